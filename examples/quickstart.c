@@ -1,0 +1,45 @@
+/* quickstart [--sim]: allocate, use and free memory on a stream, on the GPU or on the simulated one. */
+#include <stdio.h>
+#include <string.h>
+
+#include <vpmm/sim.h>
+#include <vpmm/vpmm.h>
+
+static int fail(void)
+{
+    fprintf(stderr, "quickstart: %s\nWithout a GPU, run it with --sim.\n", vpmm_last_error());
+    return 1;
+}
+
+int main(int argc, char **argv)
+{
+    vpmm_config config = vpmm_config_default();
+    vpmm_pool *pool;
+    if (argc > 1 && strcmp(argv[1], "--sim") == 0)
+        config.driver = vpmm_sim_driver(vpmm_sim_create(NULL)); /* else libcuda */
+    if (vpmm_pool_create(&config, &pool) != VPMM_SUCCESS)
+        return fail();
+
+    /* The driver's own calls, under their own names: here, a stream in the device's primary context. */
+    const vpmm_driver *cu = vpmm_pool_driver(pool);
+    CUcontext context;
+    CUstream stream;
+    CUdeviceptr memory;
+    int first = 0;
+    cu->cuDevicePrimaryCtxRetain(&context, 0);
+    cu->cuCtxSetCurrent(context);
+    cu->cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING);
+
+    if (vpmm_malloc(pool, 64 << 20, stream, &memory) != VPMM_SUCCESS) /* usable by the stream's work at once */
+        return fail();
+    cu->cuMemsetD32Async(memory, 42, (64 << 20) / 4, stream);
+    cu->cuMemcpyDtoHAsync(&first, memory, sizeof first, stream);
+    if (vpmm_free(pool, memory, stream) != VPMM_SUCCESS) /* ends its use at this point of the stream */
+        return fail();
+    cu->cuStreamSynchronize(stream);
+    printf("the memory held %d\n", first);
+
+    vpmm_stream_release(pool, stream); /* before cuStreamDestroy */
+    cu->cuStreamDestroy(stream);
+    return vpmm_pool_destroy(pool) == VPMM_SUCCESS ? 0 : fail();
+}

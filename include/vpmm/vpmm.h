@@ -1,0 +1,238 @@
+/*
+ * vpmm/vpmm.h - stream-ordered GPU memory over the CUDA virtual memory management driver API.
+ *
+ *   vpmm_pool *pool;
+ *   vpmm_pool_create(NULL, &pool);                  // defaults, then the VPMM_* environment variables
+ *   vpmm_malloc(pool, bytes, stream, &ptr);         // usable at once by work queued on stream
+ *   ...queue work on stream...
+ *   vpmm_free(pool, ptr, stream);                   // the use ends at this point of stream
+ *   vpmm_pool_destroy(pool);
+ *
+ * Words
+ *   page      page_size bytes. A page is wholly free or wholly used
+ *   extent    one physical handle (cuMemCreate): a whole number of pages, mapped whole or not at all
+ *   region    a run of pages of reserved address space in one state:
+ *               live          handed out by vpmm_malloc
+ *               reusable      mapped and free
+ *               hole          unmapped
+ *               pending unmap the old address of extents that were re-mapped elsewhere
+ *   fence     a point in a stream. Memory freed on a stream may be used on another once its fence has passed
+ *
+ * Every byte of reserved address space is in exactly one state, and each physical page is counted once:
+ *   reserved = live + reusable + hole + pending_unmap         mapped = live + reusable
+ *
+ * Threads: every function may be called from any thread at any time, but for vpmm_pool_destroy and vpmm_check, during
+ * which no other call on the same pool may run. Errors change nothing; vpmm_last_error() says what was wrong. The
+ * library never aborts and prints nothing. After fork a pool made by the parent answers VPMM_ERROR_NOT_SUPPORTED in
+ * the child. No function may be called from a CUDA host function (CUDA forbids driver calls there).
+ */
+#ifndef VPMM_H
+#define VPMM_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+
+#include <vpmm/driver.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef enum vpmm_status {
+    VPMM_SUCCESS = 0,
+    VPMM_ERROR_INVALID_VALUE,        /* an argument or a setting is wrong; the message says which and what is allowed */
+    VPMM_ERROR_INVALID_POINTER,      /* never allocated here, not the start of an allocation, or already freed */
+    VPMM_ERROR_OUT_OF_MEMORY,        /* device memory, or the pool's cap, is exhausted after everything was tried */
+    VPMM_ERROR_OUT_OF_ADDRESS_SPACE, /* the device's virtual addresses are exhausted */
+    VPMM_ERROR_NOT_SUPPORTED,        /* this device, a capturing stream, or the child of a fork */
+    VPMM_ERROR_NO_DRIVER,            /* libcuda.so.1 or a device is missing */
+    VPMM_ERROR_DRIVER,               /* the driver refused a call; vpmm_last_error() names the call and its CUresult */
+    VPMM_ERROR_BUSY,                 /* the pool is destroyed while allocations are live */
+    VPMM_ERROR_HOST_MEMORY,          /* the host has no memory for the pool's own records */
+} vpmm_status;
+
+/* The enumerator's name, "VPMM_ERROR_DRIVER"; "VPMM_ERROR_UNKNOWN" for a value that is none. Never NULL. */
+const char *vpmm_status_name(vpmm_status);
+
+/* This thread's last failure in words; "" before the first. Never NULL; valid until the thread's next failure. */
+const char *vpmm_last_error(void);
+
+/* Where requests below a page come from. */
+typedef enum vpmm_small {
+    VPMM_SMALL_SLAB,  /* slabs cut from the pool's pages (not built yet: VPMM_ERROR_NOT_SUPPORTED) */
+    VPMM_SMALL_ASYNC, /* a CUDA memory pool of the pool's own */
+} vpmm_small;
+
+/* What a request may do with free memory whose fence, on another stream, has not passed. */
+typedef enum vpmm_reuse {
+    VPMM_REUSE_WAIT_DEVICE, /* its stream waits for the fence on the device; the host does not */
+    VPMM_REUSE_COMPLETED,   /* nothing, until the request would fail: streams stay independent */
+    VPMM_REUSE_WAIT_HOST,   /* the calling thread waits for the oldest fence */
+} vpmm_reuse;
+
+/* How a stream handle that the program has destroyed, and CUDA has given to another stream, is noticed. */
+typedef enum vpmm_streams {
+    VPMM_STREAMS_CHECKED, /* the stream's id is compared in every malloc and free */
+    VPMM_STREAMS_TRUSTED, /* only where a call goes past the front cache */
+    VPMM_STREAMS_EAGER,   /* as CHECKED, and every free records its fence at once */
+} vpmm_streams;
+
+typedef struct vpmm_config {
+    const vpmm_driver *driver; /* NULL: libcuda */
+    int device;                /* CUDA ordinal                                                       VPMM_DEVICE */
+    size_t page_size;          /* bytes; 0: the device's granularity                                 VPMM_PAGE_SIZE */
+    size_t va_size;            /* bytes of one chunk of address space; 8 TiB                         VPMM_VA_SIZE */
+    size_t initial_pages;      /* pages mapped at creation; 0                                        VPMM_PAGES */
+    size_t extent_size;        /* bytes of the largest handle; 0: chosen by the policy; page_size gives the
+                                  specification's one handle a page                                  VPMM_EXTENT_SIZE */
+    size_t max_mapped;         /* cap on mapped bytes; 0: none                                       VPMM_MAX_MAPPED */
+    size_t cache_bytes;        /* a thread's front cache; 0: none                                    VPMM_CACHE_BYTES */
+    vpmm_small small;          /*                                                      VPMM_SMALL=slab|async */
+    vpmm_reuse reuse;          /*                                                      VPMM_REUSE=device|completed|host */
+    vpmm_streams streams;      /*                                                      VPMM_STREAMS=checked|trusted|eager */
+    bool reaper;               /* true: a thread of the pool's own; false: the caller calls vpmm_poll */
+    bool exportable;           /* handles can be exported as POSIX file descriptors, where the device can  */
+    bool rdma;                 /* handles can be registered for GPUDirect RDMA, where the device can       */
+} vpmm_config;                 /* more fields may follow: start from vpmm_config_default() */
+
+vpmm_config vpmm_config_default(void);
+
+/*
+ * Overrides fields from the environment variables named above. Sizes are decimal bytes with an optional K, M, G or T
+ * (powers of 1024). INVALID_VALUE: a variable's text is not of its form; the message names the variable, its value
+ * and what is allowed, and the configuration is unchanged.
+ */
+vpmm_status vpmm_config_from_env(vpmm_config *);
+
+typedef struct vpmm_pool vpmm_pool;
+
+/*
+ * Creates a pool. NULL configuration: vpmm_config_default() with vpmm_config_from_env(). The pool retains the
+ * device's primary context and starts its reaper thread if the configuration says so.
+ * INVALID_VALUE: a NULL output or a wrong setting. NO_DRIVER: no libcuda, or no such device. DRIVER, OUT_OF_MEMORY,
+ * OUT_OF_ADDRESS_SPACE, HOST_MEMORY: what was made before is given back.
+ * A device without virtual memory management is served by its memory pools alone; so is a page_size above the
+ * device's memory.
+ */
+vpmm_status vpmm_pool_create(const vpmm_config *, vpmm_pool **);
+
+/* The device's default pool, made from the environment on first use and never destroyed. Errors as for create. */
+vpmm_status vpmm_pool_default(int device, vpmm_pool **);
+
+/*
+ * Waits for the device, unmaps, and frees the pool. BUSY: allocations are live; nothing is changed. DRIVER: the
+ * driver refused to take something back; the message says what, and the pool is gone all the same.
+ * vpmm_pool_destroy(NULL) is a no-op.
+ */
+vpmm_status vpmm_pool_destroy(vpmm_pool *);
+
+/*
+ * Allocates at least `bytes` bytes for work queued on `stream` from now on: aligned to the page size from one page
+ * up, to 256 bytes below. 0, CU_STREAM_LEGACY and CU_STREAM_PER_THREAD are streams too. The stream must be of the
+ * pool's device.
+ * INVALID_VALUE: zero bytes, a size that overflows when rounded, a NULL pool or output, a stream of another device.
+ * OUT_OF_MEMORY: the message says how much was asked, mapped, live and reusable. NOT_SUPPORTED: the stream captures.
+ * The output is written on success only.
+ */
+vpmm_status vpmm_malloc(vpmm_pool *, size_t bytes, CUstream stream, CUdeviceptr *);
+
+/*
+ * Ends the use of an allocation at this point of `stream`, which need not be the stream that it was allocated on:
+ * every earlier use elsewhere must be ordered before this point. 0 is a no-op.
+ * INVALID_POINTER: not the start of a live allocation of this pool. Others as for malloc.
+ */
+vpmm_status vpmm_free(vpmm_pool *, CUdeviceptr, CUstream stream);
+
+/*
+ * Call before cuStreamDestroy: gives the memory freed on the stream to every stream once its work has passed, and
+ * returns when the pool no longer needs the handle. INVALID_VALUE: the pool has never met the stream.
+ */
+vpmm_status vpmm_stream_release(vpmm_pool *, CUstream);
+
+/*
+ * Gives wholly free extents back to the device until at most keep_bytes are mapped, or nothing more can be given.
+ * Memory whose fence has not passed stays. `released` (may be NULL): bytes given back.
+ */
+vpmm_status vpmm_trim(vpmm_pool *, size_t keep_bytes, size_t *released);
+
+/*
+ * The statistics, one line each: X(name, kind, help). A gauge is a level, a counter only grows; both of bytes where
+ * the name says so. This table makes the struct, the sums over threads, the dump's text and the exporter's metrics.
+ * Read without a lock while others allocate, each number is right, but two of them may be of different instants.
+ * peak_live_bytes is exact with one thread and otherwise sampled whenever a call goes past the front cache.
+ */
+#define VPMM_STATS(X)                                                                                                  \
+    X(reserved_bytes, gauge, "address space reserved")                                                                 \
+    X(mapped_bytes, gauge, "physical memory held: live and reusable")                                                  \
+    X(live_bytes, gauge, "pages handed out")                                                                           \
+    X(reusable_bytes, gauge, "mapped and free")                                                                        \
+    X(hole_bytes, gauge, "address space not mapped")                                                                   \
+    X(pending_unmap_bytes, gauge, "old addresses of re-mapped extents, not yet unmapped")                              \
+    X(cached_bytes, gauge, "the part of reusable that is in front caches")                                             \
+    X(requested_bytes, gauge, "live allocations before rounding")                                                      \
+    X(async_bytes, gauge, "live requests served by the driver's memory pool")                                          \
+    X(peak_mapped_bytes, gauge, "highest mapped_bytes")                                                                \
+    X(peak_live_bytes, gauge, "highest live_bytes")                                                                    \
+    X(largest_free_bytes, gauge, "longest reusable region")                                                            \
+    X(largest_hole_bytes, gauge, "longest hole")                                                                       \
+    X(mallocs, counter, "allocations made")                                                                            \
+    X(frees, counter, "allocations freed")                                                                             \
+    X(hits_cache, counter, "mallocs served by a front cache")                                                          \
+    X(hits_own_stream, counter, "mallocs served by memory freed on the same stream")                                   \
+    X(hits_neighbour, counter, "mallocs served by another thread's front cache")                                       \
+    X(hits_completed, counter, "mallocs served by memory whose fence had passed")                                      \
+    X(hits_waited, counter, "mallocs served by memory that their stream had to wait for")                              \
+    X(hits_small, counter, "mallocs served by the driver's memory pool")                                               \
+    X(builds, counter, "mallocs served by mapping")                                                                    \
+    X(reclaims, counter, "mallocs that had to take everything back before an answer")                                  \
+    X(extents_created, counter, "physical handles created")                                                            \
+    X(extents_released, counter, "physical handles given back")                                                        \
+    X(extents_remapped, counter, "physical handles moved to another address")                                          \
+    X(pages_created, counter, "pages of physical memory created")                                                      \
+    X(zombies_retired, counter, "old addresses unmapped")                                                              \
+    X(unmap_failures, counter, "unmaps that the driver refused; the address stays pending")                            \
+    X(marks, counter, "fences recorded as events")                                                                     \
+    X(out_of_memory, counter, "mallocs refused for want of memory")                                                    \
+    X(driver_calls, counter, "driver calls made")                                                                      \
+    X(driver_errors, counter, "driver calls that failed")
+
+typedef struct vpmm_stats {
+#define VPMM_STATS_MEMBER(name, kind, help) uint64_t name;
+    VPMM_STATS(VPMM_STATS_MEMBER)
+#undef VPMM_STATS_MEMBER
+} vpmm_stats;
+
+/* Takes no lock and makes no driver call. INVALID_VALUE: a NULL argument. */
+vpmm_status vpmm_stats_get(vpmm_pool *, vpmm_stats *);
+
+/*
+ * Writes the statistics, a line each, then every region in ascending address order, in the specification's notation
+ * (counts of pages): [X] live, [-X] reusable, [*X] hole, [~X] pending unmap.
+ */
+vpmm_status vpmm_dump(vpmm_pool *, FILE *);
+
+/* One pass of the reaper by hand: publishes passed fences, unmaps what is due, and works ahead a little. */
+vpmm_status vpmm_poll(vpmm_pool *);
+
+/*
+ * The same, with at most budget_us microseconds of driver time, as the policy estimates it, spent on work ahead of
+ * need; 0 does only what is due.
+ */
+vpmm_status vpmm_poll_for(vpmm_pool *, unsigned budget_us);
+
+/*
+ * Audits every invariant of the pool while no one else calls in. SUCCESS, or INVALID_VALUE with the first violation
+ * in vpmm_last_error(). Its cost grows with the pages in use.
+ */
+vpmm_status vpmm_check(vpmm_pool *);
+
+/* The table the pool calls; the pool's own, valid until it is destroyed. NULL for NULL. */
+const vpmm_driver *vpmm_pool_driver(vpmm_pool *);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif

@@ -1,0 +1,66 @@
+/*
+ * arena.h - the shared state of a pool's pages, and the order in which its parts may be touched.
+ *
+ *   pages      the truth about every region                                   by exchange of words (pages.h)
+ *   passed     hints of FREE regions that wait for nothing                    lock-free (hints.h)
+ *   streams    records, each with hints of the FREE regions behind its fences lock-free (stream.h)
+ *   holes      hints of HOLE regions                                          under the build turn
+ *   policy     where to build and of what                                     under the build turn
+ *   zombies    old addresses, pushed by builders, taken by the reaper         lock-free (queue.h)
+ *
+ * The build turn is a lock over planning and bookkeeping alone: no driver call is made and nothing is waited for
+ * while it is held. What a plan claims (FREE regions by exchange, holes by carving) belongs to its builder, who calls
+ * the driver after giving the turn up; builders therefore never wait for one another's driver calls.
+ *
+ * The reaper's turn is held by whoever makes a pass (the pool's thread, vpmm_poll, reclaim): one at a time asks the
+ * driver about events and unmaps zombies. No malloc or free of tiers 1 to 4 takes either.
+ */
+#ifndef VPMM_LIB_ARENA_H
+#define VPMM_LIB_ARENA_H
+
+#include "device.h"
+#include "hints.h"
+#include "pages.h"
+#include "policy.h"
+#include "queue.h"
+#include "stats.h"
+#include "stream.h"
+
+#include <pthread.h>
+
+struct view;
+struct zombie;
+
+struct arena {
+    struct device *device;
+    struct stats *stats;
+    vpmm_reuse reuse;
+    size_t max_mapped; /* bytes; 0: no cap */
+    bool exportable, rdma;
+
+    struct pages pages;
+    struct hint_arena hint_arena;
+    struct hints passed;
+    struct streams streams;
+
+    pthread_mutex_t turn;
+    struct hints holes;
+    struct policy policy;
+    struct view *view;        /* under the turn: scratch of the plan that is being made */
+    struct policy_plan *plan; /* likewise */
+    uint64_t budgeted_pages;  /* mapped, and promised to builds under way; under the turn */
+
+    struct pile zombies;
+    _Atomic(uint64_t) publications; /* counts memory that became FREE: a search that saw it move looks again */
+    _Atomic(uint32_t) builders;     /* threads between claiming and publishing */
+    struct wakeup work;             /* for the reaper: something was published, marked or retired */
+    _Atomic(uint32_t) asleep;       /* the reaper is, or is about to be, waiting on it */
+
+    pthread_mutex_t reaping;
+    struct zombie *waiting; /* under reaping: zombies not yet unmapped */
+};
+
+/* Tells a sleeping reaper of new work. Cheap when it is awake. */
+void arena_wake_reaper(struct arena *);
+
+#endif

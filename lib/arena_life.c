@@ -1,0 +1,154 @@
+#include "arena_life.h"
+
+#include "reaper.h"
+#include "view.h"
+#include "zombie.h"
+
+#include <stdlib.h>
+
+#define HINT_ARENA_BYTES ((size_t)4 << 30) /* reserved, not committed: 8 million blocks of 60 hints */
+
+vpmm_status arena_init(struct arena *arena, struct device *device, struct stats *stats, const vpmm_config *config)
+{
+    arena->device = device;
+    arena->stats = stats;
+    arena->reuse = config->reuse;
+    arena->max_mapped = config->max_mapped;
+    arena->exportable = config->exportable && device->can_export;
+    arena->rdma = config->rdma && device->can_rdma;
+    pthread_mutex_init(&arena->turn, NULL);
+    pthread_mutex_init(&arena->reaping, NULL);
+    pile_init(&arena->zombies);
+    wakeup_init(&arena->work);
+    pages_init(&arena->pages, config->page_size, config->va_size);
+    policy_init(&arena->policy, config->page_size, (uint32_t)(config->extent_size / config->page_size));
+    arena->view = calloc(1, sizeof *arena->view);
+    arena->plan = calloc(1, sizeof *arena->plan);
+    if (!arena->view || !arena->plan || !hint_arena_init(&arena->hint_arena, HINT_ARENA_BYTES))
+        return fail(VPMM_ERROR_HOST_MEMORY, "no host memory or address space for a pool's records");
+    return streams_init(&arena->streams, device);
+}
+
+void arena_free(struct arena *arena)
+{
+    zombies_drop(arena);
+    streams_free(&arena->streams);
+    policy_destroy(&arena->policy);
+    if (arena->plan)
+        policy_plan_free(arena->plan);
+    if (arena->view)
+        view_free(arena->view);
+    free(arena->plan);
+    free(arena->view);
+    hint_arena_free(&arena->hint_arena);
+    pages_free(&arena->pages);
+    pthread_mutex_destroy(&arena->turn);
+    pthread_mutex_destroy(&arena->reaping);
+}
+
+/* ---- giving everything back ---- */
+
+/* Keeps the first failure's words: later ones often follow from it. */
+struct giving_back {
+    struct arena *arena;
+    vpmm_status status;
+    char words[256];
+};
+
+static void note_failure(struct giving_back *back, CUresult result, const char *doing)
+{
+    if (result == CUDA_SUCCESS || back->status != VPMM_SUCCESS)
+        return;
+    back->status = device_failed(back->arena->device, doing);
+    snprintf(back->words, sizeof back->words, "%s", vpmm_last_error());
+}
+
+static void unmap_span(struct giving_back *back, uint64_t page, uint64_t pages)
+{
+    struct arena *arena = back->arena;
+    if (pages)
+        note_failure(back,
+                     device_call(arena->device, cuMemUnmap, page_address(&arena->pages, page),
+                                 (size_t)pages << arena->pages.page_shift),
+                     "unmapping free memory");
+}
+
+static void release_span(struct giving_back *back, uint64_t page, uint64_t pages, bool to_driver)
+{
+    struct arena *arena = back->arena;
+    for (uint64_t end = page + pages; page < end;) {
+        struct extent *extent = page_extent(page_at(&arena->pages, page));
+        page += extent->pages;
+        if (to_driver)
+            note_failure(back, device_call(arena->device, cuMemRelease, extent->handle), "releasing free memory");
+        free(extent);
+    }
+}
+
+/* Free regions that adjoin may share an extent, which can only be unmapped whole: they go together. */
+static void give_back_chunk(struct giving_back *back, uint32_t chunk, bool to_driver)
+{
+    struct arena *arena = back->arena;
+    uint64_t first = (uint64_t)chunk << arena->pages.chunk_shift, end = first + arena->pages.chunk_pages;
+    uint64_t span = first, pages;
+    for (uint64_t page = first; page < end; page += pages) {
+        uint64_t word = load_acquire_u64(&page_at(&arena->pages, page)->word);
+        pages = word_pages(word);
+        bool is_free = word_state(word) == PAGE_FREE;
+        uint64_t until = is_free ? page + pages : page;
+        if (is_free && until < end)
+            continue;
+        if (until > span && to_driver)
+            unmap_span(back, span, until - span);
+        if (until > span)
+            release_span(back, span, until - span, to_driver);
+        span = page + pages;
+    }
+}
+
+static void free_chunk(struct giving_back *back, uint32_t chunk)
+{
+    struct arena *arena = back->arena;
+    note_failure(back,
+                 device_call(arena->device, cuMemAddressFree, arena->pages.chunk[chunk].base,
+                             (size_t)arena->pages.chunk_pages << arena->pages.page_shift),
+                 "giving address space back");
+}
+
+static bool all_passed(const struct arena *arena)
+{
+    for (uint32_t slot = 1; slot < load_acquire_u32(&arena->streams.slots); slot++) {
+        const struct stream *stream = stream_at(&arena->streams, slot);
+        if (load_sc_u64(&stream->published) > load_acquire_u64(&stream->completed))
+            return false;
+    }
+    return true;
+}
+
+/* Stream by stream, so that a capture elsewhere stays good; the whole device only if a stream's end cannot be seen. */
+static vpmm_status settle(struct arena *arena)
+{
+    for (uint32_t slot = 1; slot < load_acquire_u32(&arena->streams.slots); slot++) {
+        uint64_t last = load_sc_u64(&stream_at(&arena->streams, slot)->published);
+        stream_wait_host(&arena->streams, (struct fence){slot, last});
+    }
+    vpmm_status status = reaper_pass_now(arena);
+    if (status == VPMM_SUCCESS && !all_passed(arena))
+        status = reaper_synchronise(arena);
+    if (status == VPMM_SUCCESS)
+        status = reaper_pass_now(arena);
+    return status;
+}
+
+vpmm_status arena_give_back(struct arena *arena)
+{
+    struct giving_back back = {.arena = arena, .status = settle(arena)};
+    snprintf(back.words, sizeof back.words, "%s", vpmm_last_error());
+    bool to_driver = !device_lost(arena->device);
+    for (uint32_t chunk = 0; chunk < load_acquire_u32(&arena->pages.chunks); chunk++) {
+        give_back_chunk(&back, chunk, to_driver);
+        if (to_driver)
+            free_chunk(&back, chunk);
+    }
+    return back.status == VPMM_SUCCESS ? VPMM_SUCCESS : fail(back.status, "%s", back.words);
+}

@@ -1,0 +1,177 @@
+#include "device.h"
+
+#include <string.h>
+
+/* This thread's last failed call, for the message. */
+static _Thread_local struct {
+    const char *call;
+    CUresult result;
+} last_failure;
+
+CUresult device_called(struct device *device, const char *call, CUresult result)
+{
+    stats_count(device->stats, STAT_driver_calls);
+    if (result != CUDA_SUCCESS && result != CUDA_ERROR_NOT_READY) {
+        stats_count(device->stats, STAT_driver_errors);
+        if (result == CUDA_ERROR_DEINITIALIZED)
+            store_relaxed_u32(&device->gone, 1);
+        last_failure.call = call;
+        last_failure.result = result;
+    }
+    return result;
+}
+
+static const char *result_name(const struct device *device, CUresult result)
+{
+    const char *name = NULL;
+    if (device->driver.cuGetErrorName)
+        device->driver.cuGetErrorName(result, &name);
+    return name ? name : "unknown CUresult";
+}
+
+vpmm_status device_failed(struct device *device, const char *doing)
+{
+    CUresult result = last_failure.result;
+    vpmm_status status = result == CUDA_ERROR_OUT_OF_MEMORY ? VPMM_ERROR_OUT_OF_MEMORY : VPMM_ERROR_DRIVER;
+    return fail(status, "%s answered %d (%s) while %s", last_failure.call, (int)result, result_name(device, result),
+                doing);
+}
+
+bool device_result_is_capture(CUresult result) { return result >= 900 && result < 910; }
+
+void device_lose(struct device *device) { store_relaxed_u32(&device->lost, 1); }
+
+vpmm_status device_lost_status(void)
+{
+    return fail(VPMM_ERROR_DRIVER, "the device is lost: an earlier driver call answered an error that no later call "
+                                   "can recover from; destroy the pool and start again in a new process");
+}
+
+static bool copy_table(vpmm_driver *to, const vpmm_driver *from, const char **missing)
+{
+    memset(to, 0, sizeof *to);
+    memcpy(to, from, from->size < sizeof *to ? from->size : sizeof *to);
+    to->size = sizeof *to;
+    *missing = NULL;
+#define ENTRY_REQUIRED(name, version, parameters, arguments)                                                           \
+    if (!to->name && (version) < 12000 && !*missing)                                                                   \
+        *missing = #name;
+    VPMM_DRIVER_ENTRIES(ENTRY_REQUIRED)
+#undef ENTRY_REQUIRED
+    return !*missing;
+}
+
+static int attribute(struct device *device, CUdevice_attribute which)
+{
+    int value = 0;
+    if (device_call(device, cuDeviceGetAttribute, &value, which, device->id) != CUDA_SUCCESS)
+        return 0; /* an attribute that this driver does not know is a feature that it does not have */
+    return value;
+}
+
+static vpmm_status find_device(struct device *device)
+{
+    int count = 0;
+    if (device_call(device, cuInit, 0) != CUDA_SUCCESS || device_call(device, cuDeviceGetCount, &count) != CUDA_SUCCESS)
+        return fail(VPMM_ERROR_NO_DRIVER, "%s answered %d (%s): no CUDA device can be used here", last_failure.call,
+                    (int)last_failure.result, result_name(device, last_failure.result));
+    if (device->ordinal < 0 || device->ordinal >= count)
+        return fail(VPMM_ERROR_NO_DRIVER, "device %d does not exist: the driver shows %d device%s, numbered from 0",
+                    device->ordinal, count, count == 1 ? "" : "s");
+    if (device_call(device, cuDeviceGet, &device->id, device->ordinal) != CUDA_SUCCESS ||
+        device_call(device, cuDeviceTotalMem, &device->total_bytes, device->id) != CUDA_SUCCESS)
+        return device_failed(device, "looking at the device");
+    device->has_vmm = attribute(device, CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED);
+    device->has_pools = attribute(device, CU_DEVICE_ATTRIBUTE_MEMORY_POOLS_SUPPORTED);
+    device->can_export = attribute(device, CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED);
+    device->can_rdma = attribute(device, CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED);
+    if (!device->has_vmm && !device->has_pools)
+        return fail(VPMM_ERROR_NOT_SUPPORTED, "device %d has neither virtual memory management nor memory pools",
+                    device->ordinal);
+    return VPMM_SUCCESS;
+}
+
+static vpmm_status find_granularity(struct device *device)
+{
+    CUmemAllocationProp prop = {.type = CU_MEM_ALLOCATION_TYPE_PINNED,
+                                .location = {.type = CU_MEM_LOCATION_TYPE_DEVICE, .id = device->ordinal}};
+    device->granularity = (size_t)2 << 20;
+    if (device->has_vmm && device_call(device, cuMemGetAllocationGranularity, &device->granularity, &prop,
+                                       CU_MEM_ALLOC_GRANULARITY_RECOMMENDED) != CUDA_SUCCESS)
+        return device_failed(device, "asking for the granularity of mappings");
+    return VPMM_SUCCESS;
+}
+
+vpmm_status device_open(struct device *device, const vpmm_driver *table, int ordinal, struct stats *stats)
+{
+    const char *missing;
+    *device = (struct device){.ordinal = ordinal, .stats = stats};
+    if (!copy_table(&device->driver, table, &missing))
+        return fail(VPMM_ERROR_INVALID_VALUE, "the driver table has no %s: every entry but those newer than CUDA 11.8 "
+                                              "must be there",
+                    missing);
+    vpmm_status status = find_device(device);
+    if (status == VPMM_SUCCESS)
+        status = find_granularity(device);
+    if (status == VPMM_SUCCESS &&
+        device_call(device, cuDevicePrimaryCtxRetain, &device->primary, device->id) != CUDA_SUCCESS)
+        status = device_failed(device, "retaining the primary context");
+    return status;
+}
+
+vpmm_status device_close(struct device *device)
+{
+    if (device_call(device, cuDevicePrimaryCtxRelease, device->id) != CUDA_SUCCESS)
+        return device_failed(device, "releasing the primary context");
+    return VPMM_SUCCESS;
+}
+
+static bool is_of_device(struct device *device, CUcontext current)
+{
+    CUdevice id;
+    return current == device->primary ||
+           (device->driver.cuCtxGetDevice(&id) == CUDA_SUCCESS && id == device->id);
+}
+
+CUcontext device_current_context(struct device *device)
+{
+    CUcontext current = NULL;
+    if (device->driver.cuCtxGetCurrent(&current) != CUDA_SUCCESS || !current || !is_of_device(device, current))
+        return device->primary;
+    return current;
+}
+
+vpmm_status device_enter(struct device *device, struct device_scope *scope)
+{
+    return device_enter_context(device, device_current_context(device), scope);
+}
+
+vpmm_status device_enter_context(struct device *device, CUcontext context, struct device_scope *scope)
+{
+    CUcontext current = NULL;
+    *scope = (struct device_scope){.mode = CU_STREAM_CAPTURE_MODE_RELAXED};
+    if (device->driver.cuCtxGetCurrent(&current) != CUDA_SUCCESS || current != context) {
+        if (device_call(device, cuCtxPushCurrent, context) != CUDA_SUCCESS)
+            return device_failed(device, "making a context of the device current");
+        scope->pushed = true;
+    }
+    scope->exchanged = device_call(device, cuThreadExchangeStreamCaptureMode, &scope->mode) == CUDA_SUCCESS;
+    if (scope->exchanged)
+        return VPMM_SUCCESS;
+    vpmm_status status = device_failed(device, "leaving stream captures of other threads alone");
+    device_leave(device, scope);
+    return status;
+}
+
+/*
+ * What was put in place is taken back. The driver refuses neither call but while it is shutting down, when no one can
+ * observe what stays behind.
+ */
+void device_leave(struct device *device, struct device_scope *scope)
+{
+    CUcontext ours;
+    if (scope->exchanged)
+        device_call(device, cuThreadExchangeStreamCaptureMode, &scope->mode);
+    if (scope->pushed)
+        device_call(device, cuCtxPopCurrent, &ours);
+}

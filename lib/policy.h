@@ -1,0 +1,113 @@
+/*
+ * policy.h - where memory is placed, and of what extents it is made.
+ *
+ * A module of its own: it sees counts of pages, never a driver, a stream or a lock. The caller (build.c or the reaper,
+ * holding the build turn) shows it what is free now; it answers with a plan; the caller carries the plan out or drops it.
+ *
+ *   run     a maximal run of mapped free pages that the request may use without waiting
+ *   extent  a physical handle that lies wholly inside one run, and so can be moved to another address
+ *   stuck   pages of a run whose extent is partly live: they can be used where they stand, or extended, never moved
+ *   hole    a run of unmapped pages
+ *
+ *   sum(run.pages) = sum(extent.pages) + stuck pages
+ */
+#ifndef VPMM_LIB_POLICY_H
+#define VPMM_LIB_POLICY_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+struct policy_run {
+    uint64_t page; /* global page number of its first page */
+    uint32_t pages;
+    uint32_t hole_before, hole_after; /* pages of the holes that adjoin it, 0: none; what 32 bits cannot hold is cut off */
+    uint32_t first_extent, extents;   /* its extents: view.extent[first_extent .. first_extent + extents) */
+};
+
+struct policy_extent {
+    uint64_t page;
+    uint32_t pages;
+    uint32_t run;
+};
+
+struct policy_hole {
+    uint64_t page;
+    uint64_t pages;
+};
+
+/* All arrays in ascending page order. */
+struct policy_view {
+    const struct policy_run *run;
+    size_t runs;
+    const struct policy_extent *extent;
+    size_t extents;
+    const struct policy_hole *hole;
+    size_t holes;
+    uint64_t mapped_pages;
+    uint64_t creatable_pages; /* what the cap, or a device found full, leaves; UINT64_MAX: no cap */
+};
+
+enum policy_place {
+    POLICY_FRESH,       /* at `page`, inside a hole */
+    POLICY_EXTEND_UP,   /* run `run` stays, new pieces are mapped right after it */
+    POLICY_EXTEND_DOWN, /* run `run` stays, new pieces are mapped right before it */
+    POLICY_RECUT,       /* ahead only: extent move[0] is unmapped, released, and created anew where it stood, as `create` */
+    POLICY_NOTHING,     /* ahead only: nothing is worth doing */
+    POLICY_NO_HOLE,     /* no hole is long enough: reserve a chunk, plan again */
+    POLICY_NO_MEMORY,   /* creatable_pages and what can be moved do not suffice */
+};
+
+/*
+ * What to map, in ascending address order: the moved extents first, then the created ones.
+ *   pages(run, if one is extended) + sum(moved) + sum(created) >= pages asked for; the surplus becomes free.
+ * The request takes the front of the result. A zero-filled plan is a valid, empty one.
+ */
+struct policy_plan {
+    enum policy_place place;
+    size_t run;
+    uint64_t page;
+    uint32_t *move; /* indices into view.extent, ascending */
+    size_t moves;
+    uint32_t *create; /* pages of each new extent */
+    size_t creates;
+    size_t move_capacity, create_capacity; /* of the arrays, which the policy grows and the caller keeps */
+    double cost_us;                        /* driver time, by the cost model */
+};
+
+/* Sizes are counted in bins: exact to 64 pages, then 8 for each doubling up to 2^26 pages. */
+enum { POLICY_BINS = 64 + 8 * 20 };
+
+struct policy {
+    uint32_t max_extent; /* pages of the largest handle, UINT32_MAX: no limit; 1: the specification's mode */
+    double page_mib;
+
+    /* By any thread, relaxed: how often a size was asked for. Counts are hints, a lost one does no harm. */
+    _Atomic(uint32_t) asked[POLICY_BINS];
+
+    /* Below: whoever has the build turn. */
+    double piece_pages; /* what growth is cut into, steered by how much memory is stuck */
+    uint64_t *by_size;  /* scratch: the view's extents, longest first */
+    size_t by_size_capacity;
+};
+
+/* max_extent_pages 0: the policy decides. 1: the specification's mode, exact and deterministic. */
+void policy_init(struct policy *, uint64_t page_size_bytes, uint32_t max_extent_pages);
+void policy_destroy(struct policy *);
+
+/* A malloc of that many pages went past the front cache. Any thread, at any time. */
+void policy_note(struct policy *, uint32_t pages);
+
+/* How to serve a request that no run fits. false: host memory is exhausted. */
+bool policy_plan(struct policy *, const struct policy_view *, uint32_t pages, struct policy_plan *);
+
+/*
+ * One small step of work ahead of need that costs at most budget_us, POLICY_NOTHING if none is worth it; *pages is the
+ * length of the run that it builds. false: host memory is exhausted.
+ */
+bool policy_plan_ahead(struct policy *, const struct policy_view *, double budget_us, struct policy_plan *,
+                       uint32_t *pages);
+
+void policy_plan_free(struct policy_plan *);
+
+#endif

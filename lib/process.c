@@ -1,0 +1,76 @@
+#include "process.h"
+
+#include <pthread.h>
+#include <stdlib.h>
+
+static _Atomic(uint32_t) generation;
+static pthread_once_t once = PTHREAD_ONCE_INIT;
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static struct process_entry *entries;
+static uint32_t entries_generation; /* under the lock: of the process that made the entries */
+
+static void before_fork(void) { pthread_mutex_lock(&lock); }
+
+static void after_fork_in_parent(void) { pthread_mutex_unlock(&lock); }
+
+static void after_fork_in_child(void)
+{
+    fetch_add_relaxed_u32(&generation, 1);
+    pthread_mutex_unlock(&lock);
+}
+
+static struct reaper *take_reaper(void)
+{
+    struct reaper *reaper = NULL;
+    pthread_mutex_lock(&lock);
+    if (entries_generation == process_generation())
+        for (struct process_entry *entry = entries; entry && !reaper; entry = entry->next) {
+            reaper = entry->reaper;
+            entry->reaper = NULL;
+        }
+    pthread_mutex_unlock(&lock);
+    return reaper;
+}
+
+static void at_exit(void)
+{
+    struct reaper *reaper;
+    while ((reaper = take_reaper()))
+        reaper_stop(reaper);
+}
+
+static void set_up(void)
+{
+    pthread_atfork(before_fork, after_fork_in_parent, after_fork_in_child);
+    atexit(at_exit);
+}
+
+uint32_t process_generation(void) { return load_relaxed_u32(&generation); }
+
+void process_add(struct process_entry *entry)
+{
+    pthread_once(&once, set_up);
+    pthread_mutex_lock(&lock);
+    if (entries_generation != process_generation()) { /* this process is a child: the parent's entries are not its own */
+        entries = NULL;
+        entries_generation = process_generation();
+    }
+    entry->next = entries;
+    entry->link = &entries;
+    if (entries)
+        entries->link = &entry->next;
+    entries = entry;
+    pthread_mutex_unlock(&lock);
+}
+
+struct reaper *process_remove(struct process_entry *entry)
+{
+    pthread_mutex_lock(&lock);
+    struct reaper *reaper = entry->reaper;
+    entry->reaper = NULL;
+    *entry->link = entry->next;
+    if (entry->next)
+        entry->next->link = entry->link;
+    pthread_mutex_unlock(&lock);
+    return reaper;
+}

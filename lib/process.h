@@ -1,0 +1,25 @@
+/*
+ * process.h - what a library must know of its process: that it was forked, and that it exits.
+ *
+ * Nothing is registered before the first pool is made. exit() runs handlers in reverse order of registration, and ours
+ * are registered after cuInit, so reapers have stopped when the driver's own handler runs. In a forked child there is
+ * no reaper to stop and no driver to speak to.
+ */
+#ifndef VPMM_LIB_PROCESS_H
+#define VPMM_LIB_PROCESS_H
+
+#include "reaper.h"
+
+/* Counts forks: a pool made in another generation belongs to an ancestor. */
+uint32_t process_generation(void);
+
+/* A pool's reaper, NULL if it has none, that exit() shall stop. */
+struct process_entry {
+    struct process_entry *next, **link;
+    struct reaper *reaper;
+};
+
+void process_add(struct process_entry *);
+struct reaper *process_remove(struct process_entry *); /* the reaper, if exit() has not taken it */
+
+#endif

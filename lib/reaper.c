@@ -1,0 +1,183 @@
+#define _GNU_SOURCE
+#include "reaper.h"
+
+#include "build.h"
+#include "region.h"
+#include "zombie.h"
+
+#include <signal.h>
+#include <stdlib.h>
+#include <sys/prctl.h>
+#include <time.h>
+
+/* ---- a pass ---- */
+
+static void pass_regions(struct arena *arena)
+{
+    for (uint32_t slot = 1, n = load_acquire_u32(&arena->streams.slots); slot < n; slot++) {
+        struct stream *stream = stream_at(&arena->streams, slot);
+        if (load_relaxed_u64(&stream->completed) && hints_count(&stream->free))
+            region_pass(arena, stream);
+    }
+}
+
+static double work_ahead(struct arena *arena, double budget_us)
+{
+    double spent = 0, step;
+    while (spent < budget_us && !device_lost(arena->device)) {
+        if (build_ahead(arena, budget_us - spent, &step) != VPMM_SUCCESS || step <= 0)
+            break; /* a failure ahead of need fails nobody: the request itself will say so */
+        spent += step;
+    }
+    return spent;
+}
+
+/* Under the reaper's turn. True: something was done, and more may follow from it. */
+static bool pass(struct arena *arena, unsigned budget_us)
+{
+    bool any = streams_complete(&arena->streams);
+    pass_regions(arena);
+    any |= zombies_retire(arena);
+    return work_ahead(arena, budget_us) > 0 || any;
+}
+
+static vpmm_status locked_pass(struct arena *arena, unsigned budget_us, bool *any)
+{
+    struct device_scope scope;
+    vpmm_status status = device_lost(arena->device) ? device_lost_status() : device_enter(arena->device, &scope);
+    if (status != VPMM_SUCCESS)
+        return status;
+    *any = pass(arena, budget_us);
+    device_leave(arena->device, &scope);
+    return device_lost(arena->device) ? device_lost_status() : VPMM_SUCCESS;
+}
+
+vpmm_status reaper_pass(struct arena *arena, unsigned budget_us)
+{
+    bool any;
+    if (pthread_mutex_trylock(&arena->reaping))
+        return VPMM_SUCCESS;
+    vpmm_status status = locked_pass(arena, budget_us, &any);
+    pthread_mutex_unlock(&arena->reaping);
+    return status;
+}
+
+vpmm_status reaper_pass_now(struct arena *arena)
+{
+    bool any;
+    pthread_mutex_lock(&arena->reaping);
+    vpmm_status status = locked_pass(arena, 0, &any);
+    pthread_mutex_unlock(&arena->reaping);
+    return status;
+}
+
+vpmm_status reaper_synchronise(struct arena *arena)
+{
+    struct device *device = arena->device;
+    struct device_scope scope;
+    vpmm_status status = device_enter_context(device, device->primary, &scope);
+    if (status != VPMM_SUCCESS)
+        return status;
+    pthread_mutex_lock(&arena->reaping);
+    uint32_t slots;
+    uint64_t *published = streams_published(&arena->streams, &slots);
+    if (!published)
+        status = fail(VPMM_ERROR_HOST_MEMORY, "no host memory for a list of streams");
+    else if (device_call(device, cuCtxSynchronize) != CUDA_SUCCESS)
+        status = device_failed(device, "waiting for the device before giving up");
+    else
+        streams_completed_until(&arena->streams, published, slots);
+    free(published);
+    pass_regions(arena);
+    zombies_retire(arena);
+    pthread_mutex_unlock(&arena->reaping);
+    device_leave(device, &scope);
+    return status;
+}
+
+/* ---- the thread ---- */
+
+struct reaper {
+    struct arena *arena;
+    pthread_t thread;
+    _Atomic(uint32_t) stop;
+};
+
+static void pause_us(long us)
+{
+    struct timespec time = {.tv_nsec = us * 1000};
+    clock_nanosleep(CLOCK_MONOTONIC, 0, &time, NULL);
+}
+
+/* One more look after saying that it sleeps: see arena_wake_reaper. */
+static void sleep_until_work(struct reaper *reaper)
+{
+    struct arena *arena = reaper->arena;
+    uint32_t seen = wakeup_read(&arena->work);
+    store_sc_u32(&arena->asleep, 1);
+    if (!streams_pending(&arena->streams) && pile_empty(&arena->zombies) && !load_sc_u32(&reaper->stop))
+        wakeup_wait(&arena->work, seen, 0);
+    store_sc_u32(&arena->asleep, 0);
+}
+
+/* A pass of the thread's, and what to do after it: pause for so many microseconds; 0: nothing is pending. */
+static long pass_and_plan(struct arena *arena)
+{
+    enum { BUDGET_US = 200 }; /* of work ahead in a pass: what a request may have to wait for behind it */
+    bool any = false;
+    pthread_mutex_lock(&arena->reaping);
+    locked_pass(arena, BUDGET_US, &any);
+    bool refused = arena->waiting != NULL;
+    pthread_mutex_unlock(&arena->reaping);
+    if (any || streams_pending(&arena->streams))
+        return REAPER_TICK_US;
+    return refused ? REAPER_RETRY_US : 0;
+}
+
+static void *reap(void *data)
+{
+    struct reaper *reaper = data;
+    struct arena *arena = reaper->arena;
+    prctl(PR_SET_NAME, "vpmm-reaper");
+    prctl(PR_SET_TIMERSLACK, 1000); /* nanoseconds: the default would double the tick */
+    while (!load_sc_u32(&reaper->stop)) {
+        long pause = pass_and_plan(arena);
+        if (device_lost(arena->device))
+            break; /* nothing passes any more */
+        if (pause)
+            pause_us(pause);
+        else
+            sleep_until_work(reaper);
+    }
+    return NULL;
+}
+
+vpmm_status reaper_start(struct arena *arena, struct reaper **out)
+{
+    struct reaper *reaper = calloc(1, sizeof *reaper);
+    sigset_t all, before;
+    if (!reaper)
+        return fail(VPMM_ERROR_HOST_MEMORY, "no host memory for the reaper");
+    reaper->arena = arena;
+    sigfillset(&all); /* the program's signals are for its own threads */
+    pthread_sigmask(SIG_SETMASK, &all, &before);
+    int error = pthread_create(&reaper->thread, NULL, reap, reaper);
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    if (error) {
+        free(reaper);
+        return fail(VPMM_ERROR_HOST_MEMORY, "pthread_create answered %d for the reaper: the process has too many threads",
+                    error);
+    }
+    *out = reaper;
+    return VPMM_SUCCESS;
+}
+
+void reaper_stop(struct reaper *reaper)
+{
+    if (!reaper)
+        return;
+    store_sc_u32(&reaper->stop, 1);
+    wakeup_signal(&reaper->arena->work);
+    pthread_join(reaper->thread, NULL);
+    free(reaper);
+}

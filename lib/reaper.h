@@ -1,0 +1,37 @@
+/*
+ * reaper.h - what happens behind the threads that allocate: a pass, and the thread that makes passes.
+ *
+ * A pass, under the reaper's turn: asks the driver which marks have passed and publishes them; moves the regions
+ * behind them to those that wait for nothing (which also merges them across streams); unmaps zombies that are due;
+ * and, with time to spare, does the policy's work ahead of need.
+ *
+ * The thread makes passes while anything is pending, with pauses of REAPER_TICK_US in between, and otherwise sleeps
+ * on an event count until there is work: an idle process has no wake-ups. It begins only when the pool is created with `reaper`,
+ * and is stopped by destroy, or by exit() before the driver's own exit handler runs. A forked child has none.
+ */
+#ifndef VPMM_LIB_REAPER_H
+#define VPMM_LIB_REAPER_H
+
+#include "arena.h"
+
+enum {
+    REAPER_TICK_US = 50,
+    REAPER_RETRY_US = 10000, /* between tries to unmap what the driver has refused */
+};
+
+/* One pass, unless another thread is making one. */
+vpmm_status reaper_pass(struct arena *, unsigned budget_us);
+
+/* One pass after waiting for the turn; budget 0. For a malloc that is about to fail. */
+vpmm_status reaper_pass_now(struct arena *);
+
+/* Synchronises the pool's primary context, after which everything freed before has passed. The last resort: it waits
+   for the device and would destroy a stream capture, so that it is refused while one is seen. */
+vpmm_status reaper_synchronise(struct arena *);
+
+struct reaper;
+
+vpmm_status reaper_start(struct arena *, struct reaper **);
+void reaper_stop(struct reaper *); /* returns when the thread has ended; NULL is a no-op */
+
+#endif

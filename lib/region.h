@@ -1,0 +1,60 @@
+/*
+ * region.h - free regions: published, merged, found, joined, split, handed out.
+ *
+ * Every function is lock-free (but hole_*, under the build turn): it waits for no other thread, and a thread stopped
+ * anywhere in it hides at most the regions that it has in its own hands (OWN) from the others.
+ *
+ * Merging. Two adjacent FREE regions of a chunk merge if both have passed, or if both wait for the same stream, when
+ * the larger fence counts: idle memory is never made to look busy. That two neighbours which are published at the
+ * same time do not both miss each other is argued at region_publish.
+ */
+#ifndef VPMM_LIB_REGION_H
+#define VPMM_LIB_REGION_H
+
+#include "arena.h"
+
+/* A region in the caller's hands: its first word is OWN. */
+struct region {
+    uint64_t page, pages;
+    struct fence fence;
+};
+
+enum region_source { REGION_NONE, REGION_OWN_STREAM, REGION_COMPLETED, REGION_WAITED };
+
+/* Makes an owned region FREE, merged with its neighbours, and findable by all. Never fails. */
+void region_publish(struct arena *, struct region);
+
+/* The best fit among what the stream may use without waiting. Ties go to the stream's own. */
+enum region_source region_take(struct arena *, struct stream *, uint64_t pages, bool every_bin, struct region *);
+
+/* A run of adjacent free regions that only their fences keep apart, all usable by the stream without waiting. */
+enum region_source region_join(struct arena *, struct stream *, uint64_t pages, struct region *);
+
+/* The best fit among what other streams have freed; the caller waits for its fence. */
+bool region_take_waiting(struct arena *, struct stream *, uint64_t pages, bool every_bin, struct region *);
+
+/* Takes a FREE region as it was seen; false: it has changed. */
+bool region_claim(struct arena *, const struct found *, struct region *);
+
+/* Keeps the first `pages` pages as a live allocation of `requested` bytes and publishes the rest. */
+CUdeviceptr region_hand_out(struct arena *, struct region, uint64_t pages, uint64_t requested);
+
+/* A live allocation back into the caller's hands, its fence not yet set. INVALID_POINTER. */
+vpmm_status region_take_back(struct arena *, CUdeviceptr, struct region *);
+
+/* Moves the regions behind a stream's passed fences to those that wait for nothing. Under the reaper's turn. */
+void region_pass(struct arena *, struct stream *);
+
+/* ---- holes, under the build turn ---- */
+
+/* Makes owned (or new) address space a hole, merged with its neighbours. */
+void hole_add(struct arena *, uint64_t page, uint64_t pages);
+
+/* Takes [page, page + pages) out of the hole that contains it; the result is OWN. */
+void hole_carve(struct arena *, uint64_t hole, uint64_t page, uint64_t pages);
+
+/* Pages of the hole that begins at this page, or that ends before it; 0: none. */
+uint64_t hole_from(struct arena *, uint64_t page);
+uint64_t hole_until(struct arena *, uint64_t page);
+
+#endif

@@ -1,0 +1,51 @@
+#include "stats.h"
+
+static _Atomic(uint32_t) threads_seen;
+static _Thread_local unsigned own_stripe; /* 1 + index; 0: not taken yet */
+
+unsigned stats_stripe(void)
+{
+    if (!own_stripe)
+        own_stripe = fetch_add_relaxed_u32(&threads_seen, 1) % STATS_STRIPES + 1;
+    return own_stripe - 1;
+}
+
+unsigned stats_stripes_used(void)
+{
+    uint32_t seen = load_relaxed_u32(&threads_seen);
+    return seen < STATS_STRIPES ? seen : STATS_STRIPES;
+}
+
+uint64_t stats_sum(const struct stats *stats, enum stat which)
+{
+    uint64_t sum = 0;
+    for (unsigned i = 0, n = stats_stripes_used(); i < n; i++)
+        sum += load_relaxed_u64(&stats->stripe[i].value[which]);
+    return sum;
+}
+
+/* A sum read while others add may lack one thread's part of a pair of changes; a level below zero is such a tear. */
+static uint64_t level(uint64_t sum) { return (int64_t)sum < 0 ? 0 : sum; }
+
+static uint64_t difference(uint64_t a, uint64_t b) { return a > b ? a - b : 0; }
+
+void stats_note_peak_live(struct stats *stats)
+{
+    raise_relaxed_u64(&stats->peak_live, level(stats_sum(stats, STAT_live_bytes)));
+}
+
+void stats_note_peak_mapped(struct stats *stats)
+{
+    raise_relaxed_u64(&stats->peak_mapped, level(stats_sum(stats, STAT_mapped_bytes)));
+}
+
+void stats_read(const struct stats *stats, vpmm_stats *out)
+{
+#define STATS_SUM(name, kind, help) out->name = level(stats_sum(stats, STAT_##name));
+    VPMM_STATS(STATS_SUM)
+#undef STATS_SUM
+    out->reusable_bytes = difference(out->mapped_bytes, out->live_bytes);
+    out->hole_bytes = difference(out->reserved_bytes, out->mapped_bytes + out->pending_unmap_bytes);
+    out->peak_live_bytes = load_relaxed_u64(&stats->peak_live);
+    out->peak_mapped_bytes = load_relaxed_u64(&stats->peak_mapped);
+}

@@ -1,0 +1,57 @@
+/*
+ * stats.h - counters and levels, striped over threads.
+ *
+ * A thread adds to its own stripe with relaxed operations; a reader sums the stripes. A stripe may be shared by
+ * threads beyond STATS_STRIPES, hence atomic additions. Levels are kept as differences, so that a stripe may be
+ * negative (wrapped) while the sum is right.
+ *
+ *   reusable = mapped - live             hole = reserved - mapped - pending          (derived, never stored)
+ */
+#ifndef VPMM_LIB_STATS_H
+#define VPMM_LIB_STATS_H
+
+#include "atomic.h"
+
+#include <vpmm/vpmm.h>
+
+enum { STATS_STRIPES = 64 };
+
+enum stat {
+#define STAT_INDEX(name, kind, help) STAT_##name,
+    VPMM_STATS(STAT_INDEX)
+#undef STAT_INDEX
+    STATS_COUNT
+};
+
+struct stats {
+    struct {
+        _Alignas(128) _Atomic(uint64_t) value[STATS_COUNT];
+    } stripe[STATS_STRIPES];
+    _Atomic(uint64_t) peak_live, peak_mapped;
+};
+
+unsigned stats_stripe(void);      /* the calling thread's */
+unsigned stats_stripes_used(void); /* stripes that any thread of the process has taken */
+
+static inline void stats_add(struct stats *stats, enum stat which, uint64_t amount)
+{
+    fetch_add_relaxed_u64(&stats->stripe[stats_stripe()].value[which], amount);
+}
+
+static inline void stats_sub(struct stats *stats, enum stat which, uint64_t amount)
+{
+    fetch_sub_relaxed_u64(&stats->stripe[stats_stripe()].value[which], amount);
+}
+
+static inline void stats_count(struct stats *stats, enum stat which) { stats_add(stats, which, 1); }
+
+uint64_t stats_sum(const struct stats *, enum stat);
+
+/* Raises the peaks to the present levels. Exact where one thread allocates; a sample where several do. */
+void stats_note_peak_live(struct stats *);
+void stats_note_peak_mapped(struct stats *);
+
+/* Everything but largest_free_bytes and largest_hole_bytes, which the caller knows. */
+void stats_read(const struct stats *, vpmm_stats *out);
+
+#endif

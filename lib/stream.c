@@ -1,0 +1,550 @@
+#include "stream.h"
+
+#include <sched.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* ---- threads, for per-thread streams ---- */
+
+struct thread {
+    _Atomic(uint32_t) references;
+    _Atomic(uint32_t) exited;
+};
+
+static pthread_key_t thread_key;
+static pthread_once_t thread_key_once = PTHREAD_ONCE_INIT;
+
+static void thread_unref(struct thread *thread)
+{
+    if (thread && fetch_add_acq_rel_u32(&thread->references, UINT32_MAX) == 1)
+        free(thread);
+}
+
+static void thread_exits(void *data)
+{
+    struct thread *thread = data;
+    store_release_u32(&thread->exited, 1); /* pairs with the reaper's acquire in retire_record */
+    thread_unref(thread);
+}
+
+static void make_thread_key(void) { pthread_key_create(&thread_key, thread_exits); }
+
+/* The calling thread, NULL: no memory. The record that keeps it takes a reference. */
+static struct thread *thread_self(void)
+{
+    pthread_once(&thread_key_once, make_thread_key);
+    struct thread *self = pthread_getspecific(thread_key);
+    if (self)
+        return self;
+    self = calloc(1, sizeof *self);
+    if (!self)
+        return NULL;
+    store_relaxed_u32(&self->references, 1);
+    if (pthread_setspecific(thread_key, self)) {
+        free(self);
+        return NULL;
+    }
+    return self;
+}
+
+/* ---- records ---- */
+
+vpmm_status streams_init(struct streams *streams, struct device *device)
+{
+    streams->device = device;
+    streams->registry = object_map_create();
+    if (!streams->registry)
+        return fail(VPMM_ERROR_HOST_MEMORY, "no host memory for the registry of streams");
+    pthread_mutex_init(&streams->lock, NULL);
+    store_relaxed_u32(&streams->slots, 1);
+    return VPMM_SUCCESS;
+}
+
+static void destroy_events(struct streams *streams, struct stream *stream)
+{
+    for (int i = 0; i < STREAM_MARKS; i++) {
+        CUevent event = load_relaxed_ptr(&stream->mark[i].event);
+        if (event)
+            device_call(streams->device, cuEventDestroy, event);
+        store_relaxed_ptr(&stream->mark[i].event, NULL);
+    }
+}
+
+void streams_free(struct streams *streams)
+{
+    if (!streams->registry)
+        return;
+    for (uint32_t slot = 1; slot < load_relaxed_u32(&streams->slots); slot++) {
+        struct stream *stream = stream_at(streams, slot);
+        destroy_events(streams, stream);
+        ring_destroy(stream->pending);
+        thread_unref(stream->thread);
+        free(stream);
+    }
+    for (size_t i = 0; i < STREAMS_MAX / STREAMS_A_SEGMENT; i++)
+        free(load_relaxed_ptr(&streams->segment[i]));
+    object_map_destroy(streams->registry);
+    pthread_mutex_destroy(&streams->lock);
+}
+
+/* Under the lock. A record that was never used before. */
+static struct stream *record_new(struct streams *streams)
+{
+    uint32_t slot = load_relaxed_u32(&streams->slots);
+    if (slot == STREAMS_MAX)
+        return NULL;
+    _Atomic(void *) *place = &streams->segment[slot / STREAMS_A_SEGMENT];
+    struct stream **segment = load_relaxed_ptr(place);
+    if (!segment)
+        segment = calloc(STREAMS_A_SEGMENT, sizeof *segment);
+    if (!segment)
+        return NULL;
+    store_release_ptr(place, segment); /* pairs with stream_at's acquire */
+    struct stream *stream = aligned_alloc(64, sizeof *stream);
+    if (!stream)
+        return NULL;
+    memset(stream, 0, sizeof *stream);
+    stream->pending = ring_create();
+    if (!stream->pending) {
+        free(stream);
+        return NULL;
+    }
+    stream->slot = slot;
+    segment[slot % STREAMS_A_SEGMENT] = stream;
+    store_release_u32(&streams->slots, slot + 1); /* pairs with the reaper's acquire */
+    return stream;
+}
+
+/* Under the lock. Events belong to a context: those of another one are of no use to the new stream. */
+static struct stream *record_take(struct streams *streams, CUcontext context)
+{
+    uint32_t slot = streams->unused;
+    if (!slot)
+        return record_new(streams);
+    struct stream *stream = stream_at(streams, slot);
+    streams->unused = stream->next_unused;
+    if (stream->context != context)
+        destroy_events(streams, stream);
+    return stream;
+}
+
+/* ---- from a handle to its record ---- */
+
+struct identity {
+    struct object_key key;
+    CUcontext context;
+    unsigned long long id;
+    bool has_id;
+    struct thread *thread;
+};
+
+static bool is_legacy(CUstream handle) { return !handle || handle == CU_STREAM_LEGACY; }
+
+static vpmm_status check_device(struct device *device, CUcontext context)
+{
+    CUdevice id = -1;
+    CUcontext popped;
+    if (device_call(device, cuCtxPushCurrent, context) != CUDA_SUCCESS)
+        return device_failed(device, "looking at the stream's context");
+    CUresult result = device_call(device, cuCtxGetDevice, &id);
+    device_call(device, cuCtxPopCurrent, &popped);
+    if (result != CUDA_SUCCESS)
+        return device_failed(device, "looking at the stream's device");
+    if (id != device->id)
+        return fail(VPMM_ERROR_INVALID_VALUE, "the stream belongs to device %d and the pool to device %d", (int)id,
+                    (int)device->id);
+    return VPMM_SUCCESS;
+}
+
+/* What a hit needs to know: the key and, cheaply, the id. */
+static vpmm_status identify(struct streams *streams, CUstream handle, struct identity *identity)
+{
+    struct device *device = streams->device;
+    *identity = (struct identity){.key = {(uint64_t)(uintptr_t)handle, 0}};
+    if (is_legacy(handle)) {
+        identity->context = device_current_context(device);
+        identity->key = (struct object_key){(uint64_t)(uintptr_t)identity->context, 1};
+    } else if (handle == CU_STREAM_PER_THREAD) {
+        identity->context = device_current_context(device);
+        identity->thread = thread_self();
+        if (!identity->thread)
+            return fail(VPMM_ERROR_HOST_MEMORY, "no host memory for this thread's record");
+        identity->key = (struct object_key){(uint64_t)(uintptr_t)identity->context,
+                                            (uint64_t)(uintptr_t)identity->thread};
+    } else if (device->driver.cuStreamGetId) {
+        if (device_call(device, cuStreamGetId, handle, &identity->id) != CUDA_SUCCESS)
+            return device_failed(device, "looking at the stream");
+        identity->has_id = true;
+    }
+    return VPMM_SUCCESS;
+}
+
+static vpmm_status refuse_capture(struct device *device, CUstream handle)
+{
+    CUstreamCaptureStatus capture = CU_STREAM_CAPTURE_STATUS_NONE;
+    CUresult result = device_call(device, cuStreamIsCapturing, handle, &capture);
+    if (result != CUDA_SUCCESS && !device_result_is_capture(result))
+        return device_failed(device, "asking whether the stream captures");
+    if (result != CUDA_SUCCESS || capture != CU_STREAM_CAPTURE_STATUS_NONE)
+        return fail(VPMM_ERROR_NOT_SUPPORTED, "the stream is being captured into a graph: allocate and free outside of "
+                                              "the capture");
+    return VPMM_SUCCESS;
+}
+
+/* Under the lock. */
+static void unregister(struct streams *streams, struct stream *stream, enum stream_state state)
+{
+    store_sc_u32(&stream->state, state); /* before users is read: see enter_known */
+    object_map_remove(streams->registry, stream->key);
+}
+
+static vpmm_status register_stream(struct streams *streams, CUstream handle, const struct identity *identity)
+{
+    struct device *device = streams->device;
+    CUcontext context = identity->context;
+    vpmm_status status = VPMM_SUCCESS;
+    if (!context) {
+        if (device_call(device, cuStreamGetCtx, handle, &context) != CUDA_SUCCESS)
+            return device_failed(device, "looking for the stream's context");
+        status = check_device(device, context);
+    }
+    if (status != VPMM_SUCCESS)
+        return status;
+    pthread_mutex_lock(&streams->lock);
+    struct stream *known = object_map_get(streams->registry, identity->key);
+    struct stream *stream = known ? NULL : record_take(streams, context);
+    if (stream) {
+        stream->key = identity->key;
+        stream->handle = handle;
+        stream->context = context;
+        stream->id = identity->id;
+        stream->has_id = identity->has_id;
+        stream->thread = identity->thread;
+        if (stream->thread)
+            fetch_add_relaxed_u32(&stream->thread->references, 1);
+        store_sc_u32(&stream->state, STREAM_ACTIVE); /* pairs with enter_known's load: the fields above are set */
+        if (!object_map_put(streams->registry, stream)) {
+            store_sc_u32(&stream->state, STREAM_RELEASED); /* the reaper takes it back */
+            stream = NULL;
+        }
+    }
+    pthread_mutex_unlock(&streams->lock);
+    if (!known && !stream)
+        return fail(VPMM_ERROR_HOST_MEMORY, "no host memory for another stream, or %d streams are known",
+                    STREAMS_MAX - 1);
+    return VPMM_SUCCESS;
+}
+
+/*
+ * Counts the thread in and makes sure that the record is still the stream's. The count is raised before the state is
+ * read, and whoever takes a record out of use stores the state before it reads the count (all sequentially
+ * consistent): one of the two sees the other.
+ */
+static bool enter_known(struct stream *stream, struct object_key key)
+{
+    fetch_add_sc_u32(&stream->users, 1);
+    if (load_sc_u32(&stream->state) == STREAM_ACTIVE && stream->key.a == key.a && stream->key.b == key.b)
+        return true;
+    stream_leave(stream);
+    return false;
+}
+
+void stream_leave(struct stream *stream) { fetch_add_sc_u32(&stream->users, UINT32_MAX); }
+
+vpmm_status stream_enter(struct streams *streams, CUstream handle, struct stream **out)
+{
+    struct identity identity;
+    vpmm_status status = identify(streams, handle, &identity);
+    if (status == VPMM_SUCCESS)
+        status = refuse_capture(streams->device, handle);
+    while (status == VPMM_SUCCESS) {
+        struct stream *stream = object_map_get(streams->registry, identity.key);
+        if (!stream) {
+            status = register_stream(streams, handle, &identity);
+            continue;
+        }
+        if (!enter_known(stream, identity.key))
+            continue; /* it was released meanwhile: look again */
+        if (stream->has_id == identity.has_id && stream->id == identity.id) {
+            *out = stream;
+            return VPMM_SUCCESS;
+        }
+        stream_leave(stream);
+        pthread_mutex_lock(&streams->lock);
+        if (object_map_get(streams->registry, identity.key) == stream && stream->id != identity.id)
+            unregister(streams, stream, STREAM_ORPHAN);
+        pthread_mutex_unlock(&streams->lock);
+    }
+    return status;
+}
+
+/* ---- marks ---- */
+
+static bool may_record(struct streams *streams, struct stream *stream)
+{
+    if (stream->thread && stream->thread != thread_self())
+        return false;
+    if (load_relaxed_u32(&stream->outstanding) >= STREAM_MARKS || load_sc_u32(&stream->state) != STREAM_ACTIVE)
+        return false;
+    CUstreamCaptureStatus capture = CU_STREAM_CAPTURE_STATUS_NONE;
+    return device_call(streams->device, cuStreamIsCapturing, stream->handle, &capture) == CUDA_SUCCESS &&
+           capture == CU_STREAM_CAPTURE_STATUS_NONE;
+}
+
+static CUevent event_of(struct streams *streams, struct mark *mark)
+{
+    CUevent event = load_relaxed_ptr(&mark->event);
+    if (event)
+        return event;
+    if (device_call(streams->device, cuEventCreate, &event, CU_EVENT_DISABLE_TIMING) == CUDA_SUCCESS) {
+        store_release_ptr(&mark->event, event); /* pairs with the acquire in covering_event */
+        return event;
+    }
+    if (event) /* it was made, whatever the driver said */
+        streams->device->driver.cuEventDestroy(event);
+    return NULL;
+}
+
+/* Under the try-lock. False: nothing was marked, and trying again at once is of no use. */
+static bool mark_once(struct streams *streams, struct stream *stream)
+{
+    uint64_t number = load_sc_u64(&stream->published); /* before the event is recorded */
+    if (number <= load_relaxed_u64(&stream->recorded) || !may_record(streams, stream))
+        return false;
+    struct mark *mark = &stream->mark[stream->next_mark];
+    CUevent event = event_of(streams, mark);
+    if (!event || device_call(streams->device, cuEventRecord, event, stream->handle) != CUDA_SUCCESS)
+        return false;
+    store_release_u64(&mark->number, number); /* pairs with the acquire in covering_event */
+    stream->next_mark = (stream->next_mark + 1) % STREAM_MARKS;
+    fetch_add_acq_rel_u32(&stream->outstanding, 1);
+    ring_put(stream->pending, mark); /* cannot be full: it holds more than STREAM_MARKS */
+    raise_relaxed_u64(&stream->recorded, number);
+    stats_count(streams->device->stats, STAT_marks);
+    return true;
+}
+
+void stream_mark(struct streams *streams, struct stream *stream)
+{
+    struct device_scope scope;
+    if (load_sc_u64(&stream->published) <= load_relaxed_u64(&stream->recorded) || device_lost(streams->device))
+        return;
+    if (device_enter_context(streams->device, stream->context, &scope) != VPMM_SUCCESS)
+        return;
+    /* Each turn of the loop has marked what another thread published meanwhile, and left to this one to mark. */
+    bool again = true;
+    while (again && !exchange_acq_rel_u32(&stream->marking, 1)) {
+        bool marked = mark_once(streams, stream);
+        store_sc_u32(&stream->marking, 0); /* pairs with the exchange */
+        again = marked && load_sc_u64(&stream->published) > load_relaxed_u64(&stream->recorded);
+    }
+    device_leave(streams->device, &scope);
+}
+
+/* The event of the earliest mark that covers the number. A place that is recorded again meanwhile holds a later
+   point of the same stream, which covers it too. */
+static CUevent covering_event(struct stream *stream, uint64_t number)
+{
+    uint64_t best = UINT64_MAX;
+    CUevent event = NULL;
+    for (int i = 0; i < STREAM_MARKS; i++) {
+        uint64_t covers = load_acquire_u64(&stream->mark[i].number);
+        if (covers >= number && covers < best) {
+            best = covers;
+            event = load_acquire_ptr(&stream->mark[i].event);
+        }
+    }
+    return event;
+}
+
+/* Marks if need be. The caller is among the stream's users. NULL: there is no event and none can be had now. */
+static CUevent event_for(struct streams *streams, struct stream *stream, uint64_t number)
+{
+    if (load_relaxed_u64(&stream->recorded) < number)
+        stream_mark(streams, stream);
+    return covering_event(stream, number);
+}
+
+static vpmm_status no_event(void)
+{
+    return fail(VPMM_ERROR_DRIVER, "the point at which the memory was freed cannot be recorded on its stream now");
+}
+
+vpmm_status stream_wait(struct streams *streams, struct stream *waiter, struct fence fence)
+{
+    if (fence_usable(streams, fence, waiter))
+        return VPMM_SUCCESS;
+    struct stream *stream = stream_at(streams, fence.stream);
+    struct device_scope scope;
+    vpmm_status status = device_enter_context(streams->device, waiter->context, &scope);
+    if (status != VPMM_SUCCESS)
+        return status;
+    fetch_add_sc_u32(&stream->users, 1); /* its events stay its own meanwhile */
+    CUevent event = event_for(streams, stream, fence.number);
+    if (!event)
+        status = no_event();
+    else if (device_call(streams->device, cuStreamWaitEvent, waiter->handle, event, 0) != CUDA_SUCCESS)
+        status = device_failed(streams->device, "making a stream wait for memory that another has freed");
+    stream_leave(stream);
+    device_leave(streams->device, &scope);
+    return status;
+}
+
+vpmm_status stream_wait_host(struct streams *streams, struct fence fence)
+{
+    if (fence_passed(streams, fence))
+        return VPMM_SUCCESS;
+    struct stream *stream = stream_at(streams, fence.stream);
+    struct device_scope scope;
+    vpmm_status status = device_enter_context(streams->device, stream->context, &scope);
+    if (status != VPMM_SUCCESS)
+        return status;
+    fetch_add_sc_u32(&stream->users, 1);
+    CUevent event = event_for(streams, stream, fence.number);
+    if (!event)
+        status = no_event();
+    else if (device_call(streams->device, cuEventSynchronize, event) != CUDA_SUCCESS)
+        status = device_failed(streams->device, "waiting for memory that a stream has freed");
+    stream_leave(stream);
+    device_leave(streams->device, &scope);
+    return status;
+}
+
+/* ---- release ---- */
+
+vpmm_status stream_release(struct streams *streams, CUstream handle)
+{
+    enum { TRIES = 10000 }; /* another thread may hold the try-lock, or 64 marks may be outstanding */
+    struct identity identity;
+    vpmm_status status = identify(streams, handle, &identity);
+    if (status == VPMM_SUCCESS)
+        status = refuse_capture(streams->device, handle);
+    if (status != VPMM_SUCCESS)
+        return status;
+    struct stream *stream = object_map_get(streams->registry, identity.key);
+    if (!stream || !enter_known(stream, identity.key))
+        return fail(VPMM_ERROR_INVALID_VALUE, "the pool does not know the stream: nothing was allocated or freed on it "
+                                              "since it was created or last released");
+    uint64_t last = load_sc_u64(&stream->published);
+    for (int i = 0; load_relaxed_u64(&stream->recorded) < last && i < TRIES; i++) {
+        stream_mark(streams, stream);
+        if (load_relaxed_u64(&stream->recorded) < last)
+            sched_yield();
+    }
+    bool marked = load_relaxed_u64(&stream->recorded) >= last;
+    stream_leave(stream);
+    if (!marked)
+        return fail(VPMM_ERROR_DRIVER, "the stream's last point cannot be recorded now: synchronise the stream, call "
+                                       "vpmm_poll, and release it again");
+    pthread_mutex_lock(&streams->lock);
+    if (load_sc_u32(&stream->state) == STREAM_ACTIVE && object_map_get(streams->registry, identity.key) == stream)
+        unregister(streams, stream, STREAM_RELEASED);
+    pthread_mutex_unlock(&streams->lock);
+    while (load_sc_u32(&stream->users)) /* other threads' calls with this handle, which they should not be making */
+        sched_yield();
+    return VPMM_SUCCESS;
+}
+
+/* ---- the reaper's part ---- */
+
+static bool query_failed(struct streams *streams, CUresult result)
+{
+    if (result == CUDA_ERROR_NOT_READY || device_result_is_capture(result))
+        return false;
+    device_lose(streams->device);
+    return true;
+}
+
+/* Publishes what has passed of one stream, in the ring's order. */
+static bool complete_stream(struct streams *streams, struct stream *stream)
+{
+    bool any = false;
+    for (;;) {
+        if (!stream->oldest)
+            stream->oldest = ring_get(stream->pending);
+        if (!stream->oldest)
+            return any;
+        CUresult result = device_call(streams->device, cuEventQuery, load_acquire_ptr(&stream->oldest->event));
+        if (result != CUDA_SUCCESS) {
+            query_failed(streams, result);
+            return any;
+        }
+        uint64_t number = load_acquire_u64(&stream->oldest->number);
+        if (number > load_relaxed_u64(&stream->completed))
+            store_release_u64(&stream->completed, number); /* pairs with fence_passed's acquire */
+        stream->oldest = NULL;
+        fetch_add_acq_rel_u32(&stream->outstanding, UINT32_MAX);
+        any = true;
+    }
+}
+
+/* Takes a record out of use when nothing refers to its stream any more. */
+static void retire_record(struct streams *streams, struct stream *stream)
+{
+    enum stream_state state = load_sc_u32(&stream->state);
+    bool thread_gone = state == STREAM_ACTIVE && stream->thread && load_acquire_u32(&stream->thread->exited);
+    if (!thread_gone && state != STREAM_RELEASED && state != STREAM_ORPHAN)
+        return;
+    pthread_mutex_lock(&streams->lock);
+    if (thread_gone && load_sc_u32(&stream->state) == STREAM_ACTIVE)
+        unregister(streams, stream, STREAM_ORPHAN);
+    if (load_sc_u32(&stream->state) != STREAM_UNUSED && !load_sc_u32(&stream->users) &&
+        load_sc_u64(&stream->published) == load_relaxed_u64(&stream->completed) &&
+        !load_relaxed_u32(&stream->outstanding) && !hints_count(&stream->free)) {
+        thread_unref(stream->thread);
+        stream->thread = NULL;
+        store_sc_u32(&stream->state, STREAM_UNUSED);
+        stream->next_unused = streams->unused;
+        streams->unused = stream->slot;
+    }
+    pthread_mutex_unlock(&streams->lock);
+}
+
+bool streams_complete(struct streams *streams)
+{
+    bool any = false;
+    for (uint32_t slot = 1, n = load_acquire_u32(&streams->slots); slot < n && !device_lost(streams->device); slot++) {
+        struct stream *stream = stream_at(streams, slot);
+        if (load_sc_u32(&stream->state) == STREAM_UNUSED)
+            continue;
+        any |= complete_stream(streams, stream);
+        fetch_add_sc_u32(&stream->users, 1); /* the handle stays valid while it is marked */
+        if (load_sc_u32(&stream->state) == STREAM_ACTIVE)
+            stream_mark(streams, stream);
+        stream_leave(stream);
+        retire_record(streams, stream);
+    }
+    return any;
+}
+
+bool streams_pending(const struct streams *streams)
+{
+    for (uint32_t slot = 1, n = load_acquire_u32(&streams->slots); slot < n; slot++) {
+        struct stream *stream = stream_at(streams, slot);
+        enum stream_state state = load_sc_u32(&stream->state);
+        if (load_relaxed_u32(&stream->outstanding) || state == STREAM_RELEASED)
+            return true;
+        if (state == STREAM_ACTIVE && !stream->thread && load_relaxed_u64(&stream->published) > load_relaxed_u64(&stream->recorded))
+            return true;
+    }
+    return false;
+}
+
+uint64_t *streams_published(const struct streams *streams, uint32_t *slots)
+{
+    *slots = load_acquire_u32(&streams->slots);
+    uint64_t *published = calloc(*slots, sizeof *published);
+    for (uint32_t slot = 1; published && slot < *slots; slot++)
+        published[slot] = load_sc_u64(&stream_at(streams, slot)->published);
+    return published;
+}
+
+void streams_completed_until(struct streams *streams, const uint64_t *published, uint32_t slots)
+{
+    for (uint32_t slot = 1; slot < slots; slot++) {
+        struct stream *stream = stream_at(streams, slot);
+        if (published[slot] > load_relaxed_u64(&stream->completed))
+            store_release_u64(&stream->completed, published[slot]);
+        raise_relaxed_u64(&stream->recorded, published[slot]);
+    }
+}

@@ -1,0 +1,38 @@
+/*
+ * view.h - what the policy is shown: the free runs, the extents that can move, and the holes, as they stand now.
+ *
+ * Made under the build turn from the hints. Runs are seen, not claimed: a malloc or free elsewhere may change one at
+ * any moment, which the claim by its word then finds out. Extents are changed under the turn alone, so those of a run
+ * that is claimed are as they were seen.
+ */
+#ifndef VPMM_LIB_VIEW_H
+#define VPMM_LIB_VIEW_H
+
+#include "arena.h"
+#include "region.h"
+
+enum view_reach {
+    VIEW_PASSED, /* what waits for nothing */
+    VIEW_USABLE, /* that, and what the stream itself freed */
+    VIEW_ALL,    /* all free memory: its user may have to wait */
+};
+
+struct view {
+    struct found *found; /* parallel to run */
+    struct policy_run *run;
+    struct policy_extent *extent;
+    struct policy_hole *hole;
+    size_t runs, extents, holes;
+    size_t run_capacity, found_capacity, extent_capacity, hole_capacity;
+    bool out_of_memory;
+};
+
+/* `stream` may be NULL but for VIEW_USABLE. false: no host memory. */
+bool view_make(struct view *, struct arena *, const struct stream *, enum view_reach);
+void view_free(struct view *);
+
+/* The whole view as the policy reads it; runs can be left out, for a plan of new memory alone. */
+struct policy_view view_for_policy(const struct view *, bool with_runs, uint64_t mapped_pages,
+                                   uint64_t creatable_pages);
+
+#endif

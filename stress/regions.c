@@ -1,0 +1,246 @@
+/*
+ * vpmm-regions - what a malloc and free pair costs in tiers 2 and 3 with many free regions.
+ *
+ *   vpmm-regions [--json FILE|-] [--rounds N]
+ *
+ * For 16, 256, 2,048 and 16,384 free regions, each one or two pages long and kept from merging by a live page: batches
+ * of mallocs, then of frees, timed apart from the draining between them; the median of the rounds. Tier 2 is the memory
+ * that a stream has freed itself and no other may use yet, tier 3 what another stream freed and is done with. The last
+ * column is the cost over that with 16 regions; that it stays below 2 is the aim.
+ */
+#include <errno.h>
+#include <stdbool.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include <vpmm/sim.h>
+#include <vpmm/vpmm.h>
+
+#define PAGE ((size_t)2 << 20)
+
+enum { BATCH = 8, WARM_UP = 8 };
+static const size_t counts[] = {16, 256, 2048, 16384};
+enum { COUNTS = sizeof counts / sizeof counts[0] };
+
+struct bench {
+    vpmm_sim *sim;
+    const vpmm_driver *driver;
+    vpmm_pool *pool;
+    CUstream freeing, asking;
+    CUdeviceptr *wall; /* the live page after each region */
+    size_t regions;
+};
+
+struct result {
+    size_t regions;
+    int tier;
+    double ns, factor;
+};
+
+static void die(const char *what)
+{
+    fprintf(stderr, "vpmm-regions: %s: %s\n", what, vpmm_last_error());
+    exit(1);
+}
+
+static double now_ns(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return 1e9 * (double)t.tv_sec + (double)t.tv_nsec;
+}
+
+static int compare_doubles(const void *a, const void *b)
+{
+    double x = *(const double *)a, y = *(const double *)b;
+    return (x > y) - (x < y);
+}
+
+static CUdeviceptr take(struct bench *b, size_t pages, CUstream stream)
+{
+    CUdeviceptr p = 0;
+    if (vpmm_malloc(b->pool, pages * PAGE, stream, &p) != VPMM_SUCCESS)
+        die("vpmm_malloc");
+    return p;
+}
+
+static void give(struct bench *b, CUdeviceptr p, CUstream stream)
+{
+    if (vpmm_free(b->pool, p, stream) != VPMM_SUCCESS)
+        die("vpmm_free");
+}
+
+static void drain(struct bench *b)
+{
+    for (int i = 0; i < 4; i++) {
+        vpmm_sim_step(b->sim, b->freeing, SIZE_MAX);
+        vpmm_sim_step(b->sim, b->asking, SIZE_MAX);
+        if (vpmm_poll_for(b->pool, 0) != VPMM_SUCCESS)
+            die("vpmm_poll_for");
+    }
+}
+
+static void open_bench(struct bench *b, size_t regions)
+{
+    size_t pages = 3 * regions;
+    vpmm_sim_config sim = vpmm_sim_config_default();
+    sim.stepped = true;
+    sim.memory_bytes = (pages + 64) * PAGE;
+    vpmm_config config = vpmm_config_default();
+    config.page_size = PAGE;
+    config.initial_pages = pages;
+    config.reaper = false;
+    config.cache_bytes = 0;
+    config.small = VPMM_SMALL_ASYNC;
+    CUcontext context = NULL;
+    b->regions = regions;
+    b->sim = vpmm_sim_create(&sim);
+    if (b->sim == NULL)
+        die("vpmm_sim_create");
+    config.driver = b->driver = vpmm_sim_driver(b->sim);
+    if (b->driver->cuInit(0) != CUDA_SUCCESS || b->driver->cuDevicePrimaryCtxRetain(&context, 0) != CUDA_SUCCESS ||
+        b->driver->cuCtxSetCurrent(context) != CUDA_SUCCESS ||
+        b->driver->cuStreamCreate(&b->freeing, CU_STREAM_NON_BLOCKING) != CUDA_SUCCESS ||
+        b->driver->cuStreamCreate(&b->asking, CU_STREAM_NON_BLOCKING) != CUDA_SUCCESS)
+        die("the simulator");
+    if (vpmm_pool_create(&config, &b->pool) != VPMM_SUCCESS)
+        die("vpmm_pool_create");
+}
+
+/* Regions freed on `freeing`, each between two live pages. Allocated in turn, they lie in turn. */
+static void lay_out(struct bench *b)
+{
+    CUdeviceptr *region = malloc(b->regions * sizeof *region);
+    b->wall = malloc(b->regions * sizeof *b->wall);
+    if (region == NULL || b->wall == NULL)
+        die("no memory");
+    for (size_t i = 0; i < b->regions; i++) {
+        region[i] = take(b, 1 + i % 2, b->freeing);
+        b->wall[i] = take(b, 1, b->freeing);
+    }
+    for (size_t i = 0; i < b->regions; i++)
+        give(b, region[i], b->freeing);
+    free(region);
+}
+
+static void close_bench(struct bench *b)
+{
+    for (size_t i = 0; i < b->regions; i++)
+        give(b, b->wall[i], b->freeing);
+    free(b->wall);
+    if (vpmm_pool_destroy(b->pool) != VPMM_SUCCESS)
+        die("vpmm_pool_destroy");
+    b->driver->cuStreamDestroy(b->freeing);
+    b->driver->cuStreamDestroy(b->asking);
+    b->driver->cuDevicePrimaryCtxRelease(0);
+    if (vpmm_sim_races(b->sim) != 0 || vpmm_sim_destroy(b->sim) != 0)
+        die("the simulator");
+}
+
+/* Nanoseconds a pair. Tier 2: on the stream that freed. Tier 3: on the other, once the fences have passed. */
+static double one_round(struct bench *b, int tier)
+{
+    CUstream stream = tier == 2 ? b->freeing : b->asking;
+    CUdeviceptr p[BATCH];
+    double begin = now_ns();
+    for (size_t i = 0; i < BATCH; i++)
+        p[i] = take(b, 1 + i % 2, stream);
+    for (size_t i = 0; i < BATCH; i++)
+        give(b, p[i], stream);
+    double end = now_ns();
+    if (tier == 3)
+        drain(b);
+    return (end - begin) / BATCH;
+}
+
+static double measure(size_t regions, int tier, size_t rounds)
+{
+    struct bench b;
+    double *ns = malloc(rounds * sizeof *ns);
+    if (ns == NULL)
+        die("no memory");
+    open_bench(&b, regions);
+    lay_out(&b);
+    if (tier == 3)
+        drain(&b);
+    for (int i = 0; i < WARM_UP; i++)
+        (void)one_round(&b, tier);
+    vpmm_stats before, after;
+    if (vpmm_stats_get(b.pool, &before) != VPMM_SUCCESS)
+        die("vpmm_stats_get");
+    for (size_t i = 0; i < rounds; i++)
+        ns[i] = one_round(&b, tier);
+    (void)vpmm_stats_get(b.pool, &after);
+    uint64_t hits =
+        tier == 2 ? after.hits_own_stream - before.hits_own_stream : after.hits_completed - before.hits_completed;
+    if (hits != rounds * BATCH) {
+        fprintf(stderr, "vpmm-regions: only %llu of %zu mallocs were of tier %d\n", (unsigned long long)hits,
+                rounds * BATCH, tier);
+        exit(1);
+    }
+    qsort(ns, rounds, sizeof *ns, compare_doubles);
+    double median = ns[rounds / 2];
+    free(ns);
+    close_bench(&b);
+    return median;
+}
+
+static void print_json(FILE *out, const struct result *results, size_t n)
+{
+    fprintf(out, "[\n");
+    for (size_t i = 0; i < n; i++)
+        fprintf(out, "  {\"tier\": %d, \"regions\": %zu, \"pair_ns\": %.1f, \"factor\": %.3f}%s\n", results[i].tier,
+                results[i].regions, results[i].ns, results[i].factor, i + 1 < n ? "," : "");
+    fprintf(out, "]\n");
+}
+
+static void print_text(const struct result *results, size_t n)
+{
+    printf("tier  regions  ns a pair  factor\n");
+    for (size_t i = 0; i < n; i++)
+        printf("%4d  %7zu  %9.1f  %6.2f\n", results[i].tier, results[i].regions, results[i].ns, results[i].factor);
+}
+
+static int usage(void)
+{
+    fprintf(stderr, "usage: vpmm-regions [--json FILE|-] [--rounds N]\n");
+    return 2;
+}
+
+int main(int argc, char **argv)
+{
+    const char *json = NULL;
+    size_t rounds = 20000;
+    for (int i = 1; i < argc; i++) {
+        char *end = NULL;
+        if (strcmp(argv[i], "--json") == 0 && i + 1 < argc) {
+            json = argv[++i];
+        } else if (strcmp(argv[i], "--rounds") == 0 && i + 1 < argc) {
+            rounds = strtoull(argv[++i], &end, 10);
+            if (*end != 0 || rounds == 0)
+                return usage();
+        } else {
+            return usage();
+        }
+    }
+    struct result results[2 * COUNTS];
+    size_t n = 0;
+    for (int tier = 2; tier <= 3; tier++)
+        for (size_t i = 0; i < COUNTS; i++, n++) {
+            results[n] = (struct result){.regions = counts[i], .tier = tier, .ns = measure(counts[i], tier, rounds)};
+            results[n].factor = results[n].ns / results[n - i].ns;
+        }
+    FILE *out = json == NULL || strcmp(json, "-") == 0 ? stdout : fopen(json, "w");
+    if (out == NULL) {
+        fprintf(stderr, "vpmm-regions: %s: %s\n", json, strerror(errno));
+        return 1;
+    }
+    if (json != NULL)
+        print_json(out, results, n);
+    else
+        print_text(results, n);
+    return out != stdout && fclose(out) != 0;
+}

@@ -1,0 +1,136 @@
+/*
+ * replay.h - vpmm-replay's parts.
+ *
+ *   replay.c         options, and one trace after the other
+ *   replay_target.c  what is measured: an allocator on a driver
+ *   replay_run.c     a trace's passes, by one thread or several
+ *   replay_lag.c     the simulated GPU's distance behind the host
+ *   replay_report.c  the table and the JSON
+ */
+#ifndef VPMM_STRESS_REPLAY_H
+#define VPMM_STRESS_REPLAY_H
+
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+
+#include <vpmm/sim.h>
+#include <vpmm/vpmm.h>
+
+#include "trace.h"
+
+typedef struct replay_options {
+    bool cuda;
+    bool async;
+    bool pace;
+    bool verify;
+    size_t lag;
+    unsigned passes;
+    unsigned threads;
+    uint64_t min_bytes;
+    double scale;
+    const char *json; /* NULL: none; "-": standard output */
+} replay_options;
+
+/*
+ * Target: the allocator under test and the device it is on. Calls come from any thread that target_enter has been
+ * called in. A call that fails says why on stderr, in `target_error`'s words.
+ */
+
+typedef struct target {
+    const replay_options *options;
+    vpmm_sim *sim; /* NULL on cuda */
+    const vpmm_driver *driver;
+    CUdevice device;
+    CUcontext context;
+    vpmm_pool *pool;          /* NULL: cuMemAllocAsync */
+    CUmemoryPool memory_pool; /* of cuMemAllocAsync */
+    size_t page_size;
+} target;
+
+typedef enum target_status { TARGET_OK, TARGET_REFUSED /* out of memory */, TARGET_FAILED } target_status;
+
+bool target_open(target *, const replay_options *);
+/* The number of leaks and refusals, each told on stderr. */
+unsigned target_close(target *);
+bool target_enter(const target *);
+
+target_status target_malloc(target *, size_t bytes, CUstream, CUdeviceptr *);
+bool target_free(target *, CUdeviceptr, CUstream);
+bool target_release_stream(target *, CUstream);
+bool target_poll(target *, unsigned budget_us);
+bool target_audit(target *);
+/* Physical memory held for allocations of at least a page (async: for all), now. */
+uint64_t target_mapped(target *);
+void target_stats(target *, vpmm_stats *);
+/* Driver time of this thread so far, by the simulator's account; 0 on cuda. */
+double target_charged_us(const target *);
+
+/* result is CUDA_SUCCESS, or it is told on stderr. */
+bool target_cuda_ok(const target *, const char *what, CUresult result);
+
+/*
+ * Lag: after each event, lag_advance runs what was queued `events` or more events ago on the simulator's stepped
+ * streams. A stream's pending operations are its newest, so that counts of operations an event are enough. What a
+ * host wait has run meanwhile is gone from the oldest of them.
+ */
+
+typedef struct lag_window {
+    vpmm_sim *sim;
+    size_t events; /* the distance */
+    size_t streams;
+    size_t position;
+    uint32_t *added; /* [events][streams]: operations that an event queued and that have not run */
+    size_t *held;    /* [streams]: their sum over the window */
+    size_t *pending; /* [streams]: operations pending after the last step */
+} lag_window;
+
+bool lag_open(lag_window *, vpmm_sim *, size_t events, size_t streams);
+void lag_advance(lag_window *, const CUstream *streams);
+void lag_close(lag_window *);
+
+/* Results. */
+
+typedef struct pass_result {
+    const char *path;
+    char trace[64]; /* the file's name without directory and .csv */
+    unsigned pass;  /* from 1 */
+    uint64_t events, mallocs, frees, refused;
+    uint64_t peak_mapped_bytes, peak_in_use_bytes;
+    double wall_ms, malloc_ms;
+    double malloc_p50_us, malloc_p99_us, malloc_p999_us, malloc_max_us;
+    double driver_us_malloc, driver_us_malloc_max, driver_us_free, driver_us_background;
+    vpmm_stats before, after;
+    uint64_t races, mismatches, misuses;
+    bool audit;
+    unsigned leaks; /* of the trace, found at its end; in every pass's result */
+} pass_result;
+
+/* peak_mapped_bytes / peak_in_use_bytes; 0 where nothing of a page or more was in use. */
+double pass_held_ratio(const pass_result *);
+bool pass_good(const pass_result *);
+
+/* Replays the trace's passes into results[options->passes]. False: told on stderr; *done results are there. */
+bool replay_trace(const replay_options *, const trace *, const char *path, pass_result *results, unsigned *done);
+
+/* Report: an open JSON array, and a table. */
+
+typedef struct report {
+    const replay_options *options;
+    FILE *json; /* NULL: none */
+    FILE *table;
+    bool first;
+} report;
+
+bool report_open(report *, const replay_options *);
+void report_pass(report *, const pass_result *);
+/* False: the JSON could not be written. */
+bool report_close(report *);
+
+/* "llama \r 40 %" on stderr, where that is a terminal. */
+void progress_show(const char *name, unsigned pass, double done);
+void progress_clear(void);
+
+#endif

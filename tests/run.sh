@@ -1,0 +1,239 @@
+#!/usr/bin/env bash
+set -euo pipefail
+
+usage() {
+  cat <<'EOF'
+usage: tests/run.sh [--help] [--quick]
+
+Builds vpmm and runs every test, on a Debian 12 or Ubuntu 24.04 machine. What is missing is installed with apt-get
+(as root, or with sudo); cuda.h is fetched if there is none. No GPU and no driver are needed: the tests run on the
+simulated GPU.
+
+  1  gcc, release                          every test, the examples, and the replay program on tests/traces
+  2  gcc, AddressSanitizer and UBSan       the same
+  3  gcc, ThreadSanitizer                  tests/tsan_*.c and the programs
+  4  clang, release                        every test, if less than 13 minutes have passed
+
+--quick runs 1 alone. The last line is "N passed, N failed", over all runs; the exit status is 0 if none failed.
+Everything is built under build/, or under $VPMM_BUILD_DIR; logs are in its logs folder.
+EOF
+}
+
+quick=
+for argument in "$@"; do
+  case $argument in
+  -h | --help)
+    usage
+    exit 0
+    ;;
+  --quick) quick=1 ;;
+  *)
+    usage >&2
+    exit 2
+    ;;
+  esac
+done
+
+# shellcheck source=tests/setup.sh
+. "$(dirname "${BASH_SOURCE[0]}")/setup.sh"
+
+# The caller's settings are not the tests'.
+for variable in "${!VPMM_@}"; do
+  unset "$variable"
+done
+
+time_limit=1140 # seconds, for everything
+clang_limit=780 # its tests start no later
+test_limit=300  # one program
+
+passed=0
+failed=0
+logs=$build/logs
+
+# failure <message> [<log>]
+failure() {
+  failed=$((failed + 1))
+  say "FAILED: $1"
+  if [ $# -gt 1 ] && [ -f "$2" ]; then
+    sed 's/^/    /' "$2" | tail -n 60
+    say "  whole log: $2"
+  fi
+}
+
+# stage <name> <title>: logs of the stage go to $logs/<name>. Each sanitizer writes to sanitizer.<pid> there, and any
+# such file is a failure: a leak reported in a Criterion test leaves its exit status at 0.
+stage() {
+  stage=$1
+  say "== $2"
+  rm -rf "${logs:?}/$stage"
+  mkdir -p "$logs/$stage"
+  local to=log_path=$logs/$stage/sanitizer
+  export ASAN_OPTIONS="$to:detect_leaks=1:detect_stack_use_after_return=1"
+  export UBSAN_OPTIONS="$to:print_stacktrace=1"
+  export TSAN_OPTIONS="$to:second_deadlock_stack=1:history_size=4"
+}
+
+stage_end() {
+  local report
+  for report in "$logs/$stage"/sanitizer*; do
+    [ -e "$report" ] || continue
+    failure "$stage: a sanitizer reported" "$report"
+  done
+}
+
+# make_stage <cmake argument>...: 1 if the stage cannot go on.
+make_stage() {
+  if build_tree "$stage" "$logs/$stage/build.log" "$@"; then
+    if grep -q 'warning: ' "$logs/$stage/build.log"; then
+      failure "$stage: the compiler warned" "$logs/$stage/build.log"
+    else
+      passed=$((passed + 1)) # a build without warnings is a result too
+    fi
+    return 0
+  fi
+  failure "$stage: the build failed" "$logs/$stage/build.log"
+  return 1
+}
+
+# ThreadSanitizer and AddressSanitizer of older compilers do not bear with 32 bits of address randomisation.
+fixed_addresses=()
+if setarch "$(uname -m)" -R true >/dev/null 2>&1; then
+  fixed_addresses=(setarch "$(uname -m)" -R)
+fi
+
+# run_program <log> <program> [<argument>...]: its exit status; 124 if it ran too long.
+run_program() {
+  local log=$1 left=$((time_limit - SECONDS))
+  shift
+  if [ "$left" -le 0 ]; then
+    echo "no time left: tests/run.sh ends after $time_limit seconds" >"$log"
+    return 124
+  fi
+  [ "$left" -lt "$test_limit" ] || left=$test_limit
+  timeout --kill-after=10 "$left" "${fixed_addresses[@]}" "$@" >"$log" 2>&1 </dev/null
+}
+
+# The Test( and ParameterizedTest( macros of a source; a test that is not among those that ran is a failure.
+count_tests() {
+  grep -cE '^[[:space:]]*(Parameterized|Theory)?(Test|Theory)[[:space:]]*\(' "$1" || true
+}
+
+run_criterion_test() {
+  local source=$1 name log status=0 expected tested good skipped
+  name=$(basename "$source" .c)
+  log=$logs/$stage/$name.log
+  if [ ! -x "$build/$stage/tests/$name" ]; then
+    failure "$stage: $name was not built"
+    return
+  fi
+  run_program "$log" "$build/$stage/tests/$name" --verbose=1 --full-stats --jobs "$cores" --color=never ||
+    status=$?
+
+  expected=$(count_tests "$source")
+  tested=$(sed -nE 's/.*Synthesis: Tested: ([0-9]+) .*/\1/p' "$log" | tail -n 1)
+  good=$(sed -nE 's/.*Synthesis: .*Passing: ([0-9]+) .*/\1/p' "$log" | tail -n 1)
+  tested=${tested:-0}
+  good=${good:-0}
+  skipped=$(grep -cE '^\[SKIP\]' "$log" || true)
+  passed=$((passed + good))
+  if [ "$good" -lt "$tested" ]; then
+    failure "$stage: $name: $((tested - good)) of $tested tests failed" "$log"
+    failed=$((failed + tested - good - 1))
+  elif [ "$tested" -eq 0 ] || [ $((tested + skipped)) -lt "$expected" ]; then
+    failure "$stage: $name ran $tested tests and skipped $skipped, its source has $expected" "$log"
+  elif [ "$status" -ne 0 ]; then
+    failure "$stage: $name passed $good tests, then ended with status $status" "$log"
+  else
+    say "$name: $good tests$([ "$skipped" -eq 0 ] || echo ", $skipped skipped, by name in $log")"
+  fi
+}
+
+# run_check <title> <program> [<argument>...]: one test, passed if the program ends with 0.
+run_check() {
+  local name=$1 log=$logs/$stage/${1// /-}.log status=0
+  shift
+  if [ ! -x "$1" ]; then
+    failure "$stage: $name was not built"
+    return
+  fi
+  run_program "$log" "$@" || status=$?
+  if [ "$status" -ne 0 ]; then
+    failure "$stage: $name ended with status $status" "$log"
+  else
+    passed=$((passed + 1))
+    say "$name"
+  fi
+}
+
+# The programs, each of which audits itself.
+run_programs() {
+  local trace
+  for trace in "$root"/tests/traces/*.csv; do
+    [ -f "$trace" ] || continue
+    run_check "vpmm-replay $(basename "$trace" .csv)" "$build/$stage/vpmm-replay" --verify --lag 16 "$trace"
+  done
+  run_check vpmm-server "$build/$stage/vpmm-server" --driver sim --seconds 3
+}
+
+run_plain_tests() {
+  local source found=0
+  for source in "$root"/tests/tsan_*.c; do
+    [ -f "$source" ] || continue
+    found=1
+    run_check "$(basename "$source" .c)" "$build/$stage/tests/$(basename "$source" .c)"
+  done
+  [ "$found" -eq 1 ] || failure "$stage: there is no tests/tsan_*.c"
+}
+
+run_every_test() {
+  local source found=0
+  for source in "$root"/tests/test_*.c; do
+    [ -f "$source" ] || continue
+    found=1
+    run_criterion_test "$source"
+  done
+  [ "$found" -eq 1 ] || failure "$stage: there is no tests/test_*.c"
+  run_plain_tests
+  run_programs
+  run_check vpmm-quickstart "$build/$stage/vpmm-quickstart" --sim
+}
+
+finish() {
+  printf '%d passed, %d failed\n' "$passed" "$failed"
+  [ "$failed" -eq 0 ] && [ "$passed" -gt 0 ] || exit 1
+  exit 0
+}
+
+install_missing gcc=build-essential make=build-essential clang=clang cmake=cmake pkg-config=pkg-config \
+  libck-dev libcriterion-dev libmicrohttpd-dev
+need_cuda_h
+
+stage gcc "gcc, release"
+make_stage -DCMAKE_C_COMPILER=gcc && run_every_test
+stage_end
+[ -z "$quick" ] || finish
+
+stage asan "gcc, AddressSanitizer and UBSan"
+make_stage -DCMAKE_C_COMPILER=gcc -DVPMM_SANITIZE=address -DVPMM_DEBUG_CHECKS=ON && run_every_test
+stage_end
+
+stage tsan "gcc, ThreadSanitizer"
+if make_stage -DCMAKE_C_COMPILER=gcc -DVPMM_SANITIZE=thread; then
+  run_plain_tests
+  export VPMM_VA_SIZE=128G # ThreadSanitizer leaves 1 TiB of address space
+  run_programs
+  unset VPMM_VA_SIZE
+fi
+stage_end
+
+stage clang "clang, release"
+if make_stage -DCMAKE_C_COMPILER=clang; then
+  if [ "$SECONDS" -lt "$clang_limit" ]; then
+    run_every_test
+  else
+    say "no time left for the tests of the clang build"
+  fi
+fi
+stage_end
+
+finish

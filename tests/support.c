@@ -1,0 +1,274 @@
+#include "support.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+
+struct setup setup_default(void)
+{
+    struct setup setup = {.sim = vpmm_sim_config_default(), .pool = vpmm_config_default()};
+    setup.sim.stepped = true;
+    setup.pool.page_size = PAGE;
+    setup.pool.va_size = (size_t)1 << 30;
+    setup.pool.cache_bytes = 0;
+    setup.pool.small = VPMM_SMALL_ASYNC;
+    setup.pool.reaper = false;
+    return setup;
+}
+
+void world_open_without_pool(struct world *w, const struct setup *setup)
+{
+    struct setup defaults = setup_default();
+    if (setup == NULL)
+        setup = &defaults;
+    memset(w, 0, sizeof *w);
+    w->sim = vpmm_sim_create(&setup->sim);
+    cr_assert(w->sim != NULL, "no simulator: %s", vpmm_last_error());
+    w->driver = vpmm_sim_driver(w->sim);
+    cr_assert(w->driver->cuInit(0) == CUDA_SUCCESS, "cuInit");
+    cr_assert(w->driver->cuDeviceGet(&w->device, setup->pool.device) == CUDA_SUCCESS, "cuDeviceGet");
+    cr_assert(w->driver->cuDevicePrimaryCtxRetain(&w->context, w->device) == CUDA_SUCCESS, "cuDevicePrimaryCtxRetain");
+    cr_assert(w->driver->cuCtxSetCurrent(w->context) == CUDA_SUCCESS, "cuCtxSetCurrent");
+}
+
+void world_open(struct world *w, const struct setup *setup)
+{
+    struct setup chosen = setup != NULL ? *setup : setup_default();
+    world_open_without_pool(w, &chosen);
+    if (chosen.pool.driver == NULL)
+        chosen.pool.driver = w->driver;
+    must_work(vpmm_pool_create(&chosen.pool, &w->pool));
+}
+
+void world_close(struct world *w)
+{
+    if (w->pool != NULL)
+        must_work(vpmm_pool_destroy(w->pool));
+    w->pool = NULL;
+    while (w->streams > 0)
+        world_stream_destroy(w, w->stream[w->streams - 1]);
+    cr_assert(w->driver->cuDevicePrimaryCtxRelease(w->device) == CUDA_SUCCESS, "cuDevicePrimaryCtxRelease");
+    cr_assert(atomic_load(&w->mismatches) == 0, "%llu words were overwritten",
+              (unsigned long long)atomic_load(&w->mismatches));
+    cr_assert(vpmm_sim_races(w->sim) == 0, "%llu races", (unsigned long long)vpmm_sim_races(w->sim));
+    cr_assert(vpmm_sim_misuses(w->sim) == 0, "%llu misuses", (unsigned long long)vpmm_sim_misuses(w->sim));
+    int leaks = vpmm_sim_destroy(w->sim);
+    cr_assert(leaks == 0, "%d driver objects leak", leaks);
+    w->sim = NULL;
+}
+
+CUstream world_stream(struct world *w)
+{
+    cr_assert(w->streams < WORLD_STREAMS, "a test uses more streams than the world has room for");
+    CUstream stream = NULL;
+    cr_assert(w->driver->cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING) == CUDA_SUCCESS, "cuStreamCreate");
+    w->stream[w->streams++] = stream;
+    return stream;
+}
+
+void world_stream_destroy(struct world *w, CUstream stream)
+{
+    for (int i = 0; i < w->streams; i++)
+        if (w->stream[i] == stream) {
+            w->stream[i] = w->stream[--w->streams];
+            cr_assert(w->driver->cuStreamDestroy(stream) == CUDA_SUCCESS, "cuStreamDestroy");
+            return;
+        }
+    cr_assert(false, "the stream is not one of the world's");
+}
+
+size_t world_step(struct world *w)
+{
+    size_t total = 0;
+    for (;;) { /* a stream may wait for another one, so one round is not always enough */
+        size_t ran = vpmm_sim_step(w->sim, NULL, SIZE_MAX);
+        for (int i = 0; i < w->streams; i++)
+            ran += vpmm_sim_step(w->sim, w->stream[i], SIZE_MAX);
+        if (ran == 0)
+            return total;
+        total += ran;
+    }
+}
+
+void world_drain(struct world *w)
+{
+    vpmm_stats last = stats_of(w);
+    for (int quiet = 0, round = 0; quiet < 2; round++) {
+        cr_assert(round < 1000, "the pool does not come to rest");
+        size_t ran = world_step(w);
+        must_work(vpmm_poll_for(w->pool, 0));
+        vpmm_stats now = stats_of(w);
+        bool same = ran == 0 && now.marks == last.marks && now.zombies_retired == last.zombies_retired &&
+                    now.unmap_failures == last.unmap_failures && now.hole_bytes == last.hole_bytes;
+        quiet = same ? quiet + 1 : 0;
+        last = now;
+    }
+}
+
+vpmm_stats stats_of(struct world *w)
+{
+    vpmm_stats stats;
+    memset(&stats, 0xff, sizeof stats);
+    must_work(vpmm_stats_get(w->pool, &stats));
+    return stats;
+}
+
+const char *stats_violation(const vpmm_stats *s)
+{
+    if (s->reserved_bytes != s->live_bytes + s->reusable_bytes + s->hole_bytes + s->pending_unmap_bytes)
+        return "reserved is not live + reusable + hole + pending";
+    if (s->mapped_bytes != s->live_bytes + s->reusable_bytes)
+        return "mapped is not live + reusable";
+    if (s->mallocs != s->hits_cache + s->hits_own_stream + s->hits_neighbour + s->hits_completed + s->hits_waited +
+                          s->hits_small + s->builds)
+        return "mallocs are not the sum of the tiers";
+    if (s->frees > s->mallocs)
+        return "more frees than mallocs";
+    if (s->cached_bytes > s->reusable_bytes)
+        return "more is cached than is reusable";
+    if (s->requested_bytes > s->live_bytes + s->async_bytes)
+        return "more is requested than is live";
+    if (s->peak_mapped_bytes < s->mapped_bytes)
+        return "the peak of mapped is below mapped";
+    if (s->peak_live_bytes < s->live_bytes)
+        return "the peak of live is below live";
+    if (s->largest_free_bytes > s->reusable_bytes)
+        return "the longest free region is longer than all";
+    if (s->largest_hole_bytes > s->hole_bytes)
+        return "the longest hole is longer than all";
+    return NULL;
+}
+
+void world_audit_at(struct world *w, const char *file, int line)
+{
+    vpmm_status status = vpmm_check(w->pool);
+    cr_assert(status == VPMM_SUCCESS, "%s:%d: the audit finds: %s", file, line, vpmm_last_error());
+    vpmm_stats stats = stats_of(w);
+    const char *violation = stats_violation(&stats);
+    cr_assert(violation == NULL, "%s:%d: %s", file, line, violation);
+    cr_assert(vpmm_sim_races(w->sim) == 0, "%s:%d: %llu races", file, line, (unsigned long long)vpmm_sim_races(w->sim));
+    cr_assert(vpmm_sim_misuses(w->sim) == 0, "%s:%d: %llu misuses", file, line,
+              (unsigned long long)vpmm_sim_misuses(w->sim));
+}
+
+CUdeviceptr take_at(struct world *w, size_t bytes, CUstream stream, const char *file, int line)
+{
+    CUdeviceptr pointer = 0;
+    vpmm_status status = vpmm_malloc(w->pool, bytes, stream, &pointer);
+    cr_assert(status == VPMM_SUCCESS, "%s:%d: vpmm_malloc of %zu bytes: %s: %s", file, line, bytes,
+              vpmm_status_name(status), vpmm_last_error());
+    cr_assert(pointer != 0, "%s:%d: vpmm_malloc succeeds without a pointer", file, line);
+    return pointer;
+}
+
+void give_at(struct world *w, CUdeviceptr pointer, CUstream stream, const char *file, int line)
+{
+    vpmm_status status = vpmm_free(w->pool, pointer, stream);
+    cr_assert(status == VPMM_SUCCESS, "%s:%d: vpmm_free: %s: %s", file, line, vpmm_status_name(status),
+              vpmm_last_error());
+}
+
+void fill(struct world *w, CUdeviceptr pointer, size_t pages, uint32_t value, CUstream stream)
+{
+    cr_assert(payload_write(w->driver, pointer, pages, value, stream), "cuMemsetD2D32Async");
+}
+
+bool expect_later(struct world *w, CUdeviceptr pointer, size_t pages, uint32_t value, CUstream stream)
+{
+    return payload_expect(w->driver, pointer, pages, value, stream, &w->mismatches);
+}
+
+static void CUDA_CB nothing(void *argument)
+{
+    (void)argument;
+}
+
+void keep_busy(struct world *w, CUstream stream)
+{
+    CUresult result = w->driver->cuLaunchHostFunc(stream, nothing, NULL);
+    cr_assert(result == CUDA_SUCCESS, "cuLaunchHostFunc: %d", result);
+}
+
+void order_after(struct world *w, CUstream later, CUstream earlier)
+{
+    CUevent event = NULL;
+    cr_assert(w->driver->cuEventCreate(&event, CU_EVENT_DISABLE_TIMING) == CUDA_SUCCESS, "cuEventCreate");
+    cr_assert(w->driver->cuEventRecord(event, earlier) == CUDA_SUCCESS, "cuEventRecord");
+    cr_assert(w->driver->cuStreamWaitEvent(later, event, 0) == CUDA_SUCCESS, "cuStreamWaitEvent");
+    cr_assert(w->driver->cuEventDestroy(event) == CUDA_SUCCESS, "cuEventDestroy");
+}
+
+/* The length of the region "[-12]" that begins at text, 0 if none does. */
+static size_t region_length(const char *text)
+{
+    const char *p = text;
+    if (*p++ != '[')
+        return 0;
+    if (strchr("-*~+#", *p) != NULL && *p != 0)
+        p++;
+    const char *digits = p;
+    while (*p >= '0' && *p <= '9')
+        p++;
+    return p > digits && *p == ']' ? (size_t)(p + 1 - text) : 0;
+}
+
+static char *dump_text(struct world *w)
+{
+    char *text = NULL;
+    size_t length = 0;
+    FILE *stream = open_memstream(&text, &length);
+    cr_assert(stream != NULL, "open_memstream");
+    must_work(vpmm_dump(w->pool, stream));
+    fclose(stream);
+    return text;
+}
+
+/* Without `ends` the holes before the first region of another kind and after the last one are left out. */
+static const char *region_map(struct world *w, bool ends)
+{
+    static _Thread_local char map[1 << 16];
+    char *text = dump_text(w);
+    size_t used = 0, last = 0;
+    for (const char *p = text; *p != 0;) {
+        size_t length = region_length(p);
+        if (length == 0) {
+            p++;
+            continue;
+        }
+        bool hole = p[1] == '*';
+        if (ends || used > 0 || !hole) {
+            cr_assert(used + length < sizeof map, "the region map is too long for a test to read");
+            memcpy(map + used, p, length);
+            used += length;
+            if (ends || !hole)
+                last = used;
+        }
+        p += length;
+    }
+    map[last] = 0;
+    free(text);
+    return map;
+}
+
+const char *layout(struct world *w)
+{
+    return region_map(w, false);
+}
+
+const char *layout_whole(struct world *w)
+{
+    return region_map(w, true);
+}
+
+static _Thread_local char known_words[1024];
+
+void clear_words(void)
+{
+    (void)vpmm_stats_get(NULL, NULL);
+    snprintf(known_words, sizeof known_words, "%s", vpmm_last_error());
+}
+
+bool spoke(void)
+{
+    const char *words = vpmm_last_error();
+    return words[0] != 0 && strcmp(words, known_words) != 0;
+}

@@ -1,0 +1,132 @@
+/*
+ * support.h - what the tests share: a world of one simulated GPU, one pool on it, and the streams made in it.
+ *
+ * Unless a test asks for something else the GPU stands still until it is stepped, the pool has no thread of its own,
+ * and a chunk is 1 GiB: what happens, and in which order, is in the test's hand.
+ *
+ *   struct world w;
+ *   world_open(&w, NULL);
+ *   CUstream s = world_stream(&w);
+ *   CUdeviceptr p = take(&w, 4, s);      // four pages, or the test fails
+ *   fill(&w, p, 4, 7, s);                // a word a page, in stream order
+ *   expect_later(&w, p, 4, 7, s);        // looked at when the stream gets there
+ *   give(&w, p, s);
+ *   world_close(&w);                     // nothing raced, nothing was misread, nothing leaks
+ *
+ * Assertions are Criterion's, which may only fail on a test's main thread; what runs on others returns what it found.
+ */
+#ifndef VPMM_TESTS_SUPPORT_H
+#define VPMM_TESTS_SUPPORT_H
+
+#include <criterion/criterion.h>
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+
+#include <vpmm/sim.h>
+#include <vpmm/vpmm.h>
+
+#include "payload.h"
+
+enum { WORLD_STREAMS = 64 };
+
+struct setup {
+    vpmm_sim_config sim;
+    vpmm_config pool;
+};
+
+struct world {
+    vpmm_sim *sim;
+    const vpmm_driver *driver;
+    vpmm_pool *pool;
+    CUcontext context; /* the primary one of the pool's device */
+    CUdevice device;
+    CUstream stream[WORLD_STREAMS];
+    int streams;
+    atomic_uint_fast64_t mismatches; /* words that expect_later found changed */
+};
+
+/* A stepped simulator, no reaper, 2 MiB pages, chunks of 1 GiB, no front cache. */
+struct setup setup_default(void);
+
+/* NULL: setup_default(). The device's primary context is current for the calling thread afterwards. */
+void world_open(struct world *, const struct setup *);
+
+/* The same without the pool, for tests that make it themselves; world_close takes one that they leave in w->pool. */
+void world_open_without_pool(struct world *, const struct setup *);
+
+/* Destroys the pool, the streams and the simulator, and fails the test on a race, a misuse, a leak or a changed word.
+ */
+void world_close(struct world *);
+
+/* A non-blocking stream that world_step and world_close look after. */
+CUstream world_stream(struct world *);
+
+/* Destroys a stream of the world's and forgets it. */
+void world_stream_destroy(struct world *, CUstream);
+
+/* Runs everything that is queued on the world's streams, the legacy one included. How many operations that was. */
+size_t world_step(struct world *);
+
+/* world_step and the reaper's due work, again and again until nothing changes any more. */
+void world_drain(struct world *);
+
+/* The audit, the identities of the statistics, and the simulator's own findings. */
+#define world_audit(w) world_audit_at((w), __FILE__, __LINE__)
+void world_audit_at(struct world *, const char *file, int line);
+
+/* Fails unless reserved = live + reusable + hole + pending and the other identities hold. NULL if they do. */
+const char *stats_violation(const vpmm_stats *);
+
+vpmm_stats stats_of(struct world *);
+
+/* Allocates or frees, or fails the test with the pool's own words. */
+#define take(w, pages, stream)       take_at((w), (pages)*PAGE, (stream), __FILE__, __LINE__)
+#define take_bytes(w, bytes, stream) take_at((w), (bytes), (stream), __FILE__, __LINE__)
+#define give(w, pointer, stream)     give_at((w), (pointer), (stream), __FILE__, __LINE__)
+CUdeviceptr take_at(struct world *, size_t bytes, CUstream, const char *file, int line);
+void give_at(struct world *, CUdeviceptr, CUstream, const char *file, int line);
+
+/* Writes `value` into the first word of each page, in stream order. */
+void fill(struct world *, CUdeviceptr, size_t pages, uint32_t value, CUstream);
+
+/* Queues a look at those words; what is not `value` is counted in w->mismatches. False: the driver refused. */
+bool expect_later(struct world *, CUdeviceptr, size_t pages, uint32_t value, CUstream);
+
+/* Queues work on the stream that is not done before the stream is stepped. */
+void keep_busy(struct world *, CUstream);
+
+/* `later` does nothing from here on before `earlier` has done what is queued on it now. */
+void order_after(struct world *, CUstream later, CUstream earlier);
+
+/*
+ * The region map of vpmm_dump, "[4][-6][1][11]", without the holes at both ends; layout_whole keeps those. The text
+ * is the calling thread's until its next call.
+ */
+const char *layout(struct world *);
+const char *layout_whole(struct world *);
+
+/* The call fails with this status, and says something that it had not said before. */
+#define must_fail(want, call)                                                                                          \
+    do {                                                                                                               \
+        clear_words();                                                                                                 \
+        vpmm_status must_fail_status = (call);                                                                         \
+        cr_assert(must_fail_status == (want), "%s gives %s, not %s: %s", #call, vpmm_status_name(must_fail_status),    \
+                  vpmm_status_name(want), vpmm_last_error());                                                          \
+        cr_assert(spoke(), "%s fails without a word of its own", #call);                                               \
+    } while (0)
+
+#define must_work(call)                                                                                                \
+    do {                                                                                                               \
+        vpmm_status must_work_status = (call);                                                                         \
+        cr_assert(must_work_status == VPMM_SUCCESS, "%s gives %s: %s", #call, vpmm_status_name(must_work_status),      \
+                  vpmm_last_error());                                                                                  \
+    } while (0)
+
+/* Replaces vpmm_last_error()'s words by known ones; spoke() tells whether a call has said something since. */
+void clear_words(void);
+bool spoke(void);
+
+#endif

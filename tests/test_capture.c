@@ -1,0 +1,204 @@
+/*
+ * Graph capture. While one thread captures, in any mode, other threads pass every tier of the pool, and the capture
+ * ends valid. On the capturing stream itself the pool does nothing, and says so.
+ */
+#include "support.h"
+
+#include <pthread.h>
+
+struct user {
+    struct world *w;
+    CUstream a, b;
+    const char *failed;
+};
+
+#define user_needs(u, condition)                                                                                       \
+    do {                                                                                                               \
+        if (!(condition)) {                                                                                            \
+            (u)->failed = #condition;                                                                                  \
+            return NULL;                                                                                               \
+        }                                                                                                              \
+    } while (0)
+
+/* Own hit, completed, waited, build by creation and by moving, small, trim, poll, release, failure: all of it. */
+static void *pass_every_tier(void *argument)
+{
+    struct user *u = argument;
+    struct world *w = u->w;
+    vpmm_pool *pool = w->pool;
+    vpmm_stats before, after;
+    CUdeviceptr p[8], q = 0, r = 0;
+    user_needs(u, vpmm_stats_get(pool, &before) == VPMM_SUCCESS);
+    for (int i = 0; i < 8; i++)
+        user_needs(u, vpmm_malloc(pool, 4 * PAGE, u->a, &p[i]) == VPMM_SUCCESS);
+    user_needs(u, w->driver->cuMemsetD2D32Async(p[0], PAGE, 1, 1, 4, u->a) == CUDA_SUCCESS);
+    user_needs(u, vpmm_free(pool, p[0], u->a) == VPMM_SUCCESS);
+    user_needs(u, vpmm_malloc(pool, 4 * PAGE, u->a, &p[0]) == VPMM_SUCCESS); /* own */
+    for (int i = 0; i < 8; i += 2)
+        user_needs(u, vpmm_free(pool, p[i], u->a) == VPMM_SUCCESS);
+    user_needs(u, vpmm_malloc(pool, 4 * PAGE, u->b, &q) == VPMM_SUCCESS); /* waited */
+    user_needs(u, w->driver->cuMemsetD2D32Async(q, PAGE, 2, 1, 4, u->b) == CUDA_SUCCESS);
+    for (int i = 0; i < 4; i++) {
+        vpmm_sim_step(w->sim, u->a, SIZE_MAX);
+        vpmm_sim_step(w->sim, u->b, SIZE_MAX);
+        user_needs(u, vpmm_poll(pool) == VPMM_SUCCESS);
+    }
+    user_needs(u, vpmm_malloc(pool, 4 * PAGE, u->b, &r) == VPMM_SUCCESS); /* completed */
+    user_needs(u, vpmm_free(pool, r, u->b) == VPMM_SUCCESS);
+    user_needs(u, vpmm_malloc(pool, 10 * PAGE, u->b, &r) == VPMM_SUCCESS); /* build */
+    user_needs(u, vpmm_free(pool, r, u->b) == VPMM_SUCCESS);
+    user_needs(u, vpmm_free(pool, q, u->b) == VPMM_SUCCESS);
+    user_needs(u, vpmm_malloc(pool, 1000, u->a, &r) == VPMM_SUCCESS); /* small */
+    user_needs(u, vpmm_free(pool, r, u->a) == VPMM_SUCCESS);
+    for (int i = 1; i < 8; i += 2)
+        user_needs(u, vpmm_free(pool, p[i], u->a) == VPMM_SUCCESS);
+    user_needs(u, vpmm_malloc(pool, 400 * PAGE, u->a, &r) == VPMM_ERROR_OUT_OF_MEMORY); /* reclaim */
+    user_needs(u, vpmm_stream_release(pool, u->a) == VPMM_SUCCESS);
+    vpmm_sim_step(w->sim, u->a, SIZE_MAX);
+    vpmm_sim_step(w->sim, u->b, SIZE_MAX);
+    user_needs(u, vpmm_poll(pool) == VPMM_SUCCESS);
+    user_needs(u, vpmm_trim(pool, 0, NULL) == VPMM_SUCCESS);
+    user_needs(u, vpmm_poll(pool) == VPMM_SUCCESS);
+    user_needs(u, vpmm_stats_get(pool, &after) == VPMM_SUCCESS);
+    user_needs(u, after.hits_own_stream > before.hits_own_stream);
+    user_needs(u, after.hits_waited > before.hits_waited);
+    user_needs(u, after.hits_completed > before.hits_completed);
+    user_needs(u, after.hits_small > before.hits_small);
+    user_needs(u, after.builds > before.builds);
+    user_needs(u, vpmm_check(pool) == VPMM_SUCCESS);
+    return NULL;
+}
+
+static struct setup capture_setup(void)
+{
+    struct setup setup = setup_default();
+    setup.pool.max_mapped = 40 * PAGE;
+    setup.pool.extent_size = PAGE;
+    return setup;
+}
+
+static CUgraph end_capture(struct world *w, CUstream s)
+{
+    CUgraph graph = NULL;
+    CUresult result = w->driver->cuStreamEndCapture(s, &graph);
+    cr_assert_eq(result, CUDA_SUCCESS, "the capture is lost: %d", result);
+    cr_assert_not_null(graph);
+    return graph;
+}
+
+static void others_go_on(CUstreamCaptureMode mode, bool own_thread_too)
+{
+    struct setup setup = capture_setup();
+    struct world w;
+    world_open(&w, &setup);
+    CUstream captured = world_stream(&w);
+    struct user user = {.w = &w, .a = world_stream(&w), .b = world_stream(&w)};
+    cr_assert_eq(w.driver->cuStreamBeginCapture(captured, mode), CUDA_SUCCESS);
+    if (own_thread_too) {
+        pass_every_tier(&user);
+    } else {
+        pthread_t thread;
+        pthread_create(&thread, NULL, pass_every_tier, &user);
+        pthread_join(thread, NULL);
+    }
+    CUgraph graph = end_capture(&w, captured);
+    cr_assert(user.failed == NULL, "%s", user.failed);
+    cr_assert_eq(w.driver->cuGraphDestroy(graph), CUDA_SUCCESS);
+    world_drain(&w);
+    world_audit(&w);
+    world_close(&w);
+}
+
+Test(capture, others_go_on_beside_a_global_one)
+{
+    others_go_on(CU_STREAM_CAPTURE_MODE_GLOBAL, false);
+}
+Test(capture, others_go_on_beside_a_thread_local_one)
+{
+    others_go_on(CU_STREAM_CAPTURE_MODE_THREAD_LOCAL, false);
+}
+Test(capture, others_go_on_beside_a_relaxed_one)
+{
+    others_go_on(CU_STREAM_CAPTURE_MODE_RELAXED, false);
+}
+Test(capture, the_capturing_thread_goes_on_elsewhere_in_global_mode)
+{
+    others_go_on(CU_STREAM_CAPTURE_MODE_GLOBAL, true);
+}
+Test(capture, the_capturing_thread_goes_on_elsewhere_in_thread_local_mode)
+{
+    others_go_on(CU_STREAM_CAPTURE_MODE_THREAD_LOCAL, true);
+}
+Test(capture, the_capturing_thread_goes_on_elsewhere_in_relaxed_mode)
+{
+    others_go_on(CU_STREAM_CAPTURE_MODE_RELAXED, true);
+}
+
+static void capturing_stream_is_refused(CUstreamCaptureMode mode)
+{
+    struct world w;
+    world_open(&w, NULL);
+    CUstream s = world_stream(&w);
+    CUdeviceptr p = take(&w, 4, s), q = 0xdead, small = take_bytes(&w, 100, s);
+    give(&w, take(&w, 2, s), s); /* free memory of the stream's own, too */
+    vpmm_stats before = stats_of(&w);
+    cr_assert_eq(w.driver->cuStreamBeginCapture(s, mode), CUDA_SUCCESS);
+    must_fail(VPMM_ERROR_NOT_SUPPORTED, vpmm_malloc(w.pool, 2 * PAGE, s, &q));
+    must_fail(VPMM_ERROR_NOT_SUPPORTED, vpmm_malloc(w.pool, 50 * PAGE, s, &q));
+    must_fail(VPMM_ERROR_NOT_SUPPORTED, vpmm_malloc(w.pool, 100, s, &q));
+    must_fail(VPMM_ERROR_NOT_SUPPORTED, vpmm_free(w.pool, p, s));
+    must_fail(VPMM_ERROR_NOT_SUPPORTED, vpmm_free(w.pool, small, s));
+    cr_expect_eq(q, 0xdead);
+    CUgraph graph = end_capture(&w, s);
+    vpmm_stats after = stats_of(&w);
+    cr_expect_eq(after.live_bytes, before.live_bytes);
+    cr_expect_eq(after.mapped_bytes, before.mapped_bytes);
+    cr_expect_eq(after.async_bytes, before.async_bytes);
+    cr_expect_eq(after.mallocs, before.mallocs);
+    cr_expect_eq(after.frees, before.frees);
+    world_audit(&w);
+    cr_assert_eq(w.driver->cuGraphDestroy(graph), CUDA_SUCCESS);
+    give(&w, p, s);
+    give(&w, small, s);
+    world_close(&w);
+}
+
+Test(capture, the_stream_itself_is_refused_in_global_mode)
+{
+    capturing_stream_is_refused(CU_STREAM_CAPTURE_MODE_GLOBAL);
+}
+Test(capture, the_stream_itself_is_refused_in_thread_local_mode)
+{
+    capturing_stream_is_refused(CU_STREAM_CAPTURE_MODE_THREAD_LOCAL);
+}
+Test(capture, the_stream_itself_is_refused_in_relaxed_mode)
+{
+    capturing_stream_is_refused(CU_STREAM_CAPTURE_MODE_RELAXED);
+}
+
+/* Memory that was freed on a stream before it began to capture, and not yet marked: it waits for the capture's end. */
+Test(capture, memory_freed_before_the_capture_comes_back_after_it)
+{
+    struct setup setup = setup_default();
+    setup.pool.reuse = VPMM_REUSE_COMPLETED;
+    struct world w;
+    world_open(&w, &setup);
+    CUstream s = world_stream(&w), other = world_stream(&w);
+    CUdeviceptr p = take(&w, 4, s);
+    fill(&w, p, 4, 1, s);
+    give(&w, p, s);
+    cr_assert_eq(w.driver->cuStreamBeginCapture(s, CU_STREAM_CAPTURE_MODE_GLOBAL), CUDA_SUCCESS);
+    must_work(vpmm_poll(w.pool));
+    CUdeviceptr q = take(&w, 4, other);
+    fill(&w, q, 4, 2, other);
+    CUgraph graph = end_capture(&w, s);
+    cr_assert_eq(w.driver->cuGraphDestroy(graph), CUDA_SUCCESS);
+    world_drain(&w);
+    CUdeviceptr r = take(&w, 4, other);
+    cr_expect_eq(r, p);
+    fill(&w, r, 4, 3, other);
+    give(&w, q, other);
+    give(&w, r, other);
+    world_audit(&w);
+    world_close(&w);
+}

@@ -1,0 +1,715 @@
+/*
+ * Bad arguments and the ends of things: the documented status, words that help, and nothing changed.
+ */
+#include "support.h"
+
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+/* A pool with one live block, so that there is something to break. */
+struct stage {
+    struct world w;
+    CUstream s;
+    CUdeviceptr kept;
+    vpmm_stats before;
+};
+
+static void stage_open(struct stage *stage, const struct setup *setup)
+{
+    world_open(&stage->w, setup);
+    stage->s = world_stream(&stage->w);
+    give(&stage->w, take(&stage->w, 3, stage->s), stage->s);
+    stage->kept = take(&stage->w, 2, stage->s);
+    fill(&stage->w, stage->kept, 2, 0xc0ffee, stage->s);
+    stage->before = stats_of(&stage->w);
+}
+
+static void nothing_changed(struct stage *stage)
+{
+    world_audit(&stage->w);
+    vpmm_stats now = stats_of(&stage->w);
+    cr_expect_eq(now.live_bytes, stage->before.live_bytes);
+    cr_expect_eq(now.mapped_bytes, stage->before.mapped_bytes);
+    cr_expect_eq(now.reserved_bytes, stage->before.reserved_bytes);
+    cr_expect_eq(now.pending_unmap_bytes, stage->before.pending_unmap_bytes);
+    cr_expect_eq(now.mallocs, stage->before.mallocs);
+    cr_expect_eq(now.frees, stage->before.frees);
+}
+
+static void stage_close(struct stage *stage)
+{
+    nothing_changed(stage);
+    expect_later(&stage->w, stage->kept, 2, 0xc0ffee, stage->s);
+    give(&stage->w, stage->kept, stage->s);
+    world_close(&stage->w);
+}
+
+/* --- arguments ------------------------------------------------------------------------------------------------------
+ */
+
+Test(limits, zero_bytes)
+{
+    struct stage t;
+    stage_open(&t, NULL);
+    CUdeviceptr p = 0xdead;
+    must_fail(VPMM_ERROR_INVALID_VALUE, vpmm_malloc(t.w.pool, 0, t.s, &p));
+    cr_expect_eq(p, 0xdead, "the output is written on failure");
+    stage_close(&t);
+}
+
+Test(limits, sizes_that_overflow)
+{
+    struct stage t;
+    stage_open(&t, NULL);
+    CUdeviceptr p = 0xdead;
+    must_fail(VPMM_ERROR_INVALID_VALUE, vpmm_malloc(t.w.pool, SIZE_MAX, t.s, &p));
+    must_fail(VPMM_ERROR_INVALID_VALUE, vpmm_malloc(t.w.pool, SIZE_MAX - PAGE + 2, t.s, &p));
+    for (int bit = 45; bit < 64; bit++) {
+        vpmm_status status = vpmm_malloc(t.w.pool, (size_t)1 << bit, t.s, &p);
+        cr_expect(status != VPMM_SUCCESS && status != VPMM_ERROR_DRIVER, "2^%d bytes: %s", bit,
+                  vpmm_status_name(status));
+    }
+    cr_expect_eq(p, 0xdead, "the output is written on failure");
+    stage_close(&t);
+}
+
+Test(limits, null_arguments)
+{
+    struct stage t;
+    stage_open(&t, NULL);
+    CUdeviceptr p = 0;
+    must_fail(VPMM_ERROR_INVALID_VALUE, vpmm_malloc(NULL, PAGE, t.s, &p));
+    must_fail(VPMM_ERROR_INVALID_VALUE, vpmm_malloc(t.w.pool, PAGE, t.s, NULL));
+    must_fail(VPMM_ERROR_INVALID_VALUE, vpmm_free(NULL, t.kept, t.s));
+    must_fail(VPMM_ERROR_INVALID_VALUE, vpmm_stream_release(NULL, t.s));
+    must_fail(VPMM_ERROR_INVALID_VALUE, vpmm_trim(NULL, 0, NULL));
+    must_fail(VPMM_ERROR_INVALID_VALUE, vpmm_dump(NULL, stdout));
+    must_fail(VPMM_ERROR_INVALID_VALUE, vpmm_dump(t.w.pool, NULL));
+    must_fail(VPMM_ERROR_INVALID_VALUE, vpmm_poll(NULL));
+    must_fail(VPMM_ERROR_INVALID_VALUE, vpmm_check(NULL));
+    must_fail(VPMM_ERROR_INVALID_VALUE, vpmm_pool_create(NULL, NULL));
+    must_fail(VPMM_ERROR_INVALID_VALUE, vpmm_pool_default(0, NULL));
+    must_fail(VPMM_ERROR_INVALID_VALUE, vpmm_config_from_env(NULL));
+    vpmm_stats stats;
+    cr_expect_eq(vpmm_stats_get(NULL, &stats), VPMM_ERROR_INVALID_VALUE);
+    cr_expect_eq(vpmm_stats_get(t.w.pool, NULL), VPMM_ERROR_INVALID_VALUE);
+    cr_expect_null(vpmm_pool_driver(NULL));
+    must_work(vpmm_pool_destroy(NULL));
+    must_work(vpmm_free(t.w.pool, 0, t.s));
+    must_work(vpmm_trim(t.w.pool, SIZE_MAX, NULL));
+    stage_close(&t);
+}
+
+Test(limits, status_names_and_words)
+{
+    cr_expect_str_eq(vpmm_last_error(), "");
+    cr_expect_str_eq(vpmm_status_name(VPMM_SUCCESS), "VPMM_SUCCESS");
+    cr_expect_str_eq(vpmm_status_name(VPMM_ERROR_HOST_MEMORY), "VPMM_ERROR_HOST_MEMORY");
+    cr_expect_str_eq(vpmm_status_name((vpmm_status)12345), "VPMM_ERROR_UNKNOWN");
+}
+
+Test(limits, pointers_that_are_none)
+{
+    struct stage t;
+    stage_open(&t, NULL);
+    CUdeviceptr other = t.kept - 2 * PAGE;
+    int on_stack = 0;
+    const CUdeviceptr wrong[] = {1,
+                                 0x1234,
+                                 PAGE,
+                                 t.kept + 1,
+                                 t.kept + 256,
+                                 t.kept + PAGE,
+                                 t.kept + 2 * PAGE,
+                                 other,
+                                 (CUdeviceptr)(uintptr_t)&on_stack,
+                                 (CUdeviceptr)-1,
+                                 (CUdeviceptr)-1 & ~(CUdeviceptr)(PAGE - 1),
+                                 (CUdeviceptr)1 << 63};
+    for (size_t i = 0; i < sizeof wrong / sizeof wrong[0]; i++)
+        must_fail(VPMM_ERROR_INVALID_POINTER, vpmm_free(t.w.pool, wrong[i], t.s));
+    stage_close(&t);
+}
+
+Test(limits, a_pointer_of_another_pool)
+{
+    struct stage t;
+    stage_open(&t, NULL);
+    struct setup setup = setup_default();
+    setup.pool.driver = t.w.driver;
+    vpmm_pool *second = NULL;
+    must_work(vpmm_pool_create(&setup.pool, &second));
+    must_fail(VPMM_ERROR_INVALID_POINTER, vpmm_free(second, t.kept, t.s));
+    CUdeviceptr small = take_bytes(&t.w, 100, t.s);
+    must_fail(VPMM_ERROR_INVALID_POINTER, vpmm_free(second, small, t.s));
+    give(&t.w, small, t.s);
+    must_work(vpmm_pool_destroy(second));
+    t.before = stats_of(&t.w);
+    stage_close(&t);
+}
+
+Test(limits, double_free)
+{
+    struct stage t;
+    stage_open(&t, NULL);
+    CUdeviceptr p = take(&t.w, 5, t.s), q = take_bytes(&t.w, 777, t.s);
+    give(&t.w, p, t.s);
+    must_fail(VPMM_ERROR_INVALID_POINTER, vpmm_free(t.w.pool, p, t.s));
+    world_drain(&t.w);
+    must_fail(VPMM_ERROR_INVALID_POINTER, vpmm_free(t.w.pool, p, t.s));
+    must_work(vpmm_trim(t.w.pool, 0, NULL));
+    must_fail(VPMM_ERROR_INVALID_POINTER, vpmm_free(t.w.pool, p, t.s));
+    give(&t.w, q, t.s);
+    must_fail(VPMM_ERROR_INVALID_POINTER, vpmm_free(t.w.pool, q, t.s));
+    t.before = stats_of(&t.w);
+    stage_close(&t);
+}
+
+/* Two threads free the same pointers at once, a round a pointer. */
+struct rivals {
+    struct world *w;
+    CUstream s;
+    CUdeviceptr pointer;
+    pthread_barrier_t start, end;
+    atomic_int freed, refused;
+};
+
+enum { ROUNDS = 2000 };
+
+static void *free_in_rivalry(void *argument)
+{
+    struct rivals *r = argument;
+    for (int i = 0; i < ROUNDS; i++) {
+        pthread_barrier_wait(&r->start);
+        vpmm_status status = vpmm_free(r->w->pool, r->pointer, r->s);
+        if (status == VPMM_SUCCESS)
+            atomic_fetch_add(&r->freed, 1);
+        else if (status == VPMM_ERROR_INVALID_POINTER && vpmm_last_error()[0] != 0)
+            atomic_fetch_add(&r->refused, 1);
+        pthread_barrier_wait(&r->end);
+    }
+    return NULL;
+}
+
+static void one_of_two_frees_wins(size_t bytes)
+{
+    struct stage t;
+    stage_open(&t, NULL);
+    struct rivals r = {.w = &t.w, .s = t.s};
+    pthread_barrier_init(&r.start, NULL, 3);
+    pthread_barrier_init(&r.end, NULL, 3);
+    pthread_t thread[2];
+    for (int i = 0; i < 2; i++)
+        pthread_create(&thread[i], NULL, free_in_rivalry, &r);
+    for (int i = 0; i < ROUNDS; i++) {
+        vpmm_status status = vpmm_malloc(t.w.pool, bytes, t.s, &r.pointer);
+        bool good = status == VPMM_SUCCESS;
+        pthread_barrier_wait(&r.start);
+        pthread_barrier_wait(&r.end);
+        cr_assert(good, "malloc: %s", vpmm_status_name(status));
+        cr_assert_eq(atomic_load(&r.freed), i + 1, "round %d: freed %d times", i, atomic_load(&r.freed));
+        cr_assert_eq(atomic_load(&r.refused), i + 1);
+        if (i % 64 == 0)
+            world_step(&t.w);
+    }
+    for (int i = 0; i < 2; i++)
+        pthread_join(thread[i], NULL);
+    world_drain(&t.w);
+    t.before = stats_of(&t.w);
+    stage_close(&t);
+}
+
+Test(limits, double_free_from_two_threads, .timeout = 60)
+{
+    one_of_two_frees_wins(3 * PAGE);
+}
+Test(limits, double_free_of_a_small_block_from_two_threads, .timeout = 60)
+{
+    one_of_two_frees_wins(1000);
+}
+
+Test(limits, release_of_an_unknown_stream)
+{
+    struct stage t;
+    stage_open(&t, NULL);
+    CUstream never_met = world_stream(&t.w);
+    must_fail(VPMM_ERROR_INVALID_VALUE, vpmm_stream_release(t.w.pool, never_met));
+    stage_close(&t);
+}
+
+Test(limits, release_of_a_stream_twice)
+{
+    struct stage t;
+    stage_open(&t, NULL);
+    CUstream s = world_stream(&t.w);
+    CUdeviceptr p = take(&t.w, 2, s);
+    give(&t.w, p, s);
+    must_work(vpmm_stream_release(t.w.pool, s));
+    must_fail(VPMM_ERROR_INVALID_VALUE, vpmm_stream_release(t.w.pool, s));
+    world_drain(&t.w);
+    t.before = stats_of(&t.w);
+    stage_close(&t);
+}
+
+/* --- configuration --------------------------------------------------------------------------------------------------
+ */
+
+static void refused_setting(struct setup *setup, vpmm_status want, const char *word)
+{
+    struct world w;
+    struct setup plain = setup_default();
+    plain.sim = setup->sim;
+    world_open_without_pool(&w, &plain);
+    if (setup->pool.driver == NULL)
+        setup->pool.driver = w.driver;
+    vpmm_pool *pool = (vpmm_pool *)1;
+    must_fail(want, vpmm_pool_create(&setup->pool, &pool));
+    cr_expect(strstr(vpmm_last_error(), word) != NULL, "no '%s' in: %s", word, vpmm_last_error());
+    cr_expect_eq(pool, (vpmm_pool *)1, "the output is written on failure");
+    setup->pool.driver = NULL;
+    world_close(&w);
+}
+
+Test(limits, settings_that_are_refused)
+{
+    struct setup setup = setup_default();
+    setup.pool.page_size = 3 * PAGE;
+    refused_setting(&setup, VPMM_ERROR_INVALID_VALUE, "6291456"); /* the value that it had */
+    setup.pool.page_size = 4096;
+    refused_setting(&setup, VPMM_ERROR_INVALID_VALUE, "2097152"); /* what is allowed */
+    setup = setup_default();
+    setup.pool.va_size = 5 * PAGE + 1;
+    refused_setting(&setup, VPMM_ERROR_INVALID_VALUE, "va_size");
+    setup = setup_default();
+    setup.pool.initial_pages = SIZE_MAX / 2;
+    refused_setting(&setup, VPMM_ERROR_INVALID_VALUE, "initial_pages");
+    setup = setup_default();
+    setup.pool.extent_size = PAGE + 1;
+    refused_setting(&setup, VPMM_ERROR_INVALID_VALUE, "extent_size");
+    setup = setup_default();
+    setup.pool.small = (vpmm_small)17;
+    refused_setting(&setup, VPMM_ERROR_INVALID_VALUE, "small");
+    setup = setup_default();
+    setup.pool.reuse = (vpmm_reuse)17;
+    refused_setting(&setup, VPMM_ERROR_INVALID_VALUE, "reuse");
+    setup = setup_default();
+    setup.pool.streams = (vpmm_streams)17;
+    refused_setting(&setup, VPMM_ERROR_INVALID_VALUE, "streams");
+}
+
+Test(limits, a_device_that_does_not_exist)
+{
+    struct setup setup = setup_default();
+    setup.pool.device = 7;
+    refused_setting(&setup, VPMM_ERROR_NO_DRIVER, "7");
+    setup.pool.device = -1;
+    struct world w;
+    struct setup plain = setup_default();
+    world_open_without_pool(&w, &plain);
+    setup.pool.driver = w.driver;
+    vpmm_pool *pool = NULL;
+    clear_words();
+    vpmm_status status = vpmm_pool_create(&setup.pool, &pool);
+    cr_expect(status == VPMM_ERROR_NO_DRIVER || status == VPMM_ERROR_INVALID_VALUE, "%s", vpmm_status_name(status));
+    cr_expect(spoke());
+    world_close(&w);
+}
+
+Test(limits, a_table_with_an_entry_missing)
+{
+    struct world w;
+    struct setup setup = setup_default();
+    world_open_without_pool(&w, &setup);
+    vpmm_driver table = *w.driver;
+    table.cuMemMap = NULL;
+    setup.pool.driver = &table;
+    vpmm_pool *pool = NULL;
+    clear_words();
+    cr_expect_neq(vpmm_pool_create(&setup.pool, &pool), VPMM_SUCCESS);
+    cr_expect(strstr(vpmm_last_error(), "cuMemMap") != NULL, "%s", vpmm_last_error());
+    world_close(&w);
+}
+
+Test(limits, an_older_table_without_the_newest_entry)
+{
+    struct world w;
+    struct setup setup = setup_default();
+    world_open_without_pool(&w, &setup);
+    vpmm_driver table = *w.driver;
+    table.cuStreamGetId = NULL;
+    table.size = offsetof(vpmm_driver, cuStreamGetId);
+    setup.pool.driver = &table;
+    must_work(vpmm_pool_create(&setup.pool, &w.pool));
+    CUstream s = world_stream(&w);
+    give(&w, take(&w, 3, s), s);
+    world_audit(&w);
+    world_close(&w);
+}
+
+Test(limits, bad_words_in_the_environment)
+{
+    static const struct {
+        const char *variable, *value;
+    } bad[] = {{"VPMM_PAGE_SIZE", "2Q"},      {"VPMM_PAGE_SIZE", "-2M"},   {"VPMM_VA_SIZE", ""},
+               {"VPMM_VA_SIZE", "99999999T"}, {"VPMM_PAGES", "ten"},       {"VPMM_EXTENT_SIZE", "1 M"},
+               {"VPMM_MAX_MAPPED", "0x10"},   {"VPMM_CACHE_BYTES", "1MM"}, {"VPMM_SMALL", "tiny"},
+               {"VPMM_REUSE", "DEVICE "},     {"VPMM_STREAMS", "maybe"}};
+    for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
+        setenv(bad[i].variable, bad[i].value, 1);
+        vpmm_config config = vpmm_config_default(), before = config;
+        if (bad[i].value[0] == 0) { /* set to nothing: as if it were not set, or refused; but not misread */
+            if (vpmm_config_from_env(&config) == VPMM_SUCCESS)
+                cr_expect_eq(config.va_size, before.va_size);
+        } else {
+            must_fail(VPMM_ERROR_INVALID_VALUE, vpmm_config_from_env(&config));
+            cr_expect(strstr(vpmm_last_error(), bad[i].variable) != NULL, "%s", vpmm_last_error());
+            cr_expect(strstr(vpmm_last_error(), bad[i].value) != NULL, "%s", vpmm_last_error());
+        }
+        cr_expect(memcmp(&config, &before, sizeof config) == 0, "the configuration is changed by a bad %s",
+                  bad[i].variable);
+        unsetenv(bad[i].variable);
+    }
+}
+
+Test(limits, good_words_in_the_environment)
+{
+    setenv("VPMM_PAGE_SIZE", "4M", 1);
+    setenv("VPMM_VA_SIZE", "1T", 1);
+    setenv("VPMM_PAGES", "12", 1);
+    setenv("VPMM_EXTENT_SIZE", "33554432", 1);
+    setenv("VPMM_MAX_MAPPED", "3G", 1);
+    setenv("VPMM_CACHE_BYTES", "64K", 1);
+    setenv("VPMM_SMALL", "async", 1);
+    setenv("VPMM_REUSE", "host", 1);
+    setenv("VPMM_STREAMS", "eager", 1);
+    vpmm_config c = vpmm_config_default();
+    must_work(vpmm_config_from_env(&c));
+    cr_expect_eq(c.page_size, (size_t)4 << 20);
+    cr_expect_eq(c.va_size, (size_t)1 << 40);
+    cr_expect_eq(c.initial_pages, 12);
+    cr_expect_eq(c.extent_size, (size_t)32 << 20);
+    cr_expect_eq(c.max_mapped, (size_t)3 << 30);
+    cr_expect_eq(c.cache_bytes, 65536);
+    cr_expect_eq(c.small, VPMM_SMALL_ASYNC);
+    cr_expect_eq(c.reuse, VPMM_REUSE_WAIT_HOST);
+    cr_expect_eq(c.streams, VPMM_STREAMS_EAGER);
+}
+
+/* --- devices without virtual memory, and pages above every request --------------------------------------------------
+ */
+
+static void served_by_the_driver_s_pool(const struct setup *setup)
+{
+    struct world w;
+    world_open(&w, setup);
+    CUstream s = world_stream(&w);
+    CUdeviceptr p = take_bytes(&w, 10 * PAGE, s), q = take_bytes(&w, 100, s);
+    fill(&w, p, 10, 10, s);
+    expect_later(&w, p, 10, 10, s);
+    cr_expect_eq(vpmm_sim_calls(w.sim, "cuMemMap"), 0);
+    cr_expect_eq(stats_of(&w).hits_small, 2);
+    cr_expect_geq(stats_of(&w).async_bytes, 10 * PAGE + 100);
+    cr_expect_eq(stats_of(&w).mapped_bytes, 0);
+    world_audit(&w);
+    must_fail(VPMM_ERROR_BUSY, vpmm_pool_destroy(w.pool));
+    give(&w, p, s);
+    must_fail(VPMM_ERROR_INVALID_POINTER, vpmm_free(w.pool, p, s));
+    give(&w, q, s);
+    CUdeviceptr too_much = 0;
+    must_fail(VPMM_ERROR_OUT_OF_MEMORY, vpmm_malloc(w.pool, 2 * setup->sim.memory_bytes, s, &too_much));
+    must_fail(VPMM_ERROR_INVALID_VALUE, vpmm_malloc(w.pool, 0, s, &too_much));
+    must_work(vpmm_trim(w.pool, 0, NULL));
+    world_drain(&w);
+    world_audit(&w);
+    world_close(&w);
+}
+
+Test(limits, a_device_without_virtual_memory)
+{
+    struct setup setup = setup_default();
+    setup.sim.vmm = false;
+    served_by_the_driver_s_pool(&setup);
+}
+
+Test(limits, a_page_above_every_request)
+{
+    struct setup setup = setup_default();
+    setup.pool.page_size = (size_t)64 << 30;
+    setup.pool.va_size = (size_t)1 << 40;
+    served_by_the_driver_s_pool(&setup);
+}
+
+Test(limits, a_page_of_many_granules)
+{
+    struct setup setup = setup_default();
+    setup.pool.page_size = 8 * PAGE;
+    struct world w;
+    world_open(&w, &setup);
+    CUstream s = world_stream(&w);
+    CUdeviceptr p = take_bytes(&w, 8 * PAGE + 1, s), q = take_bytes(&w, 8 * PAGE, s), r = take_bytes(&w, 7 * PAGE, s);
+    cr_expect_eq(stats_of(&w).live_bytes, 24 * PAGE);
+    fill(&w, p, 16, 1, s);
+    fill(&w, q, 8, 2, s);
+    fill(&w, r, 7, 3, s);
+    expect_later(&w, p, 16, 1, s);
+    expect_later(&w, q, 8, 2, s);
+    expect_later(&w, r, 7, 3, s);
+    world_audit(&w);
+    give(&w, p, s);
+    give(&w, q, s);
+    give(&w, r, s);
+    world_close(&w);
+}
+
+/* --- the ends of memory and of addresses ----------------------------------------------------------------------------
+ */
+
+Test(limits, destroy_with_live_memory)
+{
+    struct stage t;
+    stage_open(&t, NULL);
+    must_fail(VPMM_ERROR_BUSY, vpmm_pool_destroy(t.w.pool));
+    nothing_changed(&t);
+    CUdeviceptr p = take(&t.w, 40, t.s); /* and it goes on working */
+    fill(&t.w, p, 40, 40, t.s);
+    give(&t.w, p, t.s);
+    world_drain(&t.w);
+    t.before = stats_of(&t.w);
+    stage_close(&t);
+}
+
+static void out_of_memory_and_back(const struct setup *setup, size_t capacity_pages)
+{
+    struct stage t;
+    stage_open(&t, setup);
+    CUdeviceptr p[512], more = 0xdead;
+    size_t n = 0;
+    vpmm_status status;
+    while ((status = vpmm_malloc(t.w.pool, 4 * PAGE, t.s, &p[n])) == VPMM_SUCCESS)
+        cr_assert_lt(++n, 512);
+    cr_assert_eq(status, VPMM_ERROR_OUT_OF_MEMORY, "%s", vpmm_status_name(status));
+    cr_expect_geq(4 * n + 2, capacity_pages - 4, "refused with %zu of %zu pages in use", 4 * n + 2, capacity_pages);
+    t.before = stats_of(&t.w);
+    must_fail(VPMM_ERROR_OUT_OF_MEMORY, vpmm_malloc(t.w.pool, 5 * PAGE, t.s, &more));
+    cr_expect_eq(more, 0xdead);
+    char digits[32];
+    snprintf(digits, sizeof digits, "%zu", 5 * PAGE);
+    cr_expect(strpbrk(vpmm_last_error(), "0123456789") != NULL, "no numbers in: %s", vpmm_last_error());
+    cr_expect(strstr(vpmm_last_error(), digits) != NULL, "not what was asked for in: %s", vpmm_last_error());
+    nothing_changed(&t);
+    cr_expect_geq(stats_of(&t.w).out_of_memory, 2);
+
+    for (size_t i = 0; i < n; i += 2) { /* every other one: what is free is scattered, and must be gathered */
+        fill(&t.w, p[i], 4, 4, t.s);
+        give(&t.w, p[i], t.s);
+    }
+    size_t scattered = (n + 1) / 2 * 4;
+    if (setup->pool.extent_size == PAGE) {
+        CUdeviceptr large = take(&t.w, scattered, t.s);
+        fill(&t.w, large, scattered, 7, t.s);
+        expect_later(&t.w, large, scattered, 7, t.s);
+        give(&t.w, large, t.s);
+    }
+    for (size_t i = 1; i < n; i += 2)
+        give(&t.w, p[i], t.s);
+    world_drain(&t.w);
+    t.before = stats_of(&t.w);
+    stage_close(&t);
+}
+
+Test(limits, out_of_device_memory_and_back)
+{
+    struct setup setup = setup_default();
+    setup.sim.memory_bytes = 100 * PAGE;
+    out_of_memory_and_back(&setup, 100);
+}
+
+Test(limits, out_of_device_memory_and_back_with_one_page_extents)
+{
+    struct setup setup = setup_default();
+    setup.sim.memory_bytes = 100 * PAGE;
+    setup.pool.extent_size = PAGE;
+    out_of_memory_and_back(&setup, 100);
+}
+
+Test(limits, the_cap_on_mapped_memory)
+{
+    struct setup setup = setup_default();
+    setup.pool.max_mapped = 60 * PAGE;
+    setup.pool.extent_size = PAGE;
+    out_of_memory_and_back(&setup, 60);
+}
+
+Test(limits, initial_pages_above_the_device_s_memory)
+{
+    struct setup setup = setup_default();
+    setup.sim.memory_bytes = 64 * PAGE;
+    setup.pool.initial_pages = 100;
+    refused_setting(&setup, VPMM_ERROR_OUT_OF_MEMORY, "");
+}
+
+Test(limits, memory_that_waits_is_used_before_a_request_fails)
+{
+    struct setup setup = setup_default();
+    setup.sim.memory_bytes = 32 * PAGE;
+    setup.pool.extent_size = PAGE;
+    setup.pool.reuse = VPMM_REUSE_COMPLETED;
+    struct world w;
+    world_open(&w, &setup);
+    CUstream busy = world_stream(&w), asking = world_stream(&w);
+    CUdeviceptr p = take(&w, 30, busy);
+    fill(&w, p, 30, 1, busy);
+    give(&w, p, busy);
+    CUdeviceptr q = take(&w, 31, asking);
+    fill(&w, q, 31, 2, asking);
+    expect_later(&w, q, 31, 2, asking);
+    world_audit(&w);
+    give(&w, q, asking);
+    world_close(&w);
+}
+
+Test(limits, several_chunks)
+{
+    struct setup setup = setup_default();
+    setup.pool.va_size = 32 * PAGE;
+    struct world w;
+    world_open(&w, &setup);
+    CUstream s = world_stream(&w);
+    CUdeviceptr p[8];
+    for (size_t i = 0; i < 8; i++) {
+        p[i] = take(&w, 20, s);
+        fill(&w, p[i], 20, (uint32_t)i, s);
+    }
+    world_audit(&w);
+    cr_expect_geq(stats_of(&w).reserved_bytes, 8 * 32 * PAGE);
+    for (size_t i = 0; i < 8; i++) {
+        expect_later(&w, p[i], 20, (uint32_t)i, s);
+        give(&w, p[i], s);
+    }
+    world_drain(&w);
+    world_audit(&w);
+    world_close(&w);
+}
+
+Test(limits, a_request_longer_than_a_chunk)
+{
+    struct setup setup = setup_default();
+    setup.pool.va_size = 32 * PAGE;
+    struct world w;
+    world_open(&w, &setup);
+    CUstream s = world_stream(&w);
+    CUdeviceptr p = 0;
+    clear_words();
+    vpmm_status status = vpmm_malloc(w.pool, 50 * PAGE, s, &p);
+    if (status == VPMM_SUCCESS) {
+        fill(&w, p, 50, 50, s);
+        expect_later(&w, p, 50, 50, s);
+        give(&w, p, s);
+    } else {
+        cr_expect(status == VPMM_ERROR_OUT_OF_ADDRESS_SPACE || status == VPMM_ERROR_INVALID_VALUE, "%s",
+                  vpmm_status_name(status));
+        cr_expect(spoke());
+    }
+    world_audit(&w);
+    world_close(&w);
+}
+
+Test(limits, out_of_addresses_and_back)
+{
+    struct setup setup = setup_default();
+    setup.pool.va_size = 64 * PAGE;
+    setup.sim.va_bytes = 4 * 64 * PAGE;
+    struct world w;
+    world_open(&w, &setup);
+    CUstream s = world_stream(&w);
+    CUdeviceptr p[8], more = 0xdead;
+    size_t n = 0;
+    vpmm_status status;
+    while ((status = vpmm_malloc(w.pool, 64 * PAGE, s, &p[n])) == VPMM_SUCCESS) {
+        fill(&w, p[n], 64, (uint32_t)n, s);
+        cr_assert_lt(++n, 8);
+    }
+    cr_expect_eq(status, VPMM_ERROR_OUT_OF_ADDRESS_SPACE, "%s", vpmm_status_name(status));
+    cr_expect_eq(n, 4);
+    must_fail(VPMM_ERROR_OUT_OF_ADDRESS_SPACE, vpmm_malloc(w.pool, 64 * PAGE, s, &more));
+    cr_expect_eq(more, 0xdead);
+    world_audit(&w);
+    for (size_t i = 0; i < n; i++) {
+        expect_later(&w, p[i], 64, (uint32_t)i, s);
+        give(&w, p[i], s);
+    }
+    world_drain(&w);
+    for (size_t i = 0; i < n; i++)
+        p[i] = take(&w, 64, s);
+    for (size_t i = 0; i < n; i++)
+        give(&w, p[i], s);
+    world_audit(&w);
+    world_close(&w);
+}
+
+/* --- trim and dump --------------------------------------------------------------------------------------------------
+ */
+
+Test(limits, trim_keeps_what_it_is_told_to_keep)
+{
+    struct setup setup = setup_default();
+    setup.pool.extent_size = PAGE;
+    struct world w;
+    world_open(&w, &setup);
+    CUstream s = world_stream(&w);
+    CUdeviceptr kept = take(&w, 4, s);
+    give(&w, take(&w, 40, s), s);
+    world_drain(&w);
+    uint64_t mapped = stats_of(&w).mapped_bytes;
+    size_t released = 0;
+    must_work(vpmm_trim(w.pool, 20 * PAGE, &released));
+    cr_expect_eq(released, mapped - 20 * PAGE);
+    cr_expect_eq(stats_of(&w).mapped_bytes, 20 * PAGE);
+    must_work(vpmm_trim(w.pool, 0, &released));
+    cr_expect_eq(released, 16 * PAGE);
+    cr_expect_eq(stats_of(&w).mapped_bytes, 4 * PAGE, "live memory stays");
+    must_work(vpmm_trim(w.pool, 0, &released));
+    cr_expect_eq(released, 0);
+    world_audit(&w);
+    cr_expect_eq(vpmm_sim_used_bytes(w.sim), 4 * PAGE);
+    give(&w, kept, s);
+    world_close(&w);
+}
+
+Test(limits, trim_leaves_memory_whose_fence_has_not_passed)
+{
+    struct world w;
+    world_open(&w, NULL);
+    CUstream s = world_stream(&w);
+    CUdeviceptr p = take(&w, 8, s);
+    fill(&w, p, 8, 8, s);
+    give(&w, p, s);
+    size_t released = SIZE_MAX;
+    must_work(vpmm_trim(w.pool, 0, &released));
+    cr_expect_eq(released, 0);
+    cr_expect_geq(stats_of(&w).reusable_bytes, 8 * PAGE);
+    world_audit(&w);
+    world_close(&w);
+}
+
+Test(limits, the_dump_names_every_statistic_and_every_byte)
+{
+    struct stage t;
+    stage_open(&t, NULL);
+    char *text = NULL;
+    size_t length = 0;
+    FILE *out = open_memstream(&text, &length);
+    must_work(vpmm_dump(t.w.pool, out));
+    fclose(out);
+#define NAMED(name, kind, help) cr_expect(strstr(text, #name) != NULL, "%s is not in the dump", #name);
+    VPMM_STATS(NAMED)
+#undef NAMED
+    free(text);
+    uint64_t pages = 0;
+    for (const char *p = layout_whole(&t.w); *p != 0; p++)
+        if (*p >= '0' && *p <= '9')
+            pages += strtoull(p, (char **)&p, 10);
+    cr_expect_eq(pages * PAGE, t.before.reserved_bytes);
+    stage_close(&t);
+}

@@ -1,0 +1,409 @@
+/*
+ * The process around the pool: fork, exit with the reaper at work, teardown in any order, a driver that shuts down.
+ *
+ * What ends a process runs in one of its own: this program started again with VPMM_TEST_CHILD set, so that Criterion's
+ * own exit handlers and threads have no part in it.
+ */
+#include "support.h"
+
+#include <dirent.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+static int thread_count(void)
+{
+    DIR *tasks = opendir("/proc/self/task");
+    if (tasks == NULL)
+        return -1;
+    int count = 0;
+    for (struct dirent *entry; (entry = readdir(tasks)) != NULL;)
+        count += entry->d_name[0] != '.';
+    closedir(tasks);
+    return count;
+}
+
+/* --- what runs in a process of its own; the exit status is 0 or the line that failed --------------------------------
+ */
+
+#define child_needs(condition)                                                                                         \
+    do {                                                                                                               \
+        if (!(condition))                                                                                              \
+            child_failed(__LINE__, #condition);                                                                        \
+    } while (0)
+
+static void child_failed(int line, const char *condition)
+{
+    fprintf(stderr, "line %d: %s: %s\n", line, condition, vpmm_last_error());
+    _exit(1);
+}
+
+struct child_world {
+    vpmm_sim *sim;
+    const vpmm_driver *driver;
+    vpmm_pool *pool;
+    CUstream s;
+};
+
+static struct child_world child_world(bool stepped, bool reaper)
+{
+    struct child_world w;
+    struct setup setup = setup_default();
+    setup.sim.stepped = stepped;
+    setup.pool.reaper = reaper;
+    w.sim = vpmm_sim_create(&setup.sim);
+    child_needs(w.sim != NULL);
+    w.driver = setup.pool.driver = vpmm_sim_driver(w.sim);
+    CUcontext context = NULL;
+    child_needs(w.driver->cuInit(0) == CUDA_SUCCESS);
+    child_needs(w.driver->cuDevicePrimaryCtxRetain(&context, 0) == CUDA_SUCCESS);
+    child_needs(w.driver->cuCtxSetCurrent(context) == CUDA_SUCCESS);
+    child_needs(vpmm_pool_create(&setup.pool, &w.pool) == VPMM_SUCCESS);
+    child_needs(w.driver->cuStreamCreate(&w.s, CU_STREAM_NON_BLOCKING) == CUDA_SUCCESS);
+    return w;
+}
+
+/* Leaves the reaper something to do: waiting memory, and old addresses. */
+static void give_the_reaper_work(struct child_world *w)
+{
+    CUdeviceptr p[32], q = 0;
+    for (int i = 0; i < 32; i++)
+        child_needs(vpmm_malloc(w->pool, 2 * PAGE, w->s, &p[i]) == VPMM_SUCCESS);
+    for (int i = 0; i < 32; i += 2) {
+        child_needs(w->driver->cuMemsetD8Async(p[i], 1, 2 * PAGE, w->s) == CUDA_SUCCESS);
+        child_needs(vpmm_free(w->pool, p[i], w->s) == VPMM_SUCCESS);
+    }
+    child_needs(vpmm_malloc(w->pool, 16 * PAGE, w->s, &q) == VPMM_SUCCESS);
+    child_needs(vpmm_free(w->pool, q, w->s) == VPMM_SUCCESS);
+}
+
+static void exit_with_the_reaper_at_work(void)
+{
+    struct child_world w = child_world(false, true);
+    give_the_reaper_work(&w);
+    exit(0);
+}
+
+static void *exit_from_here(void *argument)
+{
+    give_the_reaper_work(argument);
+    exit(0);
+}
+
+static void exit_from_another_thread(void)
+{
+    struct child_world w = child_world(false, true);
+    pthread_t thread;
+    pthread_create(&thread, NULL, exit_from_here, &w);
+    for (;;) {
+        CUdeviceptr p = 0;
+        if (vpmm_malloc(w.pool, PAGE, w.s, &p) == VPMM_SUCCESS)
+            (void)vpmm_free(w.pool, p, w.s);
+    }
+}
+
+static void exit_after_fork(void)
+{
+    struct child_world w = child_world(false, true);
+    give_the_reaper_work(&w);
+    pid_t pid = fork();
+    child_needs(pid >= 0);
+    if (pid == 0)
+        exit(0); /* the parent's reaper is not here, and must not be waited for */
+    int status = -1;
+    child_needs(waitpid(pid, &status, 0) == pid && WIFEXITED(status) && WEXITSTATUS(status) == 0);
+    give_the_reaper_work(&w);
+    exit(0);
+}
+
+static void the_driver_shuts_down_first(void)
+{
+    struct child_world w = child_world(true, false);
+    CUdeviceptr p = 0, small = 0, more = 0;
+    child_needs(vpmm_malloc(w.pool, 4 * PAGE, w.s, &p) == VPMM_SUCCESS);
+    child_needs(vpmm_malloc(w.pool, 100, w.s, &small) == VPMM_SUCCESS);
+    give_the_reaper_work(&w);
+    vpmm_sim_shutdown(w.sim);
+    (void)vpmm_free(w.pool, p, w.s); /* each may fail, in words that are not printed */
+    (void)vpmm_free(w.pool, small, w.s);
+    child_needs(vpmm_malloc(w.pool, 100 * PAGE, w.s, &more) != VPMM_SUCCESS);
+    (void)vpmm_poll(w.pool);
+    (void)vpmm_trim(w.pool, 0, NULL);
+    (void)vpmm_pool_destroy(w.pool);
+    exit(0);
+}
+
+static void the_driver_shuts_down_under_the_reaper(void)
+{
+    struct child_world w = child_world(false, true);
+    give_the_reaper_work(&w);
+    vpmm_sim_shutdown(w.sim);
+    CUdeviceptr p = 0;
+    for (int i = 0; i < 100; i++)
+        if (vpmm_malloc(w.pool, PAGE, w.s, &p) == VPMM_SUCCESS)
+            (void)vpmm_free(w.pool, p, w.s);
+    exit(0);
+}
+
+static void no_thread_before_one_is_asked_for(void)
+{
+    child_needs(thread_count() == 1);
+    struct child_world quiet = child_world(true, false);
+    child_needs(thread_count() == 1);
+    give_the_reaper_work(&quiet);
+    child_needs(thread_count() == 1);
+    struct child_world busy = child_world(true, true);
+    child_needs(thread_count() == 2);
+    child_needs(vpmm_pool_destroy(busy.pool) == VPMM_ERROR_BUSY || thread_count() == 1);
+    exit(0);
+}
+
+static const struct {
+    const char *name;
+    void (*run)(void);
+} children[] = {
+    {"exit_with_the_reaper_at_work", exit_with_the_reaper_at_work},
+    {"exit_from_another_thread", exit_from_another_thread},
+    {"exit_after_fork", exit_after_fork},
+    {"the_driver_shuts_down_first", the_driver_shuts_down_first},
+    {"the_driver_shuts_down_under_the_reaper", the_driver_shuts_down_under_the_reaper},
+    {"no_thread_before_one_is_asked_for", no_thread_before_one_is_asked_for},
+};
+
+__attribute__((constructor)) static void become_the_child(void)
+{
+    const char *wanted = getenv("VPMM_TEST_CHILD");
+    for (size_t i = 0; wanted != NULL && i < sizeof children / sizeof children[0]; i++)
+        if (strcmp(children[i].name, wanted) == 0)
+            children[i].run();
+}
+
+/* Ends well, within the test's time limit, and says nothing. */
+static void child_ends_well(const char *name)
+{
+    int output[2];
+    cr_assert_eq(pipe(output), 0);
+    pid_t pid = fork();
+    cr_assert_geq(pid, 0);
+    if (pid == 0) {
+        setenv("VPMM_TEST_CHILD", name, 1);
+        dup2(output[1], STDOUT_FILENO);
+        dup2(output[1], STDERR_FILENO);
+        alarm(30);
+        execl("/proc/self/exe", name, (char *)NULL);
+        _exit(127);
+    }
+    close(output[1]);
+    char said[4096];
+    size_t length = 0;
+    for (ssize_t n; (n = read(output[0], said + length, sizeof said - 1 - length)) > 0;)
+        length += (size_t)n;
+    said[length] = 0;
+    close(output[0]);
+    int status = -1;
+    cr_assert_eq(waitpid(pid, &status, 0), pid);
+    cr_expect(WIFEXITED(status) && WEXITSTATUS(status) == 0, "%s ends with status %#x", name, (unsigned)status);
+    cr_expect_eq(length, 0, "%s says: %s", name, said);
+}
+
+Test(process, exit_with_the_reaper_at_work)
+{
+    for (int i = 0; i < 20; i++)
+        child_ends_well("exit_with_the_reaper_at_work");
+}
+Test(process, exit_from_another_thread)
+{
+    for (int i = 0; i < 20; i++)
+        child_ends_well("exit_from_another_thread");
+}
+Test(process, exit_after_fork)
+{
+    for (int i = 0; i < 20; i++)
+        child_ends_well("exit_after_fork");
+}
+Test(process, the_driver_shuts_down_first)
+{
+    child_ends_well("the_driver_shuts_down_first");
+}
+Test(process, the_driver_shuts_down_under_the_reaper)
+{
+    for (int i = 0; i < 20; i++)
+        child_ends_well("the_driver_shuts_down_under_the_reaper");
+}
+Test(process, no_thread_before_one_is_asked_for)
+{
+    child_ends_well("no_thread_before_one_is_asked_for");
+}
+
+/* --- fork -----------------------------------------------------------------------------------------------------------
+ */
+
+static bool refused_with_words(vpmm_status status)
+{
+    bool good = status == VPMM_ERROR_NOT_SUPPORTED && spoke();
+    clear_words();
+    return good;
+}
+
+/* In the child: the number of the first call that did not answer as it should. */
+static int child_of_fork(vpmm_pool *pool, CUdeviceptr kept, CUstream s)
+{
+    CUdeviceptr p = 0xdead;
+    clear_words();
+    if (!refused_with_words(vpmm_malloc(pool, PAGE, s, &p)) || p != 0xdead)
+        return 1;
+    if (!refused_with_words(vpmm_malloc(pool, 100, s, &p)))
+        return 2;
+    if (!refused_with_words(vpmm_free(pool, kept, s)))
+        return 3;
+    if (!refused_with_words(vpmm_stream_release(pool, s)))
+        return 4;
+    if (!refused_with_words(vpmm_trim(pool, 0, NULL)))
+        return 5;
+    if (!refused_with_words(vpmm_poll(pool)))
+        return 6;
+    if (!refused_with_words(vpmm_pool_destroy(pool)))
+        return 7;
+    return 0;
+}
+
+static void fork_beside_a_pool(bool reaper)
+{
+    struct setup setup = setup_default();
+    setup.sim.stepped = !reaper;
+    setup.pool.reaper = reaper;
+    struct world w;
+    world_open(&w, &setup);
+    CUstream s = world_stream(&w);
+    give(&w, take(&w, 4, s), s);
+    CUdeviceptr kept = take(&w, 2, s);
+    fill(&w, kept, 2, 0xf0f0, s);
+    pid_t pid = fork();
+    cr_assert_geq(pid, 0);
+    if (pid == 0) {
+        alarm(30);
+        _exit(child_of_fork(w.pool, kept, s));
+    }
+    int status = -1;
+    cr_assert_eq(waitpid(pid, &status, 0), pid);
+    cr_expect(WIFEXITED(status) && WEXITSTATUS(status) == 0, "call %d in the child", WEXITSTATUS(status));
+    give(&w, take(&w, 20, s), s); /* the parent goes on */
+    expect_later(&w, kept, 2, 0xf0f0, s);
+    give(&w, kept, s);
+    cr_assert_eq(w.driver->cuStreamSynchronize(s), CUDA_SUCCESS);
+    world_close(&w);
+}
+
+Test(process, fork_with_a_quiet_pool)
+{
+    fork_beside_a_pool(false);
+}
+Test(process, fork_with_the_reaper_at_work)
+{
+    fork_beside_a_pool(true);
+}
+
+/* --- pools that come and go -----------------------------------------------------------------------------------------
+ */
+
+Test(process, two_hundred_pools_with_a_reaper, .timeout = 60)
+{
+    struct setup setup = setup_default();
+    struct world w;
+    world_open_without_pool(&w, &setup);
+    setup.pool.driver = w.driver;
+    setup.pool.reaper = true;
+    CUstream s = world_stream(&w);
+    int threads = thread_count();
+    for (int i = 0; i < 200; i++) {
+        must_work(vpmm_pool_create(&setup.pool, &w.pool));
+        CUdeviceptr p = take(&w, 4, s), q = take(&w, 2, s), small = take_bytes(&w, 500, s);
+        keep_busy(&w, s);
+        give(&w, p, s);
+        give(&w, small, s);
+        give(&w, q, s);
+        must_work(vpmm_pool_destroy(w.pool));
+        w.pool = NULL;
+    }
+    cr_expect_eq(thread_count(), threads, "the reapers stay behind");
+    world_close(&w);
+}
+
+Test(process, two_pools_of_one_device)
+{
+    struct world w;
+    world_open(&w, NULL);
+    struct setup setup = setup_default();
+    setup.pool.driver = w.driver;
+    vpmm_pool *first = w.pool, *second = NULL;
+    must_work(vpmm_pool_create(&setup.pool, &second));
+    CUstream s = world_stream(&w);
+    CUdeviceptr p = take(&w, 4, s), q = 0;
+    must_work(vpmm_malloc(second, 4 * PAGE, s, &q));
+    fill(&w, p, 4, 1, s);
+    fill(&w, q, 4, 2, s);
+    expect_later(&w, p, 4, 1, s);
+    give(&w, p, s);
+    must_work(vpmm_pool_destroy(first)); /* the second does not notice */
+    w.pool = second;
+    expect_later(&w, q, 4, 2, s);
+    give(&w, q, s);
+    world_audit(&w);
+    world_close(&w);
+}
+
+static void teardown(bool stream_first, bool release)
+{
+    struct world w;
+    world_open(&w, NULL);
+    CUstream s = world_stream(&w);
+    CUdeviceptr p = take(&w, 4, s);
+    fill(&w, p, 4, 1, s);
+    give(&w, p, s);
+    if (release)
+        must_work(vpmm_stream_release(w.pool, s));
+    if (stream_first)
+        world_stream_destroy(&w, s);
+    must_work(vpmm_pool_destroy(w.pool));
+    w.pool = NULL;
+    world_close(&w);
+}
+
+Test(process, teardown_pool_then_stream)
+{
+    teardown(false, false);
+}
+Test(process, teardown_stream_then_pool)
+{
+    teardown(true, true);
+}
+Test(process, teardown_stream_without_a_word_then_pool)
+{
+    teardown(true, false);
+}
+
+Test(process, teardown_of_a_pool_that_was_never_used)
+{
+    struct world w;
+    world_open(&w, NULL);
+    world_audit(&w);
+    world_close(&w);
+}
+
+Test(process, the_default_pool_is_one)
+{
+    vpmm_pool *first = NULL, *second = NULL;
+    clear_words();
+    vpmm_status status = vpmm_pool_default(0, &first);
+    if (status == VPMM_SUCCESS) {
+        must_work(vpmm_pool_default(0, &second));
+        cr_expect_eq(first, second);
+    } else { /* no GPU here */
+        cr_expect_eq(status, VPMM_ERROR_NO_DRIVER, "%s", vpmm_status_name(status));
+        cr_expect(spoke());
+        cr_expect_null(first);
+    }
+    must_fail(VPMM_ERROR_NO_DRIVER, vpmm_pool_default(4711, &second));
+}

@@ -1,0 +1,706 @@
+/*
+ * Streams and threads: whose memory may be used by whom, and when.
+ */
+#include "support.h"
+
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+static struct setup setup_with(vpmm_reuse reuse)
+{
+    struct setup setup = setup_default();
+    setup.pool.reuse = reuse;
+    return setup;
+}
+
+static uint64_t waits(struct world *w)
+{
+    return vpmm_sim_calls(w->sim, "cuStreamWaitEvent");
+}
+
+static uint64_t maps(struct world *w)
+{
+    return vpmm_sim_calls(w->sim, "cuMemMap");
+}
+
+/* --- reuse ----------------------------------------------------------------------------------------------------------
+ */
+
+Test(streams, own_memory_is_used_again_at_once)
+{
+    struct world w;
+    world_open(&w, NULL);
+    CUstream s = world_stream(&w);
+    CUdeviceptr p = take(&w, 4, s);
+    fill(&w, p, 4, 1, s);
+    give(&w, p, s);
+    uint64_t calls = maps(&w) + waits(&w);
+    CUdeviceptr q = take(&w, 4, s);
+    cr_expect_eq(q, p);
+    cr_expect_eq(stats_of(&w).hits_own_stream, 1);
+    cr_expect_eq(maps(&w) + waits(&w), calls);
+    fill(&w, q, 4, 2, s);
+    give(&w, q, s);
+    world_close(&w);
+}
+
+Test(streams, memory_whose_fence_has_passed_is_everyone_s)
+{
+    struct world w;
+    world_open(&w, NULL);
+    CUstream s = world_stream(&w), other = world_stream(&w);
+    CUdeviceptr p = take(&w, 4, s);
+    fill(&w, p, 4, 1, s);
+    give(&w, p, s);
+    world_drain(&w);
+    uint64_t calls = maps(&w) + waits(&w);
+    CUdeviceptr q = take(&w, 4, other);
+    cr_expect_eq(q, p);
+    cr_expect_eq(stats_of(&w).hits_completed, 1);
+    cr_expect_eq(maps(&w) + waits(&w), calls);
+    fill(&w, q, 4, 2, other);
+    give(&w, q, other);
+    world_close(&w);
+}
+
+Test(streams, device_reuse_waits_once_and_moves_nothing)
+{
+    struct setup setup = setup_with(VPMM_REUSE_WAIT_DEVICE);
+    struct world w;
+    world_open(&w, &setup);
+    CUstream s = world_stream(&w), other = world_stream(&w);
+    CUdeviceptr p = take(&w, 4, s);
+    fill(&w, p, 4, 1, s);
+    expect_later(&w, p, 4, 1, s);
+    give(&w, p, s);
+    uint64_t mapped = maps(&w), waited = waits(&w);
+    CUdeviceptr q = take(&w, 4, other);
+    cr_expect_eq(q, p);
+    cr_expect_eq(stats_of(&w).hits_waited, 1);
+    cr_expect_eq(waits(&w), waited + 1);
+    cr_expect_eq(maps(&w), mapped);
+    fill(&w, q, 4, 2, other);
+    expect_later(&w, q, 4, 2, other);
+    cr_expect_eq(vpmm_sim_step(w.sim, other, SIZE_MAX), 0, "it does not wait for the other stream");
+    give(&w, q, other);
+    world_close(&w);
+}
+
+Test(streams, a_part_of_a_waiting_region_will_do)
+{
+    struct setup setup = setup_with(VPMM_REUSE_WAIT_DEVICE);
+    struct world w;
+    world_open(&w, &setup);
+    CUstream s = world_stream(&w), other = world_stream(&w), third = world_stream(&w);
+    CUdeviceptr p = take(&w, 12, s);
+    fill(&w, p, 12, 1, s);
+    give(&w, p, s);
+    uint64_t mapped = maps(&w);
+    CUdeviceptr q = take(&w, 4, other), r = take(&w, 4, third);
+    fill(&w, q, 4, 2, other);
+    fill(&w, r, 4, 3, third);
+    cr_expect_eq(maps(&w), mapped);
+    cr_expect_eq(stats_of(&w).hits_waited, 2);
+    expect_later(&w, q, 4, 2, other);
+    expect_later(&w, r, 4, 3, third);
+    give(&w, q, other);
+    give(&w, r, third);
+    world_close(&w);
+}
+
+Test(streams, completed_reuse_keeps_streams_independent)
+{
+    struct setup setup = setup_with(VPMM_REUSE_COMPLETED);
+    struct world w;
+    world_open(&w, &setup);
+    CUstream s[4];
+    for (int i = 0; i < 4; i++)
+        s[i] = world_stream(&w);
+    uint64_t before = waits(&w);
+    for (int round = 0; round < 50; round++)
+        for (int i = 0; i < 4; i++) {
+            CUdeviceptr p = take(&w, 1 + (size_t)(round * 7 + i) % 5, s[i]);
+            fill(&w, p, 1, (uint32_t)round, s[i]);
+            give(&w, p, s[i]);
+        }
+    cr_expect_eq(waits(&w), before, "one stream was made to wait for another");
+    cr_expect_eq(vpmm_sim_calls(w.sim, "cuEventSynchronize") + vpmm_sim_calls(w.sim, "cuStreamSynchronize"), 0);
+    cr_expect_eq(stats_of(&w).hits_waited, 0);
+    world_close(&w);
+}
+
+Test(streams, completed_reuse_waits_before_it_fails)
+{
+    struct setup setup = setup_with(VPMM_REUSE_COMPLETED);
+    setup.pool.max_mapped = 8 * PAGE;
+    struct world w;
+    world_open(&w, &setup);
+    CUstream s = world_stream(&w), other = world_stream(&w);
+    CUdeviceptr p = take(&w, 8, s);
+    fill(&w, p, 8, 1, s);
+    give(&w, p, s);
+    CUdeviceptr q = take(&w, 8, other);
+    fill(&w, q, 8, 2, other);
+    give(&w, q, other);
+    world_close(&w);
+}
+
+Test(streams, host_reuse_makes_the_caller_wait)
+{
+    struct setup setup = setup_with(VPMM_REUSE_WAIT_HOST);
+    struct world w;
+    world_open(&w, &setup);
+    CUstream s = world_stream(&w), other = world_stream(&w);
+    CUdeviceptr p = take(&w, 4, s);
+    fill(&w, p, 4, 1, s);
+    give(&w, p, s);
+    uint64_t mapped = maps(&w), waited = waits(&w);
+    CUdeviceptr q = take(&w, 4, other);
+    cr_expect_eq(q, p);
+    cr_expect_eq(maps(&w), mapped);
+    cr_expect_eq(waits(&w), waited, "the device waits too");
+    cr_expect_eq(stats_of(&w).hits_waited, 1);
+    cr_expect_eq(vpmm_sim_pending(w.sim, s), 0, "the memory is given away before the work on it is done");
+    fill(&w, q, 4, 2, other);
+    cr_expect_gt(vpmm_sim_step(w.sim, other, SIZE_MAX), 0);
+    give(&w, q, other);
+    world_close(&w);
+}
+
+Test(streams, memory_that_needs_no_wait_comes_first)
+{
+    struct setup setup = setup_with(VPMM_REUSE_WAIT_DEVICE);
+    struct world w;
+    world_open(&w, &setup);
+    CUstream busy = world_stream(&w), idle = world_stream(&w), asking = world_stream(&w);
+    CUdeviceptr passed = take(&w, 6, idle), wall = take(&w, 1, idle), waiting = take(&w, 4, busy);
+    give(&w, passed, idle);
+    world_drain(&w);
+    fill(&w, waiting, 4, 1, busy);
+    give(&w, waiting, busy); /* fits better, but must be waited for */
+    uint64_t waited = waits(&w);
+    CUdeviceptr p = take(&w, 4, asking);
+    cr_expect_eq(waits(&w), waited);
+    cr_expect(p >= passed && p < passed + 6 * PAGE);
+    give(&w, wall, idle);
+    give(&w, p, asking);
+    world_close(&w);
+}
+
+Test(streams, the_wait_covers_all_that_was_queued_before_the_free)
+{
+    struct setup setup = setup_with(VPMM_REUSE_WAIT_DEVICE);
+    struct world w;
+    world_open(&w, &setup);
+    CUstream s = world_stream(&w), other = world_stream(&w);
+    for (uint32_t round = 0; round < 100;
+         round++) { /* the marks of earlier frees must not be mistaken for later ones */
+        CUdeviceptr p = take(&w, 2, s);
+        fill(&w, p, 2, round, s);
+        expect_later(&w, p, 2, round, s);
+        give(&w, p, s);
+        if (round % 3 == 0)
+            must_work(vpmm_poll_for(w.pool, 0));
+        CUdeviceptr q = take(&w, 2, other);
+        fill(&w, q, 2, ~round, other);
+        expect_later(&w, q, 2, ~round, other);
+        give(&w, q, other);
+        vpmm_sim_step(w.sim, other, 2);
+        vpmm_sim_step(w.sim, s, 3);
+        world_audit(&w);
+    }
+    world_close(&w);
+}
+
+/* --- merging --------------------------------------------------------------------------------------------------------
+ */
+
+Test(streams, merging_never_makes_idle_memory_busy)
+{
+    struct setup setup = setup_with(VPMM_REUSE_COMPLETED);
+    setup.pool.initial_pages = 32;
+    setup.pool.max_mapped = 32 * PAGE;
+    struct world w;
+    world_open(&w, &setup);
+    CUstream busy = world_stream(&w), asking = world_stream(&w);
+    for (int i = 0; i < 8; i++) { /* pages here and there, freed beside idle ones by a stream with work to do */
+        CUdeviceptr p = take(&w, 1, busy);
+        keep_busy(&w, busy);
+        give(&w, p, busy);
+        uint64_t waited = waits(&w), mapped = maps(&w);
+        CUdeviceptr q = take(&w, 31, asking);
+        cr_expect_eq(waits(&w), waited);
+        cr_expect_eq(maps(&w), mapped);
+        cr_expect_eq(vpmm_sim_pending(w.sim, busy) > 0, true);
+        give(&w, q, asking);
+        world_step(&w);
+        world_drain(&w);
+    }
+    world_audit(&w);
+    world_close(&w);
+}
+
+Test(streams, regions_of_one_stream_merge_before_their_fence_passes)
+{
+    struct setup setup = setup_default();
+    setup.pool.initial_pages = 12;
+    setup.pool.max_mapped = 12 * PAGE;
+    struct world w;
+    world_open(&w, &setup);
+    CUstream s = world_stream(&w);
+    CUdeviceptr p[4];
+    for (size_t i = 0; i < 4; i++)
+        p[i] = take(&w, 3, s);
+    keep_busy(&w, s);
+    give(&w, p[1], s);
+    give(&w, p[3], s);
+    give(&w, p[0], s);
+    give(&w, p[2], s);
+    cr_expect_str_eq(layout(&w), "[-12]", "%s", layout(&w));
+    CUdeviceptr all = take(&w, 12, s);
+    cr_expect_eq(stats_of(&w).hits_own_stream, 1);
+    cr_expect_eq(stats_of(&w).extents_remapped, 0);
+    give(&w, all, s);
+    world_close(&w);
+}
+
+Test(streams, regions_of_two_streams_merge_once_both_have_passed)
+{
+    struct setup setup = setup_default();
+    setup.pool.initial_pages = 8;
+    struct world w;
+    world_open(&w, &setup);
+    CUstream a = world_stream(&w), b = world_stream(&w);
+    CUdeviceptr p = take(&w, 4, a), q = take(&w, 4, b);
+    keep_busy(&w, a);
+    keep_busy(&w, b);
+    give(&w, p, a);
+    give(&w, q, b);
+    world_drain(&w);
+    cr_expect_str_eq(layout(&w), "[-8]", "%s", layout(&w));
+    world_close(&w);
+}
+
+Test(streams, a_thousand_short_lived_streams_leave_one_region, .timeout = 120)
+{
+    struct setup setup = setup_default();
+    setup.pool.initial_pages = 128;
+    setup.pool.max_mapped = 128 * PAGE;
+    struct world w;
+    world_open(&w, &setup);
+    CUdeviceptr p[32];
+    CUstream s[32];
+    for (uint32_t i = 0; i < 1000; i++) {
+        size_t k = i % 32;
+        if (i >= 32) { /* the stream of 32 rounds ago ends here, with its work still queued */
+            give(&w, p[k], s[k]);
+            must_work(vpmm_stream_release(w.pool, s[k]));
+            world_stream_destroy(&w, s[k]);
+        }
+        s[k] = world_stream(&w);
+        p[k] = take(&w, 1 + i % 3, s[k]);
+        fill(&w, p[k], 1 + i % 3, i, s[k]);
+        if (i % 16 == 0)
+            must_work(vpmm_poll_for(w.pool, 0));
+    }
+    for (size_t k = 0; k < 32; k++) {
+        give(&w, p[k], s[k]);
+        must_work(vpmm_stream_release(w.pool, s[k]));
+    }
+    world_drain(&w);
+    world_audit(&w);
+    uint64_t moved = stats_of(&w).extents_remapped, created = stats_of(&w).extents_created;
+    CUstream last = world_stream(&w);
+    CUdeviceptr all = take(&w, 128, last);
+    cr_expect_eq(stats_of(&w).extents_remapped, moved, "free memory is left in pieces: %s", layout(&w));
+    cr_expect_eq(stats_of(&w).extents_created, created);
+    give(&w, all, last);
+    world_close(&w);
+}
+
+/* --- release, and handles that come back ----------------------------------------------------------------------------
+ */
+
+Test(streams, release_gives_memory_to_every_stream)
+{
+    struct setup setup = setup_with(VPMM_REUSE_COMPLETED);
+    struct world w;
+    world_open(&w, &setup);
+    CUstream s = world_stream(&w), other = world_stream(&w);
+    CUdeviceptr p = take(&w, 4, s);
+    fill(&w, p, 4, 1, s);
+    give(&w, p, s);
+    must_work(vpmm_stream_release(w.pool, s));
+    world_step(&w);
+    world_stream_destroy(&w, s);
+    world_drain(&w);
+    CUdeviceptr q = take(&w, 4, other);
+    cr_expect_eq(q, p);
+    give(&w, q, other);
+    world_close(&w);
+}
+
+Test(streams, release_with_work_queued_does_not_give_too_early)
+{
+    struct setup setup = setup_with(VPMM_REUSE_COMPLETED);
+    struct world w;
+    world_open(&w, &setup);
+    CUstream s = world_stream(&w), other = world_stream(&w);
+    CUdeviceptr p = take(&w, 4, s);
+    fill(&w, p, 4, 1, s);
+    give(&w, p, s);
+    must_work(vpmm_stream_release(w.pool, s));
+    must_work(vpmm_poll_for(w.pool, 0));
+    CUdeviceptr q = take(&w, 4, other);
+    cr_expect_neq(q, p);
+    fill(&w, q, 4, 2, other);
+    give(&w, q, other);
+    world_audit(&w);
+    world_close(&w);
+}
+
+static CUstream same_handle_again(struct world *w, CUstream s)
+{
+    world_stream_destroy(w, s);
+    CUstream again = world_stream(w);
+    cr_assert_eq(again, s, "the simulator does not hand the handle out again");
+    return again;
+}
+
+/* The stream is destroyed with work queued; the next one has its handle, and must not pass for it. */
+static void a_handle_comes_back(vpmm_reuse reuse, vpmm_streams streams, bool release)
+{
+    struct setup setup = setup_with(reuse);
+    setup.pool.streams = streams;
+    struct world w;
+    world_open(&w, &setup);
+    CUstream s = world_stream(&w);
+    for (uint32_t round = 0; round < 20; round++) {
+        CUdeviceptr p = take(&w, 4, s);
+        fill(&w, p, 4, round, s);
+        expect_later(&w, p, 4, round, s);
+        give(&w, p, s);
+        if (release)
+            must_work(vpmm_stream_release(w.pool, s));
+        s = same_handle_again(&w, s);
+        CUdeviceptr q = take(&w, 4, s);
+        fill(&w, q, 4, ~round, s);
+        expect_later(&w, q, 4, ~round, s);
+        vpmm_sim_step(w.sim, s, 1 + round % 3);
+        if (round % 2 != 0)
+            must_work(vpmm_poll(w.pool));
+        give(&w, q, s);
+        world_audit(&w);
+    }
+    world_drain(&w);
+    world_audit(&w);
+    world_close(&w);
+}
+
+Test(streams, a_released_handle_comes_back_and_waits_on_the_device)
+{
+    a_handle_comes_back(VPMM_REUSE_WAIT_DEVICE, VPMM_STREAMS_CHECKED, true);
+}
+Test(streams, a_released_handle_comes_back_to_independent_streams)
+{
+    a_handle_comes_back(VPMM_REUSE_COMPLETED, VPMM_STREAMS_CHECKED, true);
+}
+Test(streams, an_unreleased_handle_comes_back_and_is_noticed)
+{
+    a_handle_comes_back(VPMM_REUSE_WAIT_DEVICE, VPMM_STREAMS_CHECKED, false);
+}
+Test(streams, an_unreleased_handle_comes_back_to_independent_streams)
+{
+    a_handle_comes_back(VPMM_REUSE_COMPLETED, VPMM_STREAMS_CHECKED, false);
+}
+Test(streams, an_unreleased_handle_comes_back_to_eager_streams)
+{
+    a_handle_comes_back(VPMM_REUSE_WAIT_DEVICE, VPMM_STREAMS_EAGER, false);
+}
+
+Test(streams, memory_of_a_lost_stream_is_found_again)
+{
+    struct setup setup = setup_with(VPMM_REUSE_WAIT_DEVICE);
+    setup.pool.max_mapped = 8 * PAGE;
+    setup.pool.extent_size = PAGE;
+    struct world w;
+    world_open(&w, &setup);
+    CUstream s = world_stream(&w);
+    CUdeviceptr p = take(&w, 8, s);
+    fill(&w, p, 8, 1, s);
+    give(&w, p, s);
+    s = same_handle_again(&w, s); /* without a word */
+    CUdeviceptr q = take(&w, 8, s);
+    fill(&w, q, 8, 2, s);
+    expect_later(&w, q, 8, 2, s);
+    give(&w, q, s);
+    world_drain(&w);
+    world_audit(&w);
+    world_close(&w);
+}
+
+/* --- streams with names of their own --------------------------------------------------------------------------------
+ */
+
+Test(streams, zero_and_legacy_are_one_stream)
+{
+    struct setup setup = setup_with(VPMM_REUSE_COMPLETED);
+    struct world w;
+    world_open(&w, &setup);
+    CUdeviceptr p = take(&w, 4, NULL);
+    fill(&w, p, 4, 1, NULL);
+    give(&w, p, NULL);
+    CUdeviceptr q = take(&w, 4, CU_STREAM_LEGACY);
+    cr_expect_eq(q, p);
+    cr_expect_eq(stats_of(&w).hits_own_stream, 1);
+    fill(&w, q, 4, 2, CU_STREAM_LEGACY);
+    give(&w, q, CU_STREAM_LEGACY);
+    world_close(&w);
+}
+
+struct default_stream_user {
+    struct world *w;
+    CUdeviceptr pointer;
+    uint64_t own_before, own_after;
+    bool good, keeps;
+};
+
+static void *use_per_thread_stream(void *argument)
+{
+    struct default_stream_user *u = argument;
+    struct world *w = u->w;
+    vpmm_stats stats;
+    u->good = w->driver->cuCtxSetCurrent(w->context) == CUDA_SUCCESS &&
+              vpmm_malloc(w->pool, 4 * PAGE, CU_STREAM_PER_THREAD, &u->pointer) == VPMM_SUCCESS &&
+              w->driver->cuMemsetD2D32Async(u->pointer, PAGE, 1, 1, 4, CU_STREAM_PER_THREAD) == CUDA_SUCCESS;
+    u->good = u->good && vpmm_free(w->pool, u->pointer, CU_STREAM_PER_THREAD) == VPMM_SUCCESS;
+    u->good = u->good && vpmm_stats_get(w->pool, &stats) == VPMM_SUCCESS;
+    u->own_before = stats.hits_own_stream;
+    if (u->keeps)
+        return NULL;
+    CUdeviceptr again = 0;
+    u->good = u->good && vpmm_malloc(w->pool, 4 * PAGE, CU_STREAM_PER_THREAD, &again) == VPMM_SUCCESS &&
+              vpmm_free(w->pool, again, CU_STREAM_PER_THREAD) == VPMM_SUCCESS;
+    u->good = u->good && vpmm_stats_get(w->pool, &stats) == VPMM_SUCCESS;
+    u->own_after = stats.hits_own_stream;
+    return NULL;
+}
+
+static void on_a_thread(void *(*function)(void *), void *argument)
+{
+    pthread_t thread;
+    cr_assert_eq(pthread_create(&thread, NULL, function, argument), 0);
+    pthread_join(thread, NULL);
+}
+
+Test(streams, the_per_thread_stream_is_another_one_in_each_thread)
+{
+    struct setup setup = setup_with(VPMM_REUSE_COMPLETED);
+    struct world w;
+    world_open(&w, &setup);
+    CUdeviceptr p = take(&w, 4, CU_STREAM_PER_THREAD);
+    fill(&w, p, 4, 1, CU_STREAM_PER_THREAD);
+    give(&w, p, CU_STREAM_PER_THREAD);
+    struct default_stream_user first = {.w = &w}, second = {.w = &w};
+    on_a_thread(use_per_thread_stream, &first);
+    cr_expect(first.good);
+    cr_expect_neq(first.pointer, p, "the memory of this thread's stream goes to another thread's");
+    cr_expect_eq(first.own_after, first.own_before + 1, "a thread's own stream is not its own");
+    on_a_thread(use_per_thread_stream, &second);
+    cr_expect(second.good);
+    cr_expect_neq(second.pointer, p);
+    world_audit(&w);
+    cr_assert_eq(w.driver->cuCtxSynchronize(), CUDA_SUCCESS);
+    world_drain(&w);
+    world_close(&w);
+}
+
+Test(streams, threads_that_die_leave_their_memory_to_the_others, .timeout = 60)
+{
+    struct setup setup = setup_with(VPMM_REUSE_WAIT_DEVICE);
+    setup.pool.max_mapped = 16 * PAGE;
+    struct world w;
+    world_open(&w, &setup);
+    for (int i = 0; i < 200; i++) {
+        struct default_stream_user user = {.w = &w, .keeps = i % 2 != 0};
+        on_a_thread(use_per_thread_stream, &user);
+        cr_assert(user.good, "thread %d: %s", i, vpmm_last_error());
+        if (i % 8 == 0)
+            must_work(vpmm_poll(w.pool));
+    }
+    cr_assert_eq(w.driver->cuCtxSynchronize(), CUDA_SUCCESS);
+    world_audit(&w);
+    CUstream s = world_stream(&w);
+    give(&w, take(&w, 16, s), s);
+    world_close(&w);
+}
+
+Test(streams, a_stream_of_another_device_is_refused)
+{
+    struct setup setup = setup_default();
+    setup.sim.devices = 2;
+    struct world w;
+    world_open(&w, &setup);
+    CUstream s = world_stream(&w);
+    CUcontext other = NULL;
+    cr_assert_eq(w.driver->cuDevicePrimaryCtxRetain(&other, 1), CUDA_SUCCESS);
+    cr_assert_eq(w.driver->cuCtxSetCurrent(other), CUDA_SUCCESS);
+    CUstream foreign = world_stream(&w);
+    cr_assert_eq(w.driver->cuCtxSetCurrent(w.context), CUDA_SUCCESS);
+    CUdeviceptr p = take(&w, 4, s), q = 0xdead;
+    must_fail(VPMM_ERROR_INVALID_VALUE, vpmm_malloc(w.pool, 4 * PAGE, foreign, &q));
+    cr_expect_eq(q, 0xdead);
+    must_fail(VPMM_ERROR_INVALID_VALUE, vpmm_free(w.pool, p, foreign));
+    cr_expect_eq(stats_of(&w).live_bytes, 4 * PAGE);
+    world_audit(&w);
+    give(&w, p, s);
+    world_stream_destroy(&w, foreign);
+    cr_assert_eq(w.driver->cuDevicePrimaryCtxRelease(1), CUDA_SUCCESS);
+    world_close(&w);
+}
+
+Test(streams, a_stream_of_another_context_of_the_device_will_do)
+{
+    struct world w;
+    world_open(&w, NULL);
+    CUcontext second = NULL;
+    cr_assert_eq(w.driver->cuCtxCreate(&second, 0, w.device), CUDA_SUCCESS);
+    CUstream s = NULL;
+    cr_assert_eq(w.driver->cuStreamCreate(&s, CU_STREAM_NON_BLOCKING), CUDA_SUCCESS);
+    CUdeviceptr p = take(&w, 4, s);
+    give(&w, p, s);
+    CUdeviceptr q = take(&w, 4, s);
+    cr_expect_eq(q, p);
+    give(&w, q, s);
+    world_audit(&w);
+    must_work(vpmm_stream_release(w.pool, s));
+    must_work(vpmm_pool_destroy(w.pool));
+    w.pool = NULL;
+    cr_assert_eq(w.driver->cuStreamDestroy(s), CUDA_SUCCESS);
+    cr_assert_eq(w.driver->cuCtxDestroy(second), CUDA_SUCCESS);
+    world_close(&w);
+}
+
+/* --- other streams and threads free ---------------------------------------------------------------------------------
+ */
+
+Test(streams, free_on_another_stream)
+{
+    struct setup setup = setup_with(VPMM_REUSE_WAIT_DEVICE);
+    struct world w;
+    world_open(&w, &setup);
+    CUstream a = world_stream(&w), b = world_stream(&w);
+    CUdeviceptr p = take(&w, 4, a);
+    fill(&w, p, 4, 1, a);
+    order_after(&w, b, a);
+    fill(&w, p, 4, 2, b);
+    expect_later(&w, p, 4, 2, b);
+    give(&w, p, b);
+    CUdeviceptr q = take(&w, 4, b); /* b's own now */
+    cr_expect_eq(q, p);
+    cr_expect_eq(stats_of(&w).hits_own_stream, 1);
+    fill(&w, q, 4, 3, b);
+    give(&w, q, b);
+    CUdeviceptr r = take(&w, 4, a);
+    fill(&w, r, 4, 4, a);
+    give(&w, r, a);
+    world_audit(&w);
+    world_close(&w);
+}
+
+/* Thread and stream pairs that come and go: each frees what the one before left to it. */
+struct relay {
+    struct world *w;
+    CUstream stream;
+    CUdeviceptr inherited, left;
+    vpmm_status status;
+};
+
+static void *run_relay(void *argument)
+{
+    struct relay *r = argument;
+    CUdeviceptr p = 0;
+    r->status = r->inherited != 0 ? vpmm_free(r->w->pool, r->inherited, r->stream) : VPMM_SUCCESS;
+    for (size_t i = 1; i <= 4 && r->status == VPMM_SUCCESS; i++) {
+        r->status = vpmm_malloc(r->w->pool, i * PAGE, r->stream, &p);
+        if (r->status == VPMM_SUCCESS)
+            r->status = vpmm_free(r->w->pool, p, r->stream);
+    }
+    if (r->status == VPMM_SUCCESS)
+        r->status = vpmm_malloc(r->w->pool, 3 * PAGE, r->stream, &r->left);
+    return NULL;
+}
+
+Test(streams, hundreds_of_threads_come_and_go, .timeout = 60)
+{
+    struct world w;
+    world_open(&w, NULL);
+    CUstream s[3];
+    for (int i = 0; i < 3; i++)
+        s[i] = world_stream(&w);
+    CUdeviceptr left = 0;
+    for (int i = 0; i < 500; i++) {
+        struct relay r = {.w = &w, .stream = s[i % 3], .inherited = left};
+        if (i > 0)
+            order_after(&w, s[i % 3], s[(i + 2) % 3]);
+        on_a_thread(run_relay, &r);
+        cr_assert_eq(r.status, VPMM_SUCCESS, "thread %d: %s", i, vpmm_status_name(r.status));
+        left = r.left;
+        if (i % 16 == 0)
+            must_work(vpmm_poll(w.pool));
+    }
+    give(&w, left, s[499 % 3]);
+    world_drain(&w);
+    world_audit(&w);
+    cr_expect_leq(stats_of(&w).mapped_bytes, 64 * PAGE, "each thread leaves something behind");
+    world_close(&w);
+}
+
+struct worker {
+    struct world *w;
+    CUstream stream;
+    uint32_t seed;
+    int failures;
+};
+
+static void *work(void *argument)
+{
+    struct worker *worker = argument;
+    CUdeviceptr p[8] = {0};
+    for (uint32_t i = 0; i < 20000; i++) {
+        worker->seed = worker->seed * 1664525 + 1013904223;
+        uint32_t k = (worker->seed >> 10) % 8, pages = 1 + (worker->seed >> 20) % 8;
+        if (p[k] != 0) {
+            worker->failures += vpmm_free(worker->w->pool, p[k], worker->stream) != VPMM_SUCCESS;
+            p[k] = 0;
+        } else {
+            worker->failures += vpmm_malloc(worker->w->pool, pages * PAGE, worker->stream, &p[k]) != VPMM_SUCCESS;
+        }
+    }
+    for (int k = 0; k < 8; k++)
+        if (p[k] != 0)
+            worker->failures += vpmm_free(worker->w->pool, p[k], worker->stream) != VPMM_SUCCESS;
+    return NULL;
+}
+
+Test(streams, four_threads_at_once, .timeout = 120)
+{
+    struct setup setup = setup_default();
+    setup.sim.stepped = false;
+    setup.pool.reaper = true;
+    struct world w;
+    world_open(&w, &setup);
+    pthread_t thread[4];
+    struct worker worker[4];
+    for (uint32_t i = 0; i < 4; i++)
+        worker[i] = (struct worker){.w = &w, .stream = world_stream(&w), .seed = i + 1};
+    for (int i = 0; i < 4; i++)
+        pthread_create(&thread[i], NULL, work, &worker[i]);
+    for (int i = 0; i < 4; i++)
+        pthread_join(thread[i], NULL);
+    for (int i = 0; i < 4; i++)
+        cr_expect_eq(worker[i].failures, 0);
+    cr_expect_eq(stats_of(&w).live_bytes, 0);
+    world_close(&w);
+}

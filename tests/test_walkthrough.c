@@ -1,0 +1,160 @@
+/*
+ * The specification's walk-through: +10, +1, -10, +4, +11 pages on one stream, from a pool of 11 + X pages, one
+ * handle a page. What the fifth step does depends on X alone.
+ */
+#include "support.h"
+
+struct walk {
+    size_t x;
+    const char *after[5];     /* the layout after each step, all fences passed */
+    const char *last_waiting; /* after the fifth, the device having done nothing yet */
+    uint64_t created;         /* pages, in all */
+};
+
+static const struct walk enough_pages = {
+    .x = 12,
+    .after = {"[10][-13]", "[10][1][-12]", "[-10][1][-12]", "[4][-6][1][-12]", "[4][-6][1][11][-1]"},
+    .last_waiting = "[4][-6][1][11][-1]",
+    .created = 23,
+};
+static const struct walk one_region_moves = {
+    .x = 7,
+    .after = {"[10][-8]", "[10][1][-7]", "[-10][1][-7]", "[-10][1][4][-3]", "[*10][1][4][11][-2]"},
+    .last_waiting = "[~10][1][4][11][-2]",
+    .created = 18,
+};
+static const struct walk one_page_is_missing = {
+    .x = 4,
+    .after = {"[10][-5]", "[10][1][-4]", "[-10][1][-4]", "[-10][1][4]", "[*10][1][4][11]"},
+    .last_waiting = "[~10][1][4][11]",
+    .created = 16,
+};
+static const struct walk all_is_gathered = {
+    .x = 2,
+    .after = {"[10][-3]", "[10][1][-2]", "[-10][1][-2]", "[4][-6][1][-2]", "[4][*6][1][11]"},
+    .last_waiting = "[4][~6][1][11]",
+    .created = 16,
+};
+
+enum passing { FENCES_PASS, FENCES_WAIT };
+
+static void compare_layout(struct world *w, const char *expected, int step)
+{
+    cr_assert_str_eq(layout(w), expected, "step %d leaves %s, not %s", step, layout(w), expected);
+}
+
+static void after_step(struct world *w, const struct walk *walk, int step, enum passing passing)
+{
+    if (passing == FENCES_PASS)
+        world_drain(w);
+    bool waiting = step == 5 && passing == FENCES_WAIT;
+    compare_layout(w, waiting ? walk->last_waiting : walk->after[step - 1], step);
+    world_audit(w);
+}
+
+static void walk_through(const struct walk *walk, enum passing passing)
+{
+    struct setup setup = setup_default();
+    setup.pool.extent_size = PAGE;
+    setup.pool.initial_pages = 11 + walk->x;
+    struct world w;
+    world_open(&w, &setup);
+    CUstream s = world_stream(&w);
+
+    CUdeviceptr ten = take(&w, 10, s);
+    fill(&w, ten, 10, 0x10101010, s);
+    after_step(&w, walk, 1, passing);
+
+    CUdeviceptr one = take(&w, 1, s);
+    fill(&w, one, 1, 0x01010101, s);
+    after_step(&w, walk, 2, passing);
+
+    expect_later(&w, ten, 10, 0x10101010, s);
+    give(&w, ten, s);
+    after_step(&w, walk, 3, passing);
+
+    CUdeviceptr four = take(&w, 4, s);
+    fill(&w, four, 4, 0x04040404, s);
+    after_step(&w, walk, 4, passing);
+
+    CUdeviceptr eleven = take(&w, 11, s);
+    fill(&w, eleven, 11, 0x11111111, s);
+    after_step(&w, walk, 5, passing);
+
+    cr_expect_eq(stats_of(&w).pages_created, walk->created);
+    cr_expect_eq(stats_of(&w).mapped_bytes, walk->created * PAGE, "held is what was created, each page once");
+    cr_expect_eq(stats_of(&w).live_bytes, 16 * PAGE);
+
+    expect_later(&w, one, 1, 0x01010101, s);
+    expect_later(&w, four, 4, 0x04040404, s);
+    expect_later(&w, eleven, 11, 0x11111111, s);
+    give(&w, one, s);
+    give(&w, four, s);
+    give(&w, eleven, s);
+    world_drain(&w);
+    cr_expect_eq(stats_of(&w).pending_unmap_bytes, 0);
+    cr_expect_eq(stats_of(&w).reusable_bytes, walk->created * PAGE);
+    world_audit(&w);
+    world_close(&w);
+}
+
+Test(walkthrough, case_a_with_fences_passed)
+{
+    walk_through(&enough_pages, FENCES_PASS);
+}
+Test(walkthrough, case_a_with_fences_waiting)
+{
+    walk_through(&enough_pages, FENCES_WAIT);
+}
+Test(walkthrough, case_b_with_fences_passed)
+{
+    walk_through(&one_region_moves, FENCES_PASS);
+}
+Test(walkthrough, case_b_with_fences_waiting)
+{
+    walk_through(&one_region_moves, FENCES_WAIT);
+}
+Test(walkthrough, case_c_with_fences_passed)
+{
+    walk_through(&one_page_is_missing, FENCES_PASS);
+}
+Test(walkthrough, case_c_with_fences_waiting)
+{
+    walk_through(&one_page_is_missing, FENCES_WAIT);
+}
+Test(walkthrough, case_d_with_fences_passed)
+{
+    walk_through(&all_is_gathered, FENCES_PASS);
+}
+Test(walkthrough, case_d_with_fences_waiting)
+{
+    walk_through(&all_is_gathered, FENCES_WAIT);
+}
+
+Test(walkthrough, moved_pages_are_not_copied)
+{
+    struct setup setup = setup_default();
+    setup.pool.extent_size = PAGE;
+    setup.pool.initial_pages = 15;
+    struct world w;
+    world_open(&w, &setup);
+    CUstream s = world_stream(&w);
+    CUdeviceptr ten = take(&w, 10, s), one = take(&w, 1, s);
+    fill(&w, ten, 10, 0xabcdef01, s);
+    give(&w, ten, s);
+    CUdeviceptr four = take(&w, 4, s);
+    CUdeviceptr eleven = take(&w, 11, s); /* ten pages that kept their bytes, and a new one */
+    size_t kept = 0;
+    uint32_t words[11] = {0};
+    for (size_t i = 0; i < 11; i++)
+        cr_assert(w.driver->cuMemcpyDtoHAsync(&words[i], eleven + i * PAGE, sizeof words[i], s) == CUDA_SUCCESS,
+                  "cuMemcpyDtoHAsync");
+    world_step(&w);
+    for (size_t i = 0; i < 11; i++)
+        kept += words[i] == 0xabcdef01;
+    cr_expect_eq(kept, 10);
+    give(&w, one, s);
+    give(&w, four, s);
+    give(&w, eleven, s);
+    world_close(&w);
+}
