@@ -412,7 +412,7 @@ static double now(void)
     return (double)t.tv_sec + (double)t.tv_nsec / 1e9;
 }
 
-/* In every thread of the process: only wait_for_end takes them. */
+/* In every thread of the process: only wait_for_end takes them, and what comes after the first is ignored. */
 static void block_signals(sigset_t *set)
 {
     sigemptyset(set);
@@ -428,12 +428,11 @@ static void wait_for_end(server *s, const sigset_t *signals)
     while (now() < end && !atomic_load(&s->stop)) {
         int sig = sigtimedwait(signals, NULL, &tick);
         if (sig > 0) {
-            fprintf(stderr, "vpmm-server: %s: stopping; once more kills\n", strsignal(sig));
+            fprintf(stderr, "vpmm-server: %s: stopping\n", strsignal(sig));
             break;
         }
     }
     atomic_store(&s->stop, true);
-    pthread_sigmask(SIG_UNBLOCK, signals, NULL);
 }
 
 static bool start_workers(server *s)

@@ -274,29 +274,34 @@ static void await_builders(struct vpmm_pool *pool)
         clock_nanosleep(CLOCK_MONOTONIC, 0, &moment, NULL);
 }
 
+static void trim_small(struct vpmm_pool *pool)
+{
+    if (pool->small.pool)
+        small_trim(&pool->small);
+}
+
 /* Tier 6: before a request fails, everything is taken back, cheapest first. */
 static vpmm_status reclaim(struct vpmm_pool *pool, struct stream *stream, uint64_t pages, uint64_t device_gave,
                            struct region *region)
 {
+    struct arena *arena = &pool->arena;
     struct build_limits usable = {VIEW_USABLE, device_gave}, all = {VIEW_ALL, device_gave};
-    struct build_limits last = {VIEW_ALL, UINT64_MAX};
     stats_count(&pool->stats, STAT_reclaims);
-    reaper_pass_now(&pool->arena);
-    vpmm_status status = find_or_build(pool, stream, pages, pool->arena.reuse != VPMM_REUSE_COMPLETED, &usable, region);
+    reaper_pass_now(arena);
+    vpmm_status status = find_or_build(pool, stream, pages, arena->reuse != VPMM_REUSE_COMPLETED, &usable, region);
     if (is_shortage(status)) {
         await_builders(pool);
         status = find_or_build(pool, stream, pages, true, &all, region);
     }
     if (is_shortage(status)) {
-        size_t trimmed = 0;
-        if (pool->small.pool)
-            small_trim(&pool->small, 0, &trimmed);
-        reaper_synchronise(&pool->arena);
-        status = find_or_build(pool, stream, pages, true, &last, region);
+        reaper_synchronise(arena); /* for what no event covers, and so that the driver's pool can let go */
+        trim_small(pool);
+        reaper_pass_now(arena);
+        all.creatable_pages = UINT64_MAX;
+        status = find_or_build(pool, stream, pages, true, &all, region);
     }
-    if (is_shortage(status)) { /* with what the device was seen to give this time */
-        status = find_or_build(pool, stream, pages, true, &last, region);
-    }
+    if (is_shortage(status)) /* the device gave less than was asked of it: with just that */
+        status = find_or_build(pool, stream, pages, true, &all, region);
     return status;
 }
 
@@ -334,6 +339,17 @@ static vpmm_status malloc_pages(struct vpmm_pool *pool, size_t bytes, struct str
     return status;
 }
 
+static void release_pages(struct vpmm_pool *pool)
+{
+    struct device_scope scope;
+    uint64_t released = 0;
+    if (device_enter(&pool->device, &scope) != VPMM_SUCCESS)
+        return;
+    reaper_pass_now(&pool->arena);
+    build_release(&pool->arena, 0, &released);
+    device_leave(&pool->device, &scope);
+}
+
 /* The driver's pool and this one take from the same device: before one fails the other gives what it can. */
 static vpmm_status malloc_small(struct vpmm_pool *pool, size_t bytes, CUstream stream, CUdeviceptr *out)
 {
@@ -343,8 +359,12 @@ static vpmm_status malloc_small(struct vpmm_pool *pool, size_t bytes, CUstream s
                     bytes, pool->config.page_size);
     vpmm_status status = small_malloc(&pool->small, bytes, stream, out);
     if (status == VPMM_ERROR_OUT_OF_MEMORY && pool->paged) {
-        size_t released;
-        vpmm_trim(pool, 0, &released);
+        release_pages(pool);
+        status = small_malloc(&pool->small, bytes, stream, out);
+    }
+    if (status == VPMM_ERROR_OUT_OF_MEMORY && pool->paged) {
+        reaper_synchronise(&pool->arena);
+        release_pages(pool);
         status = small_malloc(&pool->small, bytes, stream, out);
     }
     if (status == VPMM_ERROR_OUT_OF_MEMORY)
@@ -448,7 +468,6 @@ vpmm_status vpmm_stream_release(vpmm_pool *pool, CUstream handle)
 
 vpmm_status vpmm_trim(vpmm_pool *pool, size_t keep_bytes, size_t *released)
 {
-    size_t small_released = 0;
     uint64_t pages = 0;
     struct device_scope scope;
     vpmm_status status = check_pool(pool, "vpmm_trim");
@@ -461,11 +480,11 @@ vpmm_status vpmm_trim(vpmm_pool *pool, size_t keep_bytes, size_t *released)
         if (status == VPMM_SUCCESS)
             status = build_release(&pool->arena, keep_bytes / pool->config.page_size, &pages);
     }
-    if (status == VPMM_SUCCESS && pool->small.pool)
-        status = small_trim(&pool->small, keep_bytes, &small_released);
+    if (status == VPMM_SUCCESS && !keep_bytes)
+        trim_small(pool);
     device_leave(&pool->device, &scope);
     if (released)
-        *released = (size_t)pages * pool->config.page_size + small_released;
+        *released = (size_t)pages * pool->config.page_size;
     return status;
 }
 

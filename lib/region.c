@@ -231,7 +231,8 @@ bool region_take_waiting(struct arena *arena, struct stream *stream, uint64_t pa
         for (uint32_t slot = 1, n = load_acquire_u32(&arena->streams.slots); slot < n; slot++) {
             struct stream *other = stream_at(&arena->streams, slot);
             if (other != stream && hints_best(&other->free, &arena->pages, PAGE_FREE, pages, every_bin, &found) &&
-                (!best.pages || found.pages < best.pages))
+                (!best.pages || found.pages < best.pages) &&
+                fence_waitable(&arena->streams, page_fence(at(arena, found.page))))
                 best = found;
         }
         if (!best.pages)

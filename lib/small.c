@@ -152,24 +152,11 @@ vpmm_status small_free(struct small *small, CUdeviceptr address, CUstream stream
     return status;
 }
 
-static size_t reserved_bytes(struct small *small)
-{
-    cuuint64_t bytes = 0;
-    device_call(small->device, cuMemPoolGetAttribute, small->pool, CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT, &bytes);
-    return bytes;
-}
-
-vpmm_status small_trim(struct small *small, size_t keep_bytes, size_t *released)
+void small_trim(struct small *small)
 {
     struct device_scope scope;
-    vpmm_status status = device_enter(small->device, &scope);
-    if (status != VPMM_SUCCESS)
-        return status;
-    size_t before = reserved_bytes(small);
-    if (device_call(small->device, cuMemPoolTrimTo, small->pool, keep_bytes) != CUDA_SUCCESS)
-        status = device_failed(small->device, "trimming the memory pool for small requests");
-    size_t after = reserved_bytes(small);
-    *released += before > after ? before - after : 0;
+    if (device_enter(small->device, &scope) != VPMM_SUCCESS)
+        return;
+    device_call(small->device, cuMemPoolTrimTo, small->pool, 0); /* a refusal leaves things as they are */
     device_leave(small->device, &scope);
-    return status;
 }

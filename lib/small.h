@@ -38,6 +38,7 @@ vpmm_status small_malloc(struct small *, size_t bytes, CUstream, CUdeviceptr *);
 /* INVALID_POINTER if the address is not a live one of these, and then only. */
 vpmm_status small_free(struct small *, CUdeviceptr, CUstream);
 
-vpmm_status small_trim(struct small *, size_t keep_bytes, size_t *released);
+/* Gives back what no allocation uses and whose frees the driver has seen complete. */
+void small_trim(struct small *);
 
 #endif

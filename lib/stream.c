@@ -280,11 +280,11 @@ vpmm_status stream_enter(struct streams *streams, CUstream handle, struct stream
 
 /* ---- marks ---- */
 
-static bool may_record(struct streams *streams, struct stream *stream)
+static bool may_record(struct streams *streams, struct stream *stream, uint32_t limit)
 {
     if (stream->thread && stream->thread != thread_self())
         return false;
-    if (load_relaxed_u32(&stream->outstanding) >= STREAM_MARKS || load_sc_u32(&stream->state) != STREAM_ACTIVE)
+    if (load_relaxed_u32(&stream->outstanding) >= limit || load_sc_u32(&stream->state) != STREAM_ACTIVE)
         return false;
     CUstreamCaptureStatus capture = CU_STREAM_CAPTURE_STATUS_NONE;
     return device_call(streams->device, cuStreamIsCapturing, stream->handle, &capture) == CUDA_SUCCESS &&
@@ -306,10 +306,10 @@ static CUevent event_of(struct streams *streams, struct mark *mark)
 }
 
 /* Under the try-lock. False: nothing was marked, and trying again at once is of no use. */
-static bool mark_once(struct streams *streams, struct stream *stream)
+static bool mark_once(struct streams *streams, struct stream *stream, uint32_t limit)
 {
     uint64_t number = load_sc_u64(&stream->published); /* before the event is recorded */
-    if (number <= load_relaxed_u64(&stream->recorded) || !may_record(streams, stream))
+    if (number <= load_relaxed_u64(&stream->recorded) || !may_record(streams, stream, limit))
         return false;
     struct mark *mark = &stream->mark[stream->next_mark];
     CUevent event = event_of(streams, mark);
@@ -324,7 +324,8 @@ static bool mark_once(struct streams *streams, struct stream *stream)
     return true;
 }
 
-void stream_mark(struct streams *streams, struct stream *stream)
+/* At most `limit` marks may then be outstanding. */
+static void mark(struct streams *streams, struct stream *stream, uint32_t limit)
 {
     struct device_scope scope;
     if (load_sc_u64(&stream->published) <= load_relaxed_u64(&stream->recorded) || device_lost(streams->device))
@@ -334,11 +335,16 @@ void stream_mark(struct streams *streams, struct stream *stream)
     /* Each turn of the loop has marked what another thread published meanwhile, and left to this one to mark. */
     bool again = true;
     while (again && !exchange_acq_rel_u32(&stream->marking, 1)) {
-        bool marked = mark_once(streams, stream);
+        bool marked = mark_once(streams, stream, limit);
         store_sc_u32(&stream->marking, 0); /* pairs with the exchange */
         again = marked && load_sc_u64(&stream->published) > load_relaxed_u64(&stream->recorded);
     }
     device_leave(streams->device, &scope);
+}
+
+void stream_mark(struct streams *streams, struct stream *stream)
+{
+    mark(streams, stream, STREAM_MARKS - 1); /* the last place is for the release of the stream */
 }
 
 /* The event of the earliest mark that covers the number. A place that is recorded again meanwhile holds a later
@@ -357,12 +363,40 @@ static CUevent covering_event(struct stream *stream, uint64_t number)
     return event;
 }
 
-/* Marks if need be. The caller is among the stream's users. NULL: there is no event and none can be had now. */
-static CUevent event_for(struct streams *streams, struct stream *stream, uint64_t number)
+/* Whether the calling thread may record on the stream at all. */
+static bool is_recordable(const struct stream *stream)
 {
+    return load_sc_u32(&stream->state) == STREAM_ACTIVE && (!stream->thread || stream->thread == thread_self());
+}
+
+bool fence_waitable(const struct streams *streams, struct fence fence)
+{
+    if (fence_passed(streams, fence))
+        return true;
+    const struct stream *stream = stream_at(streams, fence.stream);
+    return load_relaxed_u64(&stream->recorded) >= fence.number || is_recordable(stream);
+}
+
+/*
+ * An event that covers the number, for one wait; *once: to be destroyed after it. The caller is among the stream's
+ * users. With all marks outstanding, or another thread at marking, a point of its own is recorded.
+ */
+static CUevent event_for(struct streams *streams, struct stream *stream, uint64_t number, bool *once)
+{
+    *once = false;
     if (load_relaxed_u64(&stream->recorded) < number)
         stream_mark(streams, stream);
-    return covering_event(stream, number);
+    CUevent event = covering_event(stream, number);
+    if (event || !is_recordable(stream))
+        return event;
+    if (device_call(streams->device, cuEventCreate, &event, CU_EVENT_DISABLE_TIMING) == CUDA_SUCCESS &&
+        device_call(streams->device, cuEventRecord, event, stream->handle) == CUDA_SUCCESS) {
+        *once = true;
+        return event;
+    }
+    if (event)
+        device_call(streams->device, cuEventDestroy, event);
+    return NULL;
 }
 
 static vpmm_status no_event(void)
@@ -370,51 +404,48 @@ static vpmm_status no_event(void)
     return fail(VPMM_ERROR_DRIVER, "the point at which the memory was freed cannot be recorded on its stream now");
 }
 
+/* `waiter` NULL: the calling thread waits. */
+static vpmm_status wait_for(struct streams *streams, struct stream *stream, uint64_t number, struct stream *waiter)
+{
+    struct device_scope scope;
+    bool once;
+    vpmm_status status = device_enter_context(streams->device, stream->context, &scope);
+    if (status != VPMM_SUCCESS)
+        return status;
+    fetch_add_sc_u32(&stream->users, 1); /* its events stay its own meanwhile */
+    CUevent event = event_for(streams, stream, number, &once);
+    if (!event)
+        status = no_event();
+    else if (waiter && device_call(streams->device, cuStreamWaitEvent, waiter->handle, event, 0) != CUDA_SUCCESS)
+        status = device_failed(streams->device, "making a stream wait for memory that another has freed");
+    else if (!waiter && device_call(streams->device, cuEventSynchronize, event) != CUDA_SUCCESS)
+        status = device_failed(streams->device, "waiting for memory that a stream has freed");
+    if (event && once)
+        device_call(streams->device, cuEventDestroy, event); /* a wait that is queued keeps what it needs */
+    stream_leave(stream);
+    device_leave(streams->device, &scope);
+    return status;
+}
+
 vpmm_status stream_wait(struct streams *streams, struct stream *waiter, struct fence fence)
 {
     if (fence_usable(streams, fence, waiter))
         return VPMM_SUCCESS;
-    struct stream *stream = stream_at(streams, fence.stream);
-    struct device_scope scope;
-    vpmm_status status = device_enter_context(streams->device, waiter->context, &scope);
-    if (status != VPMM_SUCCESS)
-        return status;
-    fetch_add_sc_u32(&stream->users, 1); /* its events stay its own meanwhile */
-    CUevent event = event_for(streams, stream, fence.number);
-    if (!event)
-        status = no_event();
-    else if (device_call(streams->device, cuStreamWaitEvent, waiter->handle, event, 0) != CUDA_SUCCESS)
-        status = device_failed(streams->device, "making a stream wait for memory that another has freed");
-    stream_leave(stream);
-    device_leave(streams->device, &scope);
-    return status;
+    return wait_for(streams, stream_at(streams, fence.stream), fence.number, waiter);
 }
 
 vpmm_status stream_wait_host(struct streams *streams, struct fence fence)
 {
     if (fence_passed(streams, fence))
         return VPMM_SUCCESS;
-    struct stream *stream = stream_at(streams, fence.stream);
-    struct device_scope scope;
-    vpmm_status status = device_enter_context(streams->device, stream->context, &scope);
-    if (status != VPMM_SUCCESS)
-        return status;
-    fetch_add_sc_u32(&stream->users, 1);
-    CUevent event = event_for(streams, stream, fence.number);
-    if (!event)
-        status = no_event();
-    else if (device_call(streams->device, cuEventSynchronize, event) != CUDA_SUCCESS)
-        status = device_failed(streams->device, "waiting for memory that a stream has freed");
-    stream_leave(stream);
-    device_leave(streams->device, &scope);
-    return status;
+    return wait_for(streams, stream_at(streams, fence.stream), fence.number, NULL);
 }
 
 /* ---- release ---- */
 
 vpmm_status stream_release(struct streams *streams, CUstream handle)
 {
-    enum { TRIES = 10000 }; /* another thread may hold the try-lock, or 64 marks may be outstanding */
+    enum { TRIES = 10000 }; /* another thread may hold the try-lock */
     struct identity identity;
     vpmm_status status = identify(streams, handle, &identity);
     if (status == VPMM_SUCCESS)
@@ -427,7 +458,7 @@ vpmm_status stream_release(struct streams *streams, CUstream handle)
                                               "since it was created or last released");
     uint64_t last = load_sc_u64(&stream->published);
     for (int i = 0; load_relaxed_u64(&stream->recorded) < last && i < TRIES; i++) {
-        stream_mark(streams, stream);
+        mark(streams, stream, STREAM_MARKS);
         if (load_relaxed_u64(&stream->recorded) < last)
             sched_yield();
     }

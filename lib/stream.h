@@ -126,11 +126,17 @@ static inline bool fence_usable(const struct streams *streams, struct fence fenc
 }
 
 /*
- * Covers what is published with an event, if that is possible now: not while the stream captures, not while 64 marks
+ * Covers what is published with an event, if that is possible now: not while the stream captures, not while 63 marks
  * are outstanding, and not by another thread than a per-thread stream's own. Nothing is lost if not: a later mark
  * covers it. The caller is a user of the stream, or holds the reaper's turn.
  */
 void stream_mark(struct streams *, struct stream *);
+
+/*
+ * Whether a wait for it is possible: not for what an orphaned stream left unmarked, nor for what another thread's
+ * per-thread stream did.
+ */
+bool fence_waitable(const struct streams *, struct fence);
 
 /* Makes work queued on `waiter` from now on wait, on the device, for the fence. */
 vpmm_status stream_wait(struct streams *, struct stream *waiter, struct fence);

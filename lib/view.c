@@ -27,6 +27,18 @@ static bool add_found(const struct found *found, void *data)
     return true;
 }
 
+struct waitable {
+    struct view *view;
+    const struct arena *arena;
+};
+
+static bool add_waitable(const struct found *found, void *data)
+{
+    const struct waitable *waitable = data;
+    struct fence fence = page_fence(page_at(&waitable->arena->pages, found->page));
+    return !fence_waitable(&waitable->arena->streams, fence) || add_found(found, waitable->view);
+}
+
 static bool add_hole(const struct found *found, void *data)
 {
     struct view *view = data;
@@ -102,11 +114,12 @@ bool view_make(struct view *view, struct arena *arena, const struct stream *stre
 {
     view->runs = view->extents = view->holes = 0;
     view->out_of_memory = false;
+    struct waitable waitable = {view, arena};
     hints_each(&arena->passed, &arena->pages, PAGE_FREE, add_found, view);
     if (reach == VIEW_USABLE)
         hints_each(&stream->free, &arena->pages, PAGE_FREE, add_found, view);
     for (uint32_t slot = 1; reach == VIEW_ALL && slot < load_acquire_u32(&arena->streams.slots); slot++)
-        hints_each(&stream_at(&arena->streams, slot)->free, &arena->pages, PAGE_FREE, add_found, view);
+        hints_each(&stream_at(&arena->streams, slot)->free, &arena->pages, PAGE_FREE, add_waitable, &waitable);
     hints_each(&arena->holes, &arena->pages, PAGE_HOLE, add_hole, view);
     if (view->out_of_memory)
         return false;

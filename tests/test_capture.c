@@ -28,6 +28,7 @@ static void *pass_every_tier(void *argument)
     vpmm_pool *pool = w->pool;
     vpmm_stats before, after;
     CUdeviceptr p[8], q = 0, r = 0;
+    user_needs(u, w->driver->cuCtxSetCurrent(w->context) == CUDA_SUCCESS);
     user_needs(u, vpmm_stats_get(pool, &before) == VPMM_SUCCESS);
     for (int i = 0; i < 8; i++)
         user_needs(u, vpmm_malloc(pool, 4 * PAGE, u->a, &p[i]) == VPMM_SUCCESS);
@@ -101,8 +102,8 @@ static void others_go_on(CUstreamCaptureMode mode, bool own_thread_too)
         pthread_create(&thread, NULL, pass_every_tier, &user);
         pthread_join(thread, NULL);
     }
+    cr_expect(user.failed == NULL, "%s: %s", user.failed, vpmm_last_error());
     CUgraph graph = end_capture(&w, captured);
-    cr_assert(user.failed == NULL, "%s", user.failed);
     cr_assert_eq(w.driver->cuGraphDestroy(graph), CUDA_SUCCESS);
     world_drain(&w);
     world_audit(&w);

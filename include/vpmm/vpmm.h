@@ -153,7 +153,8 @@ vpmm_status vpmm_stream_release(vpmm_pool *, CUstream);
 
 /*
  * Gives wholly free extents back to the device until at most keep_bytes are mapped, or nothing more can be given.
- * Memory whose fence has not passed stays. `released` (may be NULL): bytes given back.
+ * Memory whose fence has not passed stays. With keep_bytes 0 the driver's pool for small requests is trimmed too.
+ * `released` (may be NULL): bytes of extents given back.
  */
 vpmm_status vpmm_trim(vpmm_pool *, size_t keep_bytes, size_t *released);
 

@@ -124,29 +124,34 @@ static void unlist_free(struct sim_chunk *chunk)
         chunk->free_after->free_before = chunk->free_before;
 }
 
-/* Two free points become one that stands for both; NULL where that cannot be. */
-static bool join_points(vpmm_sim *sim, struct sim_chunk *into, struct sim_chunk *from)
+/* a and b have both passed; the result is a point that stands for both. NULL: no memory for it. */
+static struct sim_record *later_of_both(struct sim_record *a, struct sim_record *b)
 {
-    struct sim_record *a = into->freed, *b = from->freed;
-    if (!b || a == b)
-        return true;
-    if (!a || (a->lane == b->lane && a->number <= b->number)) {
-        into->freed = sim_record_hold(b);
-        sim_record_drop(a);
-        return true;
-    }
-    if (a->lane == b->lane)
-        return true;
-    if (!sim_record_passed(sim, a) || !sim_record_passed(sim, b))
-        return false;
     struct sim_record *both = sim_record_new();
     if (!both)
-        return false;
+        return NULL;
     both->lane = a->lane;
     both->number = a->number;
     both->clock = sim_clock_hold(a->clock);
     sim_clock_join(&both->clock, b->clock);
     sim_clock_learn(&both->clock, b->lane, b->number);
+    return both;
+}
+
+/* The chunk's free point comes to stand for both; false where that would make either wait longer than it must. */
+static bool join_points(vpmm_sim *sim, struct sim_chunk *into, struct sim_chunk *from)
+{
+    struct sim_record *a = into->freed, *b = from->freed, *both;
+    if (a == b)
+        return true;
+    if (a && b && a->lane == b->lane)
+        both = sim_record_hold(a->number > b->number ? a : b);
+    else if (!sim_record_passed(sim, a) || !sim_record_passed(sim, b))
+        return false;
+    else
+        both = a && b ? later_of_both(a, b) : sim_record_hold(a ? a : b);
+    if (!both)
+        return false;
     sim_record_drop(a);
     into->freed = both;
     return true;
