@@ -115,34 +115,9 @@ static void free_chunk(struct giving_back *back, uint32_t chunk)
                  "giving address space back");
 }
 
-static bool all_passed(const struct arena *arena)
-{
-    for (uint32_t slot = 1; slot < load_acquire_u32(&arena->streams.slots); slot++) {
-        const struct stream *stream = stream_at(&arena->streams, slot);
-        if (load_sc_u64(&stream->published) > load_acquire_u64(&stream->completed))
-            return false;
-    }
-    return true;
-}
-
-/* Stream by stream, so that a capture elsewhere stays good; the whole device only if a stream's end cannot be seen. */
-static vpmm_status settle(struct arena *arena)
-{
-    for (uint32_t slot = 1; slot < load_acquire_u32(&arena->streams.slots); slot++) {
-        uint64_t last = load_sc_u64(&stream_at(&arena->streams, slot)->published);
-        stream_wait_host(&arena->streams, (struct fence){slot, last});
-    }
-    vpmm_status status = reaper_pass_now(arena);
-    if (status == VPMM_SUCCESS && !all_passed(arena))
-        status = reaper_synchronise(arena);
-    if (status == VPMM_SUCCESS)
-        status = reaper_pass_now(arena);
-    return status;
-}
-
 vpmm_status arena_give_back(struct arena *arena)
 {
-    struct giving_back back = {.arena = arena, .status = settle(arena)};
+    struct giving_back back = {.arena = arena, .status = reaper_settle(arena)};
     snprintf(back.words, sizeof back.words, "%s", vpmm_last_error());
     bool to_driver = !device_lost(arena->device);
     for (uint32_t chunk = 0; chunk < load_acquire_u32(&arena->pages.chunks); chunk++) {

@@ -3,6 +3,7 @@
 #include "zombie.h"
 
 #include <stdlib.h>
+#include <time.h>
 
 /* A contiguous piece of claimed memory that moves: extents [first, first + extents) of the build, in order. */
 struct donor {
@@ -101,12 +102,13 @@ static void publish_part(struct arena *arena, struct region whole, uint64_t from
     region_publish(arena, (struct region){from, to - from, whole.fence});
 }
 
-static void donor_add(struct build *build, struct extent *extent, uint64_t page, struct fence fence, size_t index)
+/* As contiguous() has counted: extents of one run with no gap are one donor. */
+static void donor_add(struct build *build, struct extent *extent, uint64_t page, struct fence fence, size_t index,
+                      bool first_of_run)
 {
     struct donor *last = build->donors ? &build->donor[build->donors - 1] : NULL;
     build->extent[index] = extent;
-    if (last && last->region.page + last->region.pages == page && last->first + last->extents == index &&
-        last->region.fence.stream == fence.stream && last->region.fence.number == fence.number) {
+    if (!first_of_run && last->region.page + last->region.pages == page) {
         last->region.pages += extent->pages;
         last->extents++;
         return;
@@ -127,7 +129,8 @@ static void divide(struct build *build, const struct view *view, const struct po
     uint64_t done = region.page, end = region.page + region.pages;
     for (size_t i = first; i < last; i++) {
         const struct policy_extent *seen = &view->extent[plan->move[i]];
-        donor_add(build, page_extent(page_at(&arena->pages, seen->page)), seen->page, region.fence, i);
+        donor_add(build, page_extent(page_at(&arena->pages, seen->page)), seen->page, region.fence, i,
+                  i == first);
         publish_part(arena, region, done, seen->page);
         done = seen->page + seen->pages;
     }
@@ -280,6 +283,24 @@ static vpmm_status create_handles(struct build *build)
     return VPMM_SUCCESS;
 }
 
+/*
+ * A handle that is registered for RDMA is refused now and then with CUDA_ERROR_UNKNOWN while another thread unmaps one
+ * (seen on an H200, driver 580: one map in some hundreds, taken at the latest 10 tries later).
+ */
+static CUresult map_handle(struct arena *arena, uint64_t page, const struct extent *extent)
+{
+    enum { TRIES = 200 };
+    const struct timespec moment = {.tv_nsec = 5000};
+    CUresult result = CUDA_ERROR_UNKNOWN;
+    for (int i = 0; result == CUDA_ERROR_UNKNOWN && i < (arena->rdma ? TRIES : 1); i++) {
+        if (i)
+            clock_nanosleep(CLOCK_MONOTONIC, 0, &moment, NULL);
+        result = device_call(arena->device, cuMemMap, page_address(&arena->pages, page),
+                             (size_t)extent->pages << arena->pages.page_shift, 0, extent->handle, 0);
+    }
+    return result;
+}
+
 static vpmm_status map_all(struct build *build)
 {
     struct arena *arena = build->arena;
@@ -287,8 +308,7 @@ static vpmm_status map_all(struct build *build)
     for (size_t i = 0; i < build->extents; i++) {
         struct extent *extent = build->extent[i];
         build->mapped = i + 1; /* an attempt counts: unmapping what is not mapped does no harm */
-        if (device_call(arena->device, cuMemMap, page_address(&arena->pages, page),
-                        (size_t)extent->pages << arena->pages.page_shift, 0, extent->handle, 0) != CUDA_SUCCESS)
+        if (map_handle(arena, page, extent) != CUDA_SUCCESS)
             return device_failed(arena->device, "mapping memory");
         page += extent->pages;
     }
@@ -481,7 +501,8 @@ static vpmm_status carry_out(struct build *build, struct build_limits *limits, s
     return status;
 }
 
-static vpmm_status reserve_chunk(struct arena *arena)
+/* One more chunk than `seen`, which all that were there had no room: another thread may have added it meanwhile. */
+static vpmm_status reserve_chunk(struct arena *arena, uint32_t seen)
 {
     struct device_scope scope;
     CUdeviceptr base = 0;
@@ -490,6 +511,10 @@ static vpmm_status reserve_chunk(struct arena *arena)
     vpmm_status status = device_enter(arena->device, &scope);
     if (status != VPMM_SUCCESS)
         return status;
+    if (load_acquire_u32(&arena->pages.chunks) != seen) {
+        device_leave(arena->device, &scope);
+        return VPMM_SUCCESS;
+    }
     if (device_call(arena->device, cuMemAddressReserve, &base, bytes, arena->pages.page_size, 0, 0) != CUDA_SUCCESS) {
         status = device_failed(arena->device, "reserving address space");
         if (status == VPMM_ERROR_OUT_OF_MEMORY)
@@ -585,6 +610,7 @@ vpmm_status build_region(struct arena *arena, struct stream *stream, uint64_t pa
             pthread_mutex_unlock(&arena->turn);
             return VPMM_SUCCESS; /* freed while this thread waited for the turn */
         }
+        uint32_t seen = load_acquire_u32(&arena->pages.chunks);
         enum claim_result claimed = plan_and_claim(&build, pages, limits, i < TRIES, &needs_chunk, &status);
         pthread_mutex_unlock(&arena->turn);
         if (claimed == CLAIM_DONE) {
@@ -594,7 +620,7 @@ vpmm_status build_region(struct arena *arena, struct stream *stream, uint64_t pa
         }
         build_free(&build);
         if (needs_chunk)
-            status = chunks++ ? no_room(arena, pages) : reserve_chunk(arena);
+            status = chunks++ ? no_room(arena, pages) : reserve_chunk(arena, seen);
         if (status != VPMM_SUCCESS)
             return status;
     }
@@ -604,7 +630,10 @@ vpmm_status build_initial(struct arena *arena, uint64_t pages)
 {
     struct build_limits limits = {.reach = VIEW_PASSED, .creatable_pages = UINT64_MAX};
     struct region region;
-    vpmm_status status = build_region(arena, NULL, pages, &limits, &region);
+    vpmm_status status = reserve_chunk(arena, 0);
+    if (status != VPMM_SUCCESS || !pages)
+        return status;
+    status = build_region(arena, NULL, pages, &limits, &region);
     if (status == VPMM_SUCCESS)
         region_publish(arena, region);
     return status;

@@ -32,7 +32,7 @@ struct build_limits {
  */
 vpmm_status build_region(struct arena *, struct stream *, uint64_t pages, struct build_limits *, struct region *);
 
-/* New memory for a pool's beginning: published, waiting for nothing. */
+/* A pool's beginning: its first chunk of address space, and so many pages of memory, waiting for nothing. */
 vpmm_status build_initial(struct arena *, uint64_t pages);
 
 /*

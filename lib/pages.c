@@ -8,7 +8,7 @@ void pages_init(struct pages *pages, size_t page_size, size_t va_size)
     pages->page_size = page_size;
     pages->page_shift = (unsigned)__builtin_ctzll(page_size);
     pages->chunk_pages = va_size >> pages->page_shift;
-    pages->chunk_shift = pages->chunk_pages > 1 ? 64 - (unsigned)__builtin_clzll(pages->chunk_pages - 1) : 0;
+    pages->chunk_shift = 64 - (unsigned)__builtin_clzll(pages->chunk_pages); /* room for one more: see pages.h */
     /* Hints keep page numbers in 32 bits, of which 0 means none. */
     uint64_t fits = (UINT64_C(1) << (32 - pages->chunk_shift)) - 1;
     pages->max_chunks = fits < PAGES_MAX_CHUNKS ? (unsigned)fits : PAGES_MAX_CHUNKS;

@@ -3,7 +3,8 @@
  *
  *   chunk    one cuMemAddressReserve of va_size bytes, and a table of descriptors for it. Chunks are added, never
  *            removed before the pool's end
- *   page     its global number: chunk << shift | index in the chunk
+ *   page     its global number: chunk << shift | index in the chunk. A chunk has fewer pages than 1 << shift, so that
+ *            the last page of one and the first of the next are not neighbours by number, as they are none in fact
  *   region   a run of pages of one chunk; its first page's word says its state and length
  *
  * States and who may change them:

@@ -63,7 +63,7 @@ static vpmm_status fill_pool(struct vpmm_pool *pool)
         status = small_init(&pool->small, &pool->device);
     if (status == VPMM_SUCCESS && pool->paged)
         status = arena_init(&pool->arena, &pool->device, &pool->stats, &pool->config);
-    if (status == VPMM_SUCCESS && pool->paged && pool->config.initial_pages)
+    if (status == VPMM_SUCCESS && pool->paged)
         status = build_initial(&pool->arena, pool->config.initial_pages);
     if (status == VPMM_SUCCESS && pool->paged && pool->config.reaper)
         status = reaper_start(&pool->arena, &pool->process.reaper);
@@ -294,9 +294,8 @@ static vpmm_status reclaim(struct vpmm_pool *pool, struct stream *stream, uint64
         status = find_or_build(pool, stream, pages, true, &all, region);
     }
     if (is_shortage(status)) {
-        reaper_synchronise(arena); /* for what no event covers, and so that the driver's pool can let go */
+        reaper_settle(arena); /* for what could not be waited for, and so that the driver's pool can let go */
         trim_small(pool);
-        reaper_pass_now(arena);
         all.creatable_pages = UINT64_MAX;
         status = find_or_build(pool, stream, pages, true, &all, region);
     }
@@ -363,7 +362,7 @@ static vpmm_status malloc_small(struct vpmm_pool *pool, size_t bytes, CUstream s
         status = small_malloc(&pool->small, bytes, stream, out);
     }
     if (status == VPMM_ERROR_OUT_OF_MEMORY && pool->paged) {
-        reaper_synchronise(&pool->arena);
+        reaper_settle(&pool->arena);
         release_pages(pool);
         status = small_malloc(&pool->small, bytes, stream, out);
     }
@@ -447,6 +446,8 @@ vpmm_status vpmm_free(vpmm_pool *pool, CUdeviceptr address, CUstream handle)
         return status;
     bool is_page = pool->paged && (page_of_address(&pool->arena.pages, address, &page) || !pool->device.has_pools);
     status = is_page ? free_pages(pool, address, stream) : small_free(&pool->small, address, handle);
+    if (stream && !is_page)
+        store_relaxed_u32(&stream->freed_small, 1);
     if (status == VPMM_SUCCESS)
         stats_count(&pool->stats, STAT_frees);
     leave(stream);

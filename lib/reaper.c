@@ -24,7 +24,7 @@ static void pass_regions(struct arena *arena)
 static double work_ahead(struct arena *arena, double budget_us)
 {
     double spent = 0, step;
-    while (spent < budget_us && !device_lost(arena->device)) {
+    while (spent < budget_us && !device_lost(arena->device) && !load_relaxed_u32(&arena->builders)) {
         if (build_ahead(arena, budget_us - spent, &step) != VPMM_SUCCESS || step <= 0)
             break; /* a failure ahead of need fails nobody: the request itself will say so */
         spent += step;
@@ -71,7 +71,7 @@ vpmm_status reaper_pass_now(struct arena *arena)
     return status;
 }
 
-vpmm_status reaper_synchronise(struct arena *arena)
+static vpmm_status synchronise(struct arena *arena)
 {
     struct device *device = arena->device;
     struct device_scope scope;
@@ -95,12 +95,41 @@ vpmm_status reaper_synchronise(struct arena *arena)
     return status;
 }
 
+static bool all_passed(const struct arena *arena)
+{
+    for (uint32_t slot = 1; slot < load_acquire_u32(&arena->streams.slots); slot++) {
+        const struct stream *stream = stream_at(&arena->streams, slot);
+        if (load_sc_u64(&stream->published) > load_acquire_u64(&stream->completed))
+            return false;
+    }
+    return true;
+}
+
+vpmm_status reaper_settle(struct arena *arena)
+{
+    for (uint32_t slot = 1; slot < load_acquire_u32(&arena->streams.slots); slot++) {
+        struct stream *stream = stream_at(&arena->streams, slot);
+        struct fence last = {slot, load_sc_u64(&stream->published)};
+        if (exchange_acq_rel_u32(&stream->freed_small, 0) && stream_recordable(&arena->streams, stream))
+            last = fence_take(stream); /* a new point: the driver's pool lets go of what it has seen complete */
+        if (fence_waitable(&arena->streams, last))
+            stream_wait_host(&arena->streams, last); /* if the driver refuses, the device is asked below */
+    }
+    vpmm_status status = reaper_pass_now(arena);
+    if (status == VPMM_SUCCESS && !all_passed(arena))
+        status = synchronise(arena);
+    if (status == VPMM_SUCCESS)
+        status = reaper_pass_now(arena);
+    return status;
+}
+
 /* ---- the thread ---- */
 
 struct reaper {
     struct arena *arena;
     pthread_t thread;
     _Atomic(uint32_t) stop;
+    uint64_t built, quiet_since; /* the thread's: requests that had to build, and when that number last moved */
 };
 
 static void pause_us(long us)
@@ -120,17 +149,42 @@ static void sleep_until_work(struct reaper *reaper)
     store_sc_u32(&arena->asleep, 0);
 }
 
+static uint64_t now_us(void)
+{
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (uint64_t)now.tv_sec * 1000000 + (uint64_t)now.tv_nsec / 1000;
+}
+
+/*
+ * Work ahead is for quiet times: while requests are building, what the policy would do ahead is being done by them, and
+ * would only stand in their way in the driver.
+ */
+static bool is_quiet(struct reaper *reaper)
+{
+    uint64_t built = stats_sum(reaper->arena->stats, STAT_builds), now = now_us();
+    if (built != reaper->built) {
+        reaper->built = built;
+        reaper->quiet_since = now;
+        return false;
+    }
+    return now - reaper->quiet_since >= REAPER_QUIET_US;
+}
+
 /* A pass of the thread's, and what to do after it: pause for so many microseconds; 0: nothing is pending. */
-static long pass_and_plan(struct arena *arena)
+static long pass_and_plan(struct reaper *reaper)
 {
     enum { BUDGET_US = 200 }; /* of work ahead in a pass: what a request may have to wait for behind it */
-    bool any = false;
+    struct arena *arena = reaper->arena;
+    bool any = false, quiet = is_quiet(reaper);
     pthread_mutex_lock(&arena->reaping);
-    locked_pass(arena, BUDGET_US, &any);
+    locked_pass(arena, quiet ? BUDGET_US : 0, &any);
     bool refused = arena->waiting != NULL;
     pthread_mutex_unlock(&arena->reaping);
     if (any || streams_pending(&arena->streams))
         return REAPER_TICK_US;
+    if (!quiet)
+        return REAPER_QUIET_US;
     return refused ? REAPER_RETRY_US : 0;
 }
 
@@ -141,7 +195,7 @@ static void *reap(void *data)
     prctl(PR_SET_NAME, "vpmm-reaper");
     prctl(PR_SET_TIMERSLACK, 1000); /* nanoseconds: the default would double the tick */
     while (!load_sc_u32(&reaper->stop)) {
-        long pause = pass_and_plan(arena);
+        long pause = pass_and_plan(reaper);
         if (device_lost(arena->device))
             break; /* nothing passes any more */
         if (pause)

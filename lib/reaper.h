@@ -16,6 +16,7 @@
 
 enum {
     REAPER_TICK_US = 50,
+    REAPER_QUIET_US = 1000,  /* without a build, before there is time for work ahead */
     REAPER_RETRY_US = 10000, /* between tries to unmap what the driver has refused */
 };
 
@@ -25,9 +26,12 @@ vpmm_status reaper_pass(struct arena *, unsigned budget_us);
 /* One pass after waiting for the turn; budget 0. For a malloc that is about to fail. */
 vpmm_status reaper_pass_now(struct arena *);
 
-/* Synchronises the pool's primary context, after which everything freed before has passed. The last resort: it waits
-   for the device and would destroy a stream capture, so that it is refused while one is seen. */
-vpmm_status reaper_synchronise(struct arena *);
+/*
+ * Waits until everything that was freed before has passed, and makes two passes. Stream by stream, by events, which
+ * leaves a capture elsewhere good; the whole context is synchronised, which would destroy one, only if an end
+ * cannot be seen by an event: of a stream that was destroyed before its last point was recorded.
+ */
+vpmm_status reaper_settle(struct arena *);
 
 struct reaper;
 

@@ -280,11 +280,9 @@ vpmm_status stream_enter(struct streams *streams, CUstream handle, struct stream
 
 /* ---- marks ---- */
 
-static bool may_record(struct streams *streams, struct stream *stream, uint32_t limit)
+bool stream_recordable(const struct streams *streams, const struct stream *stream)
 {
-    if (stream->thread && stream->thread != thread_self())
-        return false;
-    if (load_relaxed_u32(&stream->outstanding) >= limit || load_sc_u32(&stream->state) != STREAM_ACTIVE)
+    if (load_sc_u32(&stream->state) != STREAM_ACTIVE || (stream->thread && stream->thread != thread_self()))
         return false;
     CUstreamCaptureStatus capture = CU_STREAM_CAPTURE_STATUS_NONE;
     return device_call(streams->device, cuStreamIsCapturing, stream->handle, &capture) == CUDA_SUCCESS &&
@@ -309,7 +307,8 @@ static CUevent event_of(struct streams *streams, struct mark *mark)
 static bool mark_once(struct streams *streams, struct stream *stream, uint32_t limit)
 {
     uint64_t number = load_sc_u64(&stream->published); /* before the event is recorded */
-    if (number <= load_relaxed_u64(&stream->recorded) || !may_record(streams, stream, limit))
+    if (number <= load_relaxed_u64(&stream->recorded) ||
+        load_relaxed_u32(&stream->outstanding) >= limit || !stream_recordable(streams, stream))
         return false;
     struct mark *mark = &stream->mark[stream->next_mark];
     CUevent event = event_of(streams, mark);
@@ -363,18 +362,12 @@ static CUevent covering_event(struct stream *stream, uint64_t number)
     return event;
 }
 
-/* Whether the calling thread may record on the stream at all. */
-static bool is_recordable(const struct stream *stream)
-{
-    return load_sc_u32(&stream->state) == STREAM_ACTIVE && (!stream->thread || stream->thread == thread_self());
-}
-
 bool fence_waitable(const struct streams *streams, struct fence fence)
 {
     if (fence_passed(streams, fence))
         return true;
     const struct stream *stream = stream_at(streams, fence.stream);
-    return load_relaxed_u64(&stream->recorded) >= fence.number || is_recordable(stream);
+    return load_relaxed_u64(&stream->recorded) >= fence.number || stream_recordable(streams, stream);
 }
 
 /*
@@ -387,7 +380,7 @@ static CUevent event_for(struct streams *streams, struct stream *stream, uint64_
     if (load_relaxed_u64(&stream->recorded) < number)
         stream_mark(streams, stream);
     CUevent event = covering_event(stream, number);
-    if (event || !is_recordable(stream))
+    if (event || !stream_recordable(streams, stream))
         return event;
     if (device_call(streams->device, cuEventCreate, &event, CU_EVENT_DISABLE_TIMING) == CUDA_SUCCESS &&
         device_call(streams->device, cuEventRecord, event, stream->handle) == CUDA_SUCCESS) {

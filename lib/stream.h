@@ -74,6 +74,7 @@ struct stream {
     struct mark mark[STREAM_MARKS];
     struct ring *pending;   /* of struct mark, from the marker to the reaper */
     _Atomic(uint32_t) outstanding;
+    _Atomic(uint32_t) freed_small; /* to the driver's own pool, with no fence of ours, since the last settling */
     struct mark *oldest;    /* the reaper's: taken from the ring, not yet passed */
     struct hints free;      /* FREE regions whose fence is of this stream */
 };
@@ -131,6 +132,9 @@ static inline bool fence_usable(const struct streams *streams, struct fence fenc
  * covers it. The caller is a user of the stream, or holds the reaper's turn.
  */
 void stream_mark(struct streams *, struct stream *);
+
+/* Whether the calling thread can record an event on the stream: not if it captures, or its handle is gone. */
+bool stream_recordable(const struct streams *, const struct stream *);
 
 /*
  * Whether a wait for it is possible: not for what an orphaned stream left unmarked, nor for what another thread's

@@ -71,12 +71,22 @@ static bool unmap_some(struct arena *arena, struct zombie *zombie)
     return true;
 }
 
+/*
+ * The driver serves one call at a time: while a thread is building, the request that it builds for comes first. Not
+ * for ever, though: old addresses hold page tables.
+ */
+static bool give_way(const struct arena *arena)
+{
+    return load_relaxed_u32(&arena->builders) && stats_sum(arena->stats, STAT_pending_unmap_bytes) <
+                                                     stats_sum(arena->stats, STAT_mapped_bytes);
+}
+
 /* True: nothing of it is left. */
 static bool retire(struct arena *arena, struct zombie *zombie, bool *any)
 {
     if (!fence_passed(&arena->streams, zombie->fence))
         return false;
-    while (unmap_some(arena, zombie))
+    while (!give_way(arena) && unmap_some(arena, zombie))
         *any = true;
     if (zombie->mappings)
         return false;

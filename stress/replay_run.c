@@ -196,14 +196,16 @@ static bool poll_reaper(player *p, unsigned budget_us, double *charged_us)
     return ok;
 }
 
-/* The simulator's clock moves on to `us`; the reaper has the time until then. */
+/* The simulator's clock moves on to `us`. The reaper has the time until then, or until it twice finds nothing to do. */
 static bool pace_reaper(player *p, double us)
 {
-    double charged_us = IDLE_POLL_US;
-    while (p->clock_us + 1 <= us && charged_us >= IDLE_POLL_US) {
+    unsigned idle = 0;
+    while (p->clock_us + 1 <= us && idle < 2) {
+        double charged_us;
         if (!poll_reaper(p, (unsigned)fmin(us - p->clock_us, 1e9), &charged_us))
             return false;
         p->clock_us += charged_us;
+        idle = charged_us < IDLE_POLL_US ? idle + 1 : 0;
     }
     p->clock_us = fmax(p->clock_us, us);
     sample_mapped(p->run);

@@ -22,12 +22,12 @@ void world_open_without_pool(struct world *w, const struct setup *setup)
         setup = &defaults;
     memset(w, 0, sizeof *w);
     w->sim = vpmm_sim_create(&setup->sim);
-    cr_assert(w->sim != NULL, "no simulator: %s", vpmm_last_error());
+    require(w->sim != NULL, "no simulator: %s", vpmm_last_error());
     w->driver = vpmm_sim_driver(w->sim);
-    cr_assert(w->driver->cuInit(0) == CUDA_SUCCESS, "cuInit");
-    cr_assert(w->driver->cuDeviceGet(&w->device, setup->pool.device) == CUDA_SUCCESS, "cuDeviceGet");
-    cr_assert(w->driver->cuDevicePrimaryCtxRetain(&w->context, w->device) == CUDA_SUCCESS, "cuDevicePrimaryCtxRetain");
-    cr_assert(w->driver->cuCtxSetCurrent(w->context) == CUDA_SUCCESS, "cuCtxSetCurrent");
+    require(w->driver->cuInit(0) == CUDA_SUCCESS, "cuInit");
+    require(w->driver->cuDeviceGet(&w->device, setup->pool.device) == CUDA_SUCCESS, "cuDeviceGet");
+    require(w->driver->cuDevicePrimaryCtxRetain(&w->context, w->device) == CUDA_SUCCESS, "cuDevicePrimaryCtxRetain");
+    require(w->driver->cuCtxSetCurrent(w->context) == CUDA_SUCCESS, "cuCtxSetCurrent");
 }
 
 void world_open(struct world *w, const struct setup *setup)
@@ -46,21 +46,21 @@ void world_close(struct world *w)
     w->pool = NULL;
     while (w->streams > 0)
         world_stream_destroy(w, w->stream[w->streams - 1]);
-    cr_assert(w->driver->cuDevicePrimaryCtxRelease(w->device) == CUDA_SUCCESS, "cuDevicePrimaryCtxRelease");
-    cr_assert(atomic_load(&w->mismatches) == 0, "%llu words were overwritten",
-              (unsigned long long)atomic_load(&w->mismatches));
-    cr_assert(vpmm_sim_races(w->sim) == 0, "%llu races", (unsigned long long)vpmm_sim_races(w->sim));
-    cr_assert(vpmm_sim_misuses(w->sim) == 0, "%llu misuses", (unsigned long long)vpmm_sim_misuses(w->sim));
+    require(w->driver->cuDevicePrimaryCtxRelease(w->device) == CUDA_SUCCESS, "cuDevicePrimaryCtxRelease");
+    require(atomic_load(&w->mismatches) == 0, "%llu words were overwritten",
+            (unsigned long long)atomic_load(&w->mismatches));
+    require(vpmm_sim_races(w->sim) == 0, "%llu races", (unsigned long long)vpmm_sim_races(w->sim));
+    require(vpmm_sim_misuses(w->sim) == 0, "%llu misuses", (unsigned long long)vpmm_sim_misuses(w->sim));
     int leaks = vpmm_sim_destroy(w->sim);
-    cr_assert(leaks == 0, "%d driver objects leak", leaks);
+    require(leaks == 0, "%d driver objects leak", leaks);
     w->sim = NULL;
 }
 
 CUstream world_stream(struct world *w)
 {
-    cr_assert(w->streams < WORLD_STREAMS, "a test uses more streams than the world has room for");
+    require(w->streams < WORLD_STREAMS, "a test uses more streams than the world has room for");
     CUstream stream = NULL;
-    cr_assert(w->driver->cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING) == CUDA_SUCCESS, "cuStreamCreate");
+    require(w->driver->cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING) == CUDA_SUCCESS, "cuStreamCreate");
     w->stream[w->streams++] = stream;
     return stream;
 }
@@ -70,10 +70,10 @@ void world_stream_destroy(struct world *w, CUstream stream)
     for (int i = 0; i < w->streams; i++)
         if (w->stream[i] == stream) {
             w->stream[i] = w->stream[--w->streams];
-            cr_assert(w->driver->cuStreamDestroy(stream) == CUDA_SUCCESS, "cuStreamDestroy");
+            require(w->driver->cuStreamDestroy(stream) == CUDA_SUCCESS, "cuStreamDestroy");
             return;
         }
-    cr_assert(false, "the stream is not one of the world's");
+    require(false, "the stream is not one of the world's");
 }
 
 size_t world_step(struct world *w)
@@ -93,7 +93,7 @@ void world_drain(struct world *w)
 {
     vpmm_stats last = stats_of(w);
     for (int quiet = 0, round = 0; quiet < 2; round++) {
-        cr_assert(round < 1000, "the pool does not come to rest");
+        require(round < 1000, "the pool does not come to rest");
         size_t ran = world_step(w);
         must_work(vpmm_poll_for(w->pool, 0));
         vpmm_stats now = stats_of(w);
@@ -141,35 +141,35 @@ const char *stats_violation(const vpmm_stats *s)
 void world_audit_at(struct world *w, const char *file, int line)
 {
     vpmm_status status = vpmm_check(w->pool);
-    cr_assert(status == VPMM_SUCCESS, "%s:%d: the audit finds: %s", file, line, vpmm_last_error());
+    require(status == VPMM_SUCCESS, "%s:%d: the audit finds: %s", file, line, vpmm_last_error());
     vpmm_stats stats = stats_of(w);
     const char *violation = stats_violation(&stats);
-    cr_assert(violation == NULL, "%s:%d: %s", file, line, violation);
-    cr_assert(vpmm_sim_races(w->sim) == 0, "%s:%d: %llu races", file, line, (unsigned long long)vpmm_sim_races(w->sim));
-    cr_assert(vpmm_sim_misuses(w->sim) == 0, "%s:%d: %llu misuses", file, line,
-              (unsigned long long)vpmm_sim_misuses(w->sim));
+    require(violation == NULL, "%s:%d: %s", file, line, violation);
+    require(vpmm_sim_races(w->sim) == 0, "%s:%d: %llu races", file, line, (unsigned long long)vpmm_sim_races(w->sim));
+    require(vpmm_sim_misuses(w->sim) == 0, "%s:%d: %llu misuses", file, line,
+            (unsigned long long)vpmm_sim_misuses(w->sim));
 }
 
 CUdeviceptr take_at(struct world *w, size_t bytes, CUstream stream, const char *file, int line)
 {
     CUdeviceptr pointer = 0;
     vpmm_status status = vpmm_malloc(w->pool, bytes, stream, &pointer);
-    cr_assert(status == VPMM_SUCCESS, "%s:%d: vpmm_malloc of %zu bytes: %s: %s", file, line, bytes,
-              vpmm_status_name(status), vpmm_last_error());
-    cr_assert(pointer != 0, "%s:%d: vpmm_malloc succeeds without a pointer", file, line);
+    require(status == VPMM_SUCCESS, "%s:%d: vpmm_malloc of %zu bytes: %s: %s", file, line, bytes,
+            vpmm_status_name(status), vpmm_last_error());
+    require(pointer != 0, "%s:%d: vpmm_malloc succeeds without a pointer", file, line);
     return pointer;
 }
 
 void give_at(struct world *w, CUdeviceptr pointer, CUstream stream, const char *file, int line)
 {
     vpmm_status status = vpmm_free(w->pool, pointer, stream);
-    cr_assert(status == VPMM_SUCCESS, "%s:%d: vpmm_free: %s: %s", file, line, vpmm_status_name(status),
-              vpmm_last_error());
+    require(status == VPMM_SUCCESS, "%s:%d: vpmm_free: %s: %s", file, line, vpmm_status_name(status),
+            vpmm_last_error());
 }
 
 void fill(struct world *w, CUdeviceptr pointer, size_t pages, uint32_t value, CUstream stream)
 {
-    cr_assert(payload_write(w->driver, pointer, pages, value, stream), "cuMemsetD2D32Async");
+    require(payload_write(w->driver, pointer, pages, value, stream), "cuMemsetD2D32Async");
 }
 
 bool expect_later(struct world *w, CUdeviceptr pointer, size_t pages, uint32_t value, CUstream stream)
@@ -185,16 +185,16 @@ static void CUDA_CB nothing(void *argument)
 void keep_busy(struct world *w, CUstream stream)
 {
     CUresult result = w->driver->cuLaunchHostFunc(stream, nothing, NULL);
-    cr_assert(result == CUDA_SUCCESS, "cuLaunchHostFunc: %d", result);
+    require(result == CUDA_SUCCESS, "cuLaunchHostFunc: %d", result);
 }
 
 void order_after(struct world *w, CUstream later, CUstream earlier)
 {
     CUevent event = NULL;
-    cr_assert(w->driver->cuEventCreate(&event, CU_EVENT_DISABLE_TIMING) == CUDA_SUCCESS, "cuEventCreate");
-    cr_assert(w->driver->cuEventRecord(event, earlier) == CUDA_SUCCESS, "cuEventRecord");
-    cr_assert(w->driver->cuStreamWaitEvent(later, event, 0) == CUDA_SUCCESS, "cuStreamWaitEvent");
-    cr_assert(w->driver->cuEventDestroy(event) == CUDA_SUCCESS, "cuEventDestroy");
+    require(w->driver->cuEventCreate(&event, CU_EVENT_DISABLE_TIMING) == CUDA_SUCCESS, "cuEventCreate");
+    require(w->driver->cuEventRecord(event, earlier) == CUDA_SUCCESS, "cuEventRecord");
+    require(w->driver->cuStreamWaitEvent(later, event, 0) == CUDA_SUCCESS, "cuStreamWaitEvent");
+    require(w->driver->cuEventDestroy(event) == CUDA_SUCCESS, "cuEventDestroy");
 }
 
 /* The length of the region "[-12]" that begins at text, 0 if none does. */
@@ -216,7 +216,7 @@ static char *dump_text(struct world *w)
     char *text = NULL;
     size_t length = 0;
     FILE *stream = open_memstream(&text, &length);
-    cr_assert(stream != NULL, "open_memstream");
+    require(stream != NULL, "open_memstream");
     must_work(vpmm_dump(w->pool, stream));
     fclose(stream);
     return text;
@@ -236,7 +236,7 @@ static const char *region_map(struct world *w, bool ends)
         }
         bool hole = p[1] == '*';
         if (ends || used > 0 || !hole) {
-            cr_assert(used + length < sizeof map, "the region map is too long for a test to read");
+            require(used + length < sizeof map, "the region map is too long for a test to read");
             memcpy(map + used, p, length);
             used += length;
             if (ends || !hole)

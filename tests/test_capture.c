@@ -20,7 +20,7 @@ struct user {
         }                                                                                                              \
     } while (0)
 
-/* Own hit, completed, waited, build by creation and by moving, small, trim, poll, release, failure: all of it. */
+/* Own hit, completed, waited, build by creation and by moving, small, trim, poll, release: all of it. */
 static void *pass_every_tier(void *argument)
 {
     struct user *u = argument;
@@ -53,7 +53,6 @@ static void *pass_every_tier(void *argument)
     user_needs(u, vpmm_free(pool, r, u->a) == VPMM_SUCCESS);
     for (int i = 1; i < 8; i += 2)
         user_needs(u, vpmm_free(pool, p[i], u->a) == VPMM_SUCCESS);
-    user_needs(u, vpmm_malloc(pool, 400 * PAGE, u->a, &r) == VPMM_ERROR_OUT_OF_MEMORY); /* reclaim */
     user_needs(u, vpmm_stream_release(pool, u->a) == VPMM_SUCCESS);
     vpmm_sim_step(w->sim, u->a, SIZE_MAX);
     vpmm_sim_step(w->sim, u->b, SIZE_MAX);
@@ -133,6 +132,38 @@ Test(capture, the_capturing_thread_goes_on_elsewhere_in_thread_local_mode)
 Test(capture, the_capturing_thread_goes_on_elsewhere_in_relaxed_mode)
 {
     others_go_on(CU_STREAM_CAPTURE_MODE_RELAXED, true);
+}
+
+/* What can be had by waiting for marks, and what the cap can never give, needs no synchronised context. */
+static void shortage_costs_no_capture(size_t pages, vpmm_status want)
+{
+    struct setup setup = capture_setup();
+    setup.pool.reuse = VPMM_REUSE_COMPLETED;
+    struct world w;
+    world_open(&w, &setup);
+    CUstream captured = world_stream(&w), busy = world_stream(&w), asking = world_stream(&w);
+    CUdeviceptr p = take(&w, 40, busy), q = 0;
+    cr_assert_eq(w.driver->cuStreamBeginCapture(captured, CU_STREAM_CAPTURE_MODE_GLOBAL), CUDA_SUCCESS);
+    fill(&w, p, 40, 1, busy);
+    give(&w, p, busy);
+    vpmm_status status = vpmm_malloc(w.pool, pages * PAGE, asking, &q);
+    cr_expect_eq(status, want, "%s", vpmm_status_name(status));
+    if (status == VPMM_SUCCESS) {
+        fill(&w, q, pages, 2, asking);
+        give(&w, q, asking);
+    }
+    cr_assert_eq(w.driver->cuGraphDestroy(end_capture(&w, captured)), CUDA_SUCCESS);
+    world_audit(&w);
+    world_close(&w);
+}
+
+Test(capture, a_request_that_has_to_wait_costs_no_capture)
+{
+    shortage_costs_no_capture(40, VPMM_SUCCESS);
+}
+Test(capture, a_request_above_the_cap_costs_no_capture)
+{
+    shortage_costs_no_capture(41, VPMM_ERROR_OUT_OF_MEMORY);
 }
 
 static void capturing_stream_is_refused(CUstreamCaptureMode mode)

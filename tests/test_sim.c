@@ -610,8 +610,16 @@ Test(sim, a_destroyed_streams_work_can_be_stepped)
     OK(d->cuStreamDestroy(a));
     cr_assert_eq(vpmm_sim_pending(sim, a), 1);
     cr_assert_eq(vpmm_sim_step(sim, a, 5), 1);
+    a = new_stream();
+    OK(d->cuMemsetD32Async(m.at + 4, 10, 1, a));
+    OK(d->cuStreamDestroy(a));
+    cr_assert_eq(new_stream(), a); /* no handle names it any more */
+    cr_assert_eq(vpmm_sim_step(sim, a, 5), 0);
+    cr_assert_eq(vpmm_sim_step(sim, NULL, 5), 1);
+    OK(d->cuStreamDestroy(a));
     OK(d->cuCtxSynchronize());
     cr_assert_eq(word_at(m.at), 9);
+    cr_assert_eq(word_at(m.at + 4), 10);
     unmake(m);
     close_clean();
 }
@@ -1015,6 +1023,65 @@ Test(sim, a_destroyed_pool_lives_until_its_last_free)
     OK(d->cuMemFreeAsync(at, NULL));
     OK(d->cuStreamSynchronize(NULL));
     cr_assert_eq(vpmm_sim_used_bytes(sim), 0);
+    close_clean();
+}
+
+Test(sim, a_free_is_a_use_and_an_allocation_is_none)
+{
+    open_sim(true);
+    CUstream a = new_stream(), b = new_stream();
+    CUdeviceptr unused, used;
+    OK(d->cuMemAllocAsync(&unused, 1000, a));
+    OK(d->cuMemAllocAsync(&used, 1000, a));
+    OK(d->cuMemsetD8Async(used, 1, 1000, a));
+    OK(d->cuMemFreeAsync(unused, b));
+    vpmm_sim_step(sim, a, 9);
+    vpmm_sim_step(sim, b, 9);
+    cr_assert_eq(vpmm_sim_races(sim), 0);
+    OK(d->cuMemFreeAsync(used, b)); /* while a may still write */
+    vpmm_sim_step(sim, b, 9);
+    cr_assert_eq(vpmm_sim_races(sim), 1);
+    OK(d->cuCtxSynchronize());
+    OK(d->cuStreamDestroy(a));
+    OK(d->cuStreamDestroy(b));
+    close_with(0);
+}
+
+/* Whatever a pool hands out is ordered after its last use, on whatever stream, with no wait of the host's. */
+Test(sim, reuse_by_a_pool_is_never_a_race)
+{
+    enum { LIVE = 64, ROUNDS = 20000 };
+    open_sim(true);
+    CUmemoryPool pool;
+    CUstream streams[3] = {new_stream(), new_stream(), new_stream()};
+    CUdeviceptr live[LIVE] = {0};
+    size_t bytes[LIVE] = {0};
+    uint64_t random = 12345;
+    OK(d->cuDeviceGetDefaultMemPool(&pool, 0));
+    for (int round = 0; round < ROUNDS; round++) {
+        random = random * 6364136223846793005ULL + 1442695040888963407ULL;
+        size_t k = random >> 40 & (LIVE - 1);
+        CUstream stream = streams[k % 3];
+        if (live[k]) {
+            OK(d->cuMemsetD8Async(live[k], (unsigned char)k, bytes[k], stream));
+            OK(d->cuMemFreeAsync(live[k], stream));
+            live[k] = 0;
+        } else {
+            bytes[k] = 1 + (random >> 20) % 300000;
+            OK(d->cuMemAllocAsync(&live[k], bytes[k], stream));
+            OK(d->cuMemsetD8Async(live[k], (unsigned char)k, 512 < bytes[k] ? 512 : bytes[k], stream));
+        }
+        for (int i = 0; i < 3; i++) /* mostly idle, now and then far behind */
+            vpmm_sim_step(sim, streams[i], random >> 60 & 3 ? SIZE_MAX : random >> 62);
+    }
+    for (int k = 0; k < LIVE; k++)
+        if (live[k])
+            OK(d->cuMemFreeAsync(live[k], streams[k % 3]));
+    OK(d->cuCtxSynchronize());
+    cr_assert_eq(pool_value(pool, CU_MEMPOOL_ATTR_USED_MEM_CURRENT), 0);
+    cr_assert_eq(pool_value(pool, CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT), 0);
+    for (int i = 0; i < 3; i++)
+        OK(d->cuStreamDestroy(streams[i]));
     close_clean();
 }
 

@@ -4,11 +4,16 @@
  *   call.c      the table: trampolines of each slot, and what is done around every call (count, price, faults)
  *   cost.c      what a call costs on an H200
  *   object.c    handles: numbers that are looked up, never followed, so that a stale one is caught and named
- *   device.c    initialisation, devices, error names                context.c   contexts and each thread's stack of them
- *   address.c   reservations, the page table, mappings              physical.c  pages of devices and handles over them
- *   stream.c    lanes, their queues, running them, waiting          event.c     events
- *   work.c      copies, memsets, host functions                     capture.c   stream capture
- *   pool.c      plain memory, host memory, memory pools             race.c      clocks and the race detector
+ *   device.c    initialisation, devices, error names
+ *   context.c   contexts, and each thread's stack of them
+ *   address.c   reservations, the page table, mappings
+ *   physical.c  pages of devices, and handles over them
+ *   stream.c    lanes, their queues, running them, waiting
+ *   event.c     events
+ *   work.c      copies, memsets, host functions
+ *   capture.c   stream capture
+ *   pool.c      plain memory, host memory, memory pools
+ *   race.c      clocks and the race detector
  *   sim.c       creation, destruction, the public questions
  *
  * Addresses. A device address is a number: reserving hands out a range of numbers and costs nothing, however long.
@@ -175,6 +180,7 @@ struct sim_record {
     uint32_t lane;
     uint64_t number;
     struct sim_clock *clock; /* the lane's when the point was passed */
+    bool joined;             /* stands for points of other lanes as well; all have been passed */
     uint64_t capture;        /* recorded inside this capture: it is no point in time */
 };
 
@@ -184,7 +190,7 @@ struct sim_dependency {
     struct sim_record *record; /* NULL: the whole lane up to number, as legacy streams wait */
 };
 
-enum sim_op_kind { SIM_OP_MARK, SIM_OP_MEMSET, SIM_OP_COPY, SIM_OP_HOST, SIM_OP_OWN };
+enum sim_op_kind { SIM_OP_MARK, SIM_OP_MEMSET, SIM_OP_COPY, SIM_OP_HOST, SIM_OP_GIVE_UP };
 
 /* One end of a copy, or the target of a memset: rows of bytes in the host's memory or in the device's. */
 struct sim_rows {

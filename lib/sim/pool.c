@@ -130,10 +130,12 @@ static struct sim_record *later_of_both(struct sim_record *a, struct sim_record 
     struct sim_record *both = sim_record_new();
     if (!both)
         return NULL;
+    both->joined = true;
     both->lane = a->lane;
     both->number = a->number;
     both->clock = sim_clock_hold(a->clock);
     sim_clock_join(&both->clock, b->clock);
+    sim_clock_learn(&both->clock, a->lane, a->number);
     sim_clock_learn(&both->clock, b->lane, b->number);
     return both;
 }
@@ -144,7 +146,7 @@ static bool join_points(vpmm_sim *sim, struct sim_chunk *into, struct sim_chunk 
     struct sim_record *a = into->freed, *b = from->freed, *both;
     if (a == b)
         return true;
-    if (a && b && a->lane == b->lane)
+    if (a && b && a->lane == b->lane && !a->joined && !b->joined)
         both = sim_record_hold(a->number > b->number ? a : b);
     else if (!sim_record_passed(sim, a) || !sim_record_passed(sim, b))
         return false;
@@ -480,10 +482,13 @@ CUresult sim_cuMemPoolGetAttribute(CUmemoryPool handle, CUmemPool_attribute attr
 
 /* ---- allocation and free ---- */
 
-/* The operation by which a stream takes a chunk over or gives it up: to the race detector, a write of all of it. */
-static struct sim_op *ownership(const struct sim_lane *lane, const struct sim_chunk *chunk)
+/*
+ * To the race detector a free is a write of all of the chunk. An allocation is no access: it only brings the order of
+ * the chunk's free point along, so that a use that does not come after it is found to race with the earlier owner's.
+ */
+static struct sim_op *giving_up(const struct sim_lane *lane, const struct sim_chunk *chunk)
 {
-    struct sim_op *op = sim_op_new(SIM_OP_OWN);
+    struct sim_op *op = sim_op_new(SIM_OP_GIVE_UP);
     if (!op)
         return NULL;
     op->to = (struct sim_rows){NULL, chunk->at, 0};
@@ -498,10 +503,10 @@ static struct sim_op *ownership(const struct sim_lane *lane, const struct sim_ch
 
 static CUresult take_over(vpmm_sim *sim, struct sim_lane *lane, struct sim_chunk *chunk)
 {
-    struct sim_op *op = ownership(lane, chunk);
+    struct sim_op *op = sim_op_new(SIM_OP_MARK);
     if (!op)
         return CUDA_ERROR_OUT_OF_MEMORY;
-    if (chunk->freed && chunk->freed->lane != lane->id)
+    if (chunk->freed) /* on the same lane as well: a joined point knows more than its lane */
         sim_op_depend(op, chunk->freed);
     return sim_submit(sim, lane, op);
 }
@@ -603,7 +608,7 @@ static CUresult pool_free(vpmm_sim *sim, CUdeviceptr at, struct sim_lane *lane)
     if (lane->capture)
         return CUDA_ERROR_INVALID_VALUE;
     struct sim_record *freed = sim_record_new();
-    struct sim_op *op = freed ? ownership(lane, chunk) : NULL;
+    struct sim_op *op = freed ? giving_up(lane, chunk) : NULL;
     if (!op) {
         sim_record_drop(freed);
         return CUDA_ERROR_OUT_OF_MEMORY;

@@ -43,7 +43,7 @@ bool sim_clock_knows(const struct sim_clock *clock, uint32_t lane, uint64_t numb
     return number == 0 || (clock && lane < clock->count && clock->t[lane] >= number);
 }
 
-/* *into alone, with room for count lanes. A clock without memory stays as it is: it then knows too little, never more. */
+/* *into alone, with room for count lanes. Without host memory it stays as it is, and knows too little, never more. */
 static bool make_own(struct sim_clock **into, uint32_t count)
 {
     struct sim_clock *old = *into;

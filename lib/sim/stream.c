@@ -242,7 +242,7 @@ static bool start_worker(vpmm_sim *sim, struct sim_lane *lane)
 static void set_going(vpmm_sim *sim, struct sim_lane *lane)
 {
     struct sim_op *op = lane->head;
-    bool momentary = op->kind == SIM_OP_MARK || op->kind == SIM_OP_OWN;
+    bool momentary = op->kind == SIM_OP_MARK || op->kind == SIM_OP_GIVE_UP;
     if (op == lane->tail && momentary && !lane->running && !blocked_by(sim, lane))
         run_next(sim, lane);
     else if (lane->worker)
@@ -645,13 +645,29 @@ static struct sim_lane *lane_to_step(vpmm_sim *sim, CUstream stream)
     return lane ? lane : orphan_of(sim, stream);
 }
 
+static bool can_step(vpmm_sim *sim, const struct sim_lane *lane)
+{
+    return lane && lane->head && !lane->running && !blocked_by(sim, lane);
+}
+
+/* Stepping the default stream also moves the work of destroyed streams, which no handle may name any more. */
+static struct sim_lane *orphan_to_step(vpmm_sim *sim)
+{
+    for (uint32_t i = 0; i < sim->lane_count; i++)
+        if (sim->lanes[i]->orphan && can_step(sim, sim->lanes[i]))
+            return sim->lanes[i];
+    return NULL;
+}
+
 size_t vpmm_sim_step(vpmm_sim *sim, CUstream stream, size_t n)
 {
     size_t ran = 0;
     pthread_mutex_lock(&sim->lock);
     while (ran < n && sim->config.stepped) {
         struct sim_lane *lane = lane_to_step(sim, stream);
-        if (!lane || !lane->head || lane->running || blocked_by(sim, lane))
+        if (!can_step(sim, lane) && (!stream || stream == CU_STREAM_LEGACY))
+            lane = orphan_to_step(sim);
+        if (!can_step(sim, lane))
             break;
         run_next(sim, lane);
         ran++;

@@ -73,7 +73,7 @@ static CUresult translate(vpmm_sim *sim, struct sim_lane *lane, struct sim_op *o
         sim_race_early(sim, op, mapping);
         sim_race_access(sim, lane, &device->shadow[page], use);
     }
-    if (op->kind == SIM_OP_OWN)
+    if (op->kind == SIM_OP_GIVE_UP)
         return CUDA_SUCCESS;
     device->touched[page] |= write;
     return add_piece(pieces, device->bytes + page * SIM_PAGE + lo, bytes) ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
@@ -201,7 +201,8 @@ static CUresult submit_fill(const struct fill_request *request, CUstream stream)
     CUresult result = lane_for_work(sim, stream, &lane);
     if (result != CUDA_SUCCESS || request->width == 0 || request->height == 0)
         return result;
-    bool aligned = request->to % (unsigned)request->value_bytes == 0 && request->pitch % (unsigned)request->value_bytes == 0;
+    size_t unit = (size_t)request->value_bytes;
+    bool aligned = request->to % unit == 0 && request->pitch % unit == 0;
     if (!aligned || (request->height > 1 && request->pitch < request->width))
         return CUDA_ERROR_INVALID_VALUE;
     struct sim_op *op = sim_op_new(SIM_OP_MEMSET);
