@@ -255,7 +255,11 @@ static bool is_shortage(vpmm_status status)
 static vpmm_status find_or_build(struct vpmm_pool *pool, struct stream *stream, uint64_t pages, bool may_wait,
                                  struct build_limits *limits, struct region *region)
 {
-    enum region_source source = find_thoroughly(&pool->arena, stream, pages, may_wait, region);
+    enum region_source source = find(&pool->arena, stream, pages, false, false, region);
+    if (source == REGION_NONE) {
+        reaper_refresh(&pool->arena);
+        source = find_thoroughly(&pool->arena, stream, pages, may_wait, region);
+    }
     if (source != REGION_NONE) {
         count_hit(pool, source);
         return VPMM_SUCCESS;

@@ -62,6 +62,19 @@ vpmm_status reaper_pass(struct arena *arena, unsigned budget_us)
     return status;
 }
 
+void reaper_refresh(struct arena *arena)
+{
+    struct device_scope scope;
+    if (!streams_pending(&arena->streams) || pthread_mutex_trylock(&arena->reaping))
+        return;
+    if (!device_lost(arena->device) && device_enter(arena->device, &scope) == VPMM_SUCCESS) {
+        streams_complete(&arena->streams);
+        pass_regions(arena);
+        device_leave(arena->device, &scope);
+    }
+    pthread_mutex_unlock(&arena->reaping);
+}
+
 vpmm_status reaper_pass_now(struct arena *arena)
 {
     bool any;

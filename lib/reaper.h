@@ -23,6 +23,12 @@ enum {
 /* One pass, unless another thread is making one. */
 vpmm_status reaper_pass(struct arena *, unsigned budget_us);
 
+/*
+ * The first half of a pass, unless another thread is making one: what has passed is published and merged. For a malloc
+ * that is about to build, to which a few queries are nothing, and whose memory may just have become free.
+ */
+void reaper_refresh(struct arena *);
+
 /* One pass after waiting for the turn; budget 0. For a malloc that is about to fail. */
 vpmm_status reaper_pass_now(struct arena *);
 

@@ -471,35 +471,51 @@ vpmm_status stream_release(struct streams *streams, CUstream handle)
 
 /* ---- the reaper's part ---- */
 
-static bool query_failed(struct streams *streams, CUresult result)
+/* 1: the ith taken mark has passed; 0: not yet, or it cannot be told. */
+static bool has_passed(struct streams *streams, const struct stream *stream, uint32_t i)
 {
-    if (result == CUDA_ERROR_NOT_READY || device_result_is_capture(result))
-        return false;
-    device_lose(streams->device);
-    return true;
+    CUevent event = load_acquire_ptr(&stream->taken[i]->event);
+    CUresult result = device_call(streams->device, cuEventQuery, event);
+    if (result != CUDA_SUCCESS && result != CUDA_ERROR_NOT_READY && !device_result_is_capture(result))
+        device_lose(streams->device);
+    return result == CUDA_SUCCESS;
+}
+
+/*
+ * How many of the taken marks have passed. They pass in order, and queries are dear (the driver serves one at a time
+ * for the whole process), so the newest is asked first, which mostly answers for all, then the oldest, then halves.
+ */
+static uint32_t count_passed(struct streams *streams, const struct stream *stream)
+{
+    uint32_t low = 0, high = stream->taken_marks; /* the first `low` have passed, mark `high` has not */
+    if (has_passed(streams, stream, high - 1))
+        return high;
+    high--;
+    for (uint32_t ask = 0; low < high && !device_lost(streams->device); ask = (low + high) / 2) {
+        if (has_passed(streams, stream, ask))
+            low = ask + 1;
+        else
+            high = ask;
+    }
+    return low;
 }
 
 /* Publishes what has passed of one stream, in the ring's order. */
 static bool complete_stream(struct streams *streams, struct stream *stream)
 {
-    bool any = false;
-    for (;;) {
-        if (!stream->oldest)
-            stream->oldest = ring_get(stream->pending);
-        if (!stream->oldest)
-            return any;
-        CUresult result = device_call(streams->device, cuEventQuery, load_acquire_ptr(&stream->oldest->event));
-        if (result != CUDA_SUCCESS) {
-            query_failed(streams, result);
-            return any;
-        }
-        uint64_t number = load_acquire_u64(&stream->oldest->number);
-        if (number > load_relaxed_u64(&stream->completed))
-            store_release_u64(&stream->completed, number); /* pairs with fence_passed's acquire */
-        stream->oldest = NULL;
-        fetch_add_acq_rel_u32(&stream->outstanding, UINT32_MAX);
-        any = true;
-    }
+    struct mark *mark;
+    while (stream->taken_marks < STREAM_MARKS && (mark = ring_get(stream->pending)))
+        stream->taken[stream->taken_marks++] = mark;
+    uint32_t passed = stream->taken_marks ? count_passed(streams, stream) : 0;
+    if (!passed || device_lost(streams->device))
+        return false;
+    uint64_t number = load_acquire_u64(&stream->taken[passed - 1]->number);
+    if (number > load_relaxed_u64(&stream->completed))
+        store_release_u64(&stream->completed, number); /* pairs with fence_passed's acquire */
+    stream->taken_marks -= passed;
+    memmove(stream->taken, stream->taken + passed, stream->taken_marks * sizeof stream->taken[0]);
+    fetch_add_acq_rel_u32(&stream->outstanding, 0 - passed); /* its places may be recorded again from here on */
+    return true;
 }
 
 /* Takes a record out of use when nothing refers to its stream any more. */

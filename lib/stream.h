@@ -75,7 +75,8 @@ struct stream {
     struct ring *pending;   /* of struct mark, from the marker to the reaper */
     _Atomic(uint32_t) outstanding;
     _Atomic(uint32_t) freed_small; /* to the driver's own pool, with no fence of ours, since the last settling */
-    struct mark *oldest;    /* the reaper's: taken from the ring, not yet passed */
+    struct mark *taken[STREAM_MARKS]; /* the reaper's: from the ring, oldest first, not yet seen to have passed */
+    uint32_t taken_marks;
     struct hints free;      /* FREE regions whose fence is of this stream */
 };
 

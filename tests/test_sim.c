@@ -1050,7 +1050,7 @@ Test(sim, a_free_is_a_use_and_an_allocation_is_none)
 /* Whatever a pool hands out is ordered after its last use, on whatever stream, with no wait of the host's. */
 Test(sim, reuse_by_a_pool_is_never_a_race)
 {
-    enum { LIVE = 64, ROUNDS = 20000 };
+    enum { LIVE = 256, ROUNDS = 40000 };
     open_sim(true);
     CUmemoryPool pool;
     CUstream streams[3] = {new_stream(), new_stream(), new_stream()};
@@ -1067,7 +1067,7 @@ Test(sim, reuse_by_a_pool_is_never_a_race)
             OK(d->cuMemFreeAsync(live[k], stream));
             live[k] = 0;
         } else {
-            bytes[k] = 1 + (random >> 20) % 300000;
+            bytes[k] = 1 + (random >> 20) % 400000;
             OK(d->cuMemAllocAsync(&live[k], bytes[k], stream));
             OK(d->cuMemsetD8Async(live[k], (unsigned char)k, 512 < bytes[k] ? 512 : bytes[k], stream));
         }

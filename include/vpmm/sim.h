@@ -2,8 +2,9 @@
  * vpmm/sim.h - a simulated GPU behind the driver table, for machines without one: tests, CI, and first looks.
  *
  * It is never chosen silently: a program makes one and passes its table in vpmm_config.driver. It answers as the
- * driver of an H200 was seen to answer, keeps real bytes (a physical handle is a piece of a memfd, a mapping an mmap
- * of it, so that two addresses of a handle are the same memory), and finds accesses that nothing orders.
+ * driver of an H200 was seen to answer, keeps real bytes (a physical handle is a piece of a memfd, and addresses are
+ * translated to it in software, so that two addresses of a handle are the same memory), and finds accesses that nothing
+ * orders.
  *
  * Time. Streams run their work in order: on threads of their own, or, with `stepped`, only when vpmm_sim_step or a
  * host wait (cuStreamSynchronize, cuEventSynchronize, cuCtxSynchronize, cuMemFree, a synchronous copy...) runs it.
@@ -51,7 +52,10 @@ vpmm_sim *vpmm_sim_create(const vpmm_sim_config *);
 /* The simulator's table; valid until it is destroyed. */
 const vpmm_driver *vpmm_sim_driver(vpmm_sim *);
 
-/* Runs at most n queued operations of a stream, as far as they do not wait for another stream. How many it ran. */
+/*
+ * Runs at most n queued operations of a stream, as far as they do not wait for another stream. How many it ran. A
+ * destroyed stream's handle still runs what it left; so does the default stream, for all of them.
+ */
 size_t vpmm_sim_step(vpmm_sim *, CUstream, size_t n);
 
 /* Operations queued on a stream and not yet run. */
