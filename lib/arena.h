@@ -12,8 +12,9 @@
  * while it is held. What a plan claims (FREE regions by exchange, holes by carving) belongs to its builder, who calls
  * the driver after giving the turn up; builders therefore never wait for one another's driver calls.
  *
- * The reaper's turn is held by whoever makes a pass (the pool's thread, vpmm_poll, reclaim): one at a time asks the
- * driver about events and unmaps zombies. No malloc or free of tiers 1 to 4 takes either.
+ * The reaper's turn is held by whoever makes a pass (the pool's thread, vpmm_poll, reclaim): one at a time unmaps
+ * zombies and works ahead. `watching` is held by whoever asks the driver about events: a pass, or a malloc that is about
+ * to build. No malloc or free of tiers 1 to 4 takes any of the three.
  */
 #ifndef VPMM_LIB_ARENA_H
 #define VPMM_LIB_ARENA_H
@@ -56,6 +57,7 @@ struct arena {
     struct wakeup work;             /* for the reaper: something was published, marked or retired */
     _Atomic(uint32_t) asleep;       /* the reaper is, or is about to be, waiting on it */
 
+    pthread_mutex_t watching; /* asking about events and publishing completed; taken after reaping if both */
     pthread_mutex_t reaping;
     struct zombie *waiting; /* under reaping: zombies not yet unmapped */
 };

@@ -17,6 +17,7 @@ vpmm_status arena_init(struct arena *arena, struct device *device, struct stats 
     arena->exportable = config->exportable && device->can_export;
     arena->rdma = config->rdma && device->can_rdma;
     pthread_mutex_init(&arena->turn, NULL);
+    pthread_mutex_init(&arena->watching, NULL);
     pthread_mutex_init(&arena->reaping, NULL);
     pile_init(&arena->zombies);
     wakeup_init(&arena->work);
@@ -43,6 +44,7 @@ void arena_free(struct arena *arena)
     hint_arena_free(&arena->hint_arena);
     pages_free(&arena->pages);
     pthread_mutex_destroy(&arena->turn);
+    pthread_mutex_destroy(&arena->watching);
     pthread_mutex_destroy(&arena->reaping);
 }
 

@@ -6,23 +6,32 @@
 #include <string.h>
 
 /*
- * Parameters.
+ * Parameters, with what was measured.
  */
-static const double CREATED_PAGE_US = 5; /* price of growing by a page */
-static const double SURPLUS_PAGE_US = 5; /* price of moving a page more than is needed */
-static const double STUCK_PAGE_US = 2;   /* worth of putting a stuck page to use */
-static const double PIECE_FIRST = 32;    /* pages of the handles that growth is cut into: at first, */
-static const double PIECE_MIN = 20;      /* at least, */
-static const double PIECE_MAX = 48;      /* at most, */
-static const double PIECES_MAX = 16;     /* and no more pieces than that in one malloc */
-static const double STUCK_SHARE = 0.01;  /* more of mapped stuck than this: pieces shrink; less: they grow */
-static const double PIECE_STEP = 1.1;
-static const double GROWTH_SHARE = 0.0025; /* growth is at least this share of what is mapped */
-static const double ROOM_BEFORE = 2048;    /* pages left free before a fresh place, */
-static const double ROOM_BEFORE_TIMES = 8; /* or this many times the request; */
-static const double ROOM_AFTER = 4096;     /* and after it */
-static const double ROOM_AFTER_TIMES = 16;
-enum { CANDIDATES = 32 }; /* runs looked at for extension, the longest */
+static const double CREATED_PAGE_US = 8;
+static const double SURPLUS_PAGE_US = 1;
+static const double STUCK_PAGE_US = 3;
+static const double PIECE_MAX = 32;
+static const double PIECE_MIN = 10;
+static const double STUCK_LOW = 0;
+static const double STUCK_HIGH = 0.02;
+static const double PIECES_MAX = 38;
+static const double FRESH_TIMES = 16;
+static const double FRESH_SHARE = 0.5;
+
+static const double AHEAD_PIECE_MAX = 96;
+static const double AHEAD_PIECE_MIN = 20;
+static const double AHEAD_STUCK_LOW = 0;
+static const double AHEAD_STUCK_HIGH = 0.05;
+static const double AHEAD_SHARE = 0.01;
+static const double AHEAD_GROWTH = 24;
+static const double JOIN_SHARE = 0.5;
+static const double RECUT_STUCK = 0.01;
+static const double RECUT_PIECE = 8;
+enum { CANDIDATES = 32 };         /* the longest runs are looked at for extension; 16: the same, 128: the same */
+enum { MISSES_REMEMBERED = 256 }; /* the longest request of that many misses, and of as many before them, counts */
+enum { REAPER_MISSES = 8 };       /* the reaper is taken to keep up until it was absent for so many misses */
+enum { JOIN_ROOM = 64 };          /* pages of hole after a run that is worth joining others to */
 
 /*
  * The cost model: h200.md's driver prices, linear between the measured sizes.
@@ -33,16 +42,18 @@ struct price {
 
 static const struct price CREATE[] = {{2, 5.7}, {32, 7.7}, {256, 12}, {1024, 29}, {8192, 114}};
 static const struct price ACCESS[] = {{2, 18}, {32, 21}, {128, 25}, {256, 31}, {1024, 51}};
+static const struct price UNMAP[] = {{2, 12.5}, {128, 14.7}, {256, 16.4}};
+static const struct price RELEASE[] = {{2, 7.2}, {32, 23}, {256, 79}};
 static const double MAP_US = 0.45;
 
-enum { PRICES = 5 }; /* in each table */
+#define PRICE(table, mib) price(table, sizeof(table) / sizeof *(table), mib)
 
-static double price(const struct price *table, double mib)
+static double price(const struct price *table, size_t n, double mib)
 {
     size_t i = 1;
     if (mib <= table[0].mib)
         return table[0].us;
-    while (i < PRICES - 1 && mib > table[i].mib)
+    while (i < n - 1 && mib > table[i].mib)
         i++;
     const struct price *a = &table[i - 1], *b = &table[i];
     return a->us + (mib - a->mib) * (b->us - a->us) / (b->mib - a->mib);
@@ -50,12 +61,17 @@ static double price(const struct price *table, double mib)
 
 static double move_us(const struct policy *p, uint32_t pages)
 {
-    return MAP_US + price(ACCESS, pages * p->page_mib);
+    return MAP_US + PRICE(ACCESS, pages * p->page_mib);
 }
 
 static double create_us(const struct policy *p, uint32_t pages)
 {
-    return price(CREATE, pages * p->page_mib) + move_us(p, pages);
+    return PRICE(CREATE, pages * p->page_mib) + move_us(p, pages);
+}
+
+static double release_us(const struct policy *p, uint32_t pages)
+{
+    return PRICE(UNMAP, pages * p->page_mib) + PRICE(RELEASE, pages * p->page_mib);
 }
 
 void policy_init(struct policy *p, uint64_t page_size_bytes, uint32_t max_extent_pages)
@@ -63,7 +79,7 @@ void policy_init(struct policy *p, uint64_t page_size_bytes, uint32_t max_extent
     memset(p, 0, sizeof *p);
     p->page_mib = (double)page_size_bytes / (1 << 20);
     p->max_extent = max_extent_pages ? max_extent_pages : UINT32_MAX;
-    p->piece_pages = PIECE_FIRST;
+    p->piece_pages = PIECE_MAX;
 }
 
 void policy_destroy(struct policy *p)
@@ -80,23 +96,23 @@ void policy_plan_free(struct policy_plan *plan)
     memset(plan, 0, sizeof *plan);
 }
 
-static unsigned bin_of(uint32_t pages)
-{
-    if (pages <= 64)
-        return pages - 1;
-    unsigned log2 = 31 - (unsigned)__builtin_clz(pages);
-    unsigned bin = 64 + (log2 - 6) * 8 + ((pages >> (log2 - 3)) & 7);
-    return bin < POLICY_BINS ? bin : POLICY_BINS - 1;
-}
-
 void policy_note(struct policy *p, uint32_t pages)
 {
-    fetch_add_relaxed_u32(&p->asked[bin_of(pages)], 1);
+    raise_relaxed_u32(&p->longest_asked, pages);
 }
 
 /*
  * Plans under construction.
  */
+static void start(struct policy_plan *plan, enum policy_place place)
+{
+    plan->place = place;
+    plan->run = 0;
+    plan->page = 0;
+    plan->moves = plan->creates = 0;
+    plan->cost_us = 0;
+}
+
 static bool reserve(uint32_t **array, size_t *capacity, size_t n)
 {
     if (n <= *capacity)
@@ -126,10 +142,55 @@ static bool add_create(struct policy_plan *plan, uint32_t pages)
     return true;
 }
 
+/* `n` new extents of equal length, a page more or less. */
+static bool add_creates(struct policy_plan *plan, uint32_t pages, uint32_t n)
+{
+    for (; n > 0; n--) {
+        if (!add_create(plan, pages / n))
+            return false;
+        pages -= pages / n;
+    }
+    return true;
+}
+
 static int ascending(const void *a, const void *b)
 {
     uint32_t x = *(const uint32_t *)a, y = *(const uint32_t *)b;
     return (x > y) - (x < y);
+}
+
+/*
+ * What a view says.
+ */
+static uint64_t free_pages(const struct policy_view *v)
+{
+    uint64_t pages = 0;
+    for (size_t i = 0; i < v->runs; i++)
+        pages += v->run[i].pages;
+    return pages;
+}
+
+static uint64_t movable_pages(const struct policy_view *v)
+{
+    uint64_t pages = 0;
+    for (size_t i = 0; i < v->extents; i++)
+        pages += v->extent[i].pages;
+    return pages;
+}
+
+static uint32_t stuck_pages(const struct policy_view *v, const struct policy_run *r)
+{
+    uint32_t stuck = r->pages;
+    for (uint32_t i = 0; i < r->extents; i++)
+        stuck -= v->extent[r->first_extent + i].pages;
+    return stuck;
+}
+
+static double stuck_share(const struct policy_view *v)
+{
+    if (v->mapped_pages == 0)
+        return 0;
+    return (double)(free_pages(v) - movable_pages(v)) / (double)v->mapped_pages;
 }
 
 /* The shortest hole of at least that many pages, the lowest of equals; view.holes: none. */
@@ -151,6 +212,11 @@ static size_t longest_hole(const struct policy_view *v)
     return best;
 }
 
+static uint64_t longest_hole_pages(const struct policy_view *v)
+{
+    return v->holes ? v->hole[longest_hole(v)].pages : 0;
+}
+
 /*
  * The specification's mode: every extent is one page, so all free memory moves, and growth is exactly the shortfall.
  */
@@ -159,9 +225,9 @@ static size_t longest_extendable(const struct policy_view *v, uint32_t pages)
     size_t best = v->runs;
     for (size_t i = 0; i < v->runs; i++) {
         const struct policy_run *r = &v->run[i];
-        uint32_t missing = pages - r->pages;
-        if ((r->hole_after >= missing || r->hole_before >= missing) &&
-            (best == v->runs || r->pages > v->run[best].pages))
+        if (r->pages >= pages || (r->hole_after < pages - r->pages && r->hole_before < pages - r->pages))
+            continue;
+        if (best == v->runs || r->pages > v->run[best].pages)
             best = i;
     }
     return best;
@@ -188,10 +254,7 @@ static bool harvest_pages(struct policy_plan *plan, const struct policy_view *v,
         plan->place = POLICY_NO_MEMORY;
         return true;
     }
-    for (; missing > 0; missing--)
-        if (!add_create(plan, 1))
-            return false;
-    return true;
+    return add_creates(plan, (uint32_t)missing, (uint32_t)missing);
 }
 
 static bool plan_pages(const struct policy_view *v, uint32_t pages, struct policy_plan *plan)
@@ -219,6 +282,22 @@ static bool plan_pages(const struct policy_view *v, uint32_t pages, struct polic
  */
 enum { RADIX_BITS = 11, RADIX = 1 << RADIX_BITS };
 
+static size_t digit(uint64_t key, unsigned shift)
+{
+    return RADIX - 1 - (key >> (32 + shift) & (RADIX - 1));
+}
+
+static void sort_digit(const uint64_t *from, uint64_t *to, size_t n, unsigned shift)
+{
+    size_t start[RADIX + 1] = {0};
+    for (size_t i = 0; i < n; i++)
+        start[digit(from[i], shift) + 1]++;
+    for (size_t d = 0; d < RADIX; d++)
+        start[d + 1] += start[d];
+    for (size_t i = 0; i < n; i++)
+        to[start[digit(from[i], shift)]++] = from[i];
+}
+
 static bool sort_by_size(struct policy *p, const struct policy_view *v)
 {
     size_t n = v->extents;
@@ -237,13 +316,7 @@ static bool sort_by_size(struct policy *p, const struct policy_view *v)
             longest = v->extent[i].pages;
     }
     for (unsigned shift = 0; shift < 32 && longest >> shift; shift += RADIX_BITS) {
-        size_t start[RADIX + 1] = {0};
-        for (size_t i = 0; i < n; i++)
-            start[RADIX - 1 - (from[i] >> (32 + shift) & (RADIX - 1)) + 1]++;
-        for (size_t d = 0; d < RADIX; d++)
-            start[d + 1] += start[d];
-        for (size_t i = 0; i < n; i++)
-            to[start[RADIX - 1 - (from[i] >> (32 + shift) & (RADIX - 1))]++] = from[i];
+        sort_digit(from, to, n, shift);
         uint64_t *swap = from;
         from = to;
         to = swap;
@@ -259,8 +332,23 @@ static uint32_t sorted(const struct policy *p, size_t i)
 }
 
 /*
- * Growth is cut into equal pieces.
+ * Growth is cut into equal pieces: small ones while much memory is stuck, large ones while little is, but never into so
+ * many that one malloc takes long.
  */
+static double between(double x, double low, double high)
+{
+    return x <= low ? 0 : x >= high ? 1 : (x - low) / (high - low);
+}
+
+static void steer_pieces(struct policy *p, const struct policy_view *v)
+{
+    double stuck = stuck_share(v);
+    if (p->ahead)
+        p->piece_pages = AHEAD_PIECE_MAX - (AHEAD_PIECE_MAX - AHEAD_PIECE_MIN) * between(stuck, AHEAD_STUCK_LOW, AHEAD_STUCK_HIGH);
+    else
+        p->piece_pages = PIECE_MAX - (PIECE_MAX - PIECE_MIN) * between(stuck, STUCK_LOW, STUCK_HIGH);
+}
+
 static uint32_t pieces_of(const struct policy *p, uint32_t pages)
 {
     double piece = p->piece_pages;
@@ -268,7 +356,7 @@ static uint32_t pieces_of(const struct policy *p, uint32_t pages)
         piece = pages / PIECES_MAX;
     if (piece > p->max_extent)
         piece = p->max_extent;
-    uint32_t whole = piece < 1 ? 1 : (uint32_t)piece;
+    uint32_t whole = (uint32_t)piece;
     return pages / whole + (pages % whole != 0);
 }
 
@@ -278,25 +366,13 @@ static double growth_us(const struct policy *p, uint32_t pages)
     return n ? n * create_us(p, (pages + n - 1) / n) : 0;
 }
 
-static bool add_growth(const struct policy *p, struct policy_plan *plan, uint32_t pages)
-{
-    for (uint32_t left = pieces_of(p, pages); left > 0; left--) {
-        uint32_t piece = pages / left;
-        if (!add_create(plan, piece))
-            return false;
-        pages -= piece;
-    }
-    return true;
-}
-
 /*
  * A filling: how the missing pages of one candidate come together. The extents that fit, longest first, up to by_size
  * index `stop`; then one longer extent (`cover`) or growth for the rest.
  */
 struct filling {
     bool possible;
-    double us;    /* driver time */
-    double price; /* with what its pages are worth */
+    double price; /* driver time, and what its pages are worth */
     size_t stop;
     uint32_t cover; /* UINT32_MAX: none */
     uint32_t grow;
@@ -305,12 +381,12 @@ struct filling {
 
 enum { NO_RUN = -1 };
 
-static void consider(struct filling *best, const struct filling *f, uint64_t room)
+static void consider(struct filling *best, struct filling f, uint64_t room)
 {
-    if (f->pages <= room && (!best->possible || f->price < best->price)) {
-        *best = *f;
-        best->possible = true;
-    }
+    if (f.pages > room || (best->possible && f.price >= best->price))
+        return;
+    f.possible = true;
+    *best = f;
 }
 
 /* Ends the filling `f`, which still misses `rest` pages, in each way there is. */
@@ -320,23 +396,17 @@ static void finish(const struct policy *p, const struct policy_view *v, struct f
     struct filling g = f;
     g.cover = UINT32_MAX;
     g.grow = rest;
-    if (rest > 0) {
-        g.us += growth_us(p, rest);
-        g.price += growth_us(p, rest) + CREATED_PAGE_US * rest;
-        g.pages += rest;
-    }
+    g.price += growth_us(p, rest) + CREATED_PAGE_US * rest;
+    g.pages += rest;
     if (rest <= v->creatable_pages)
-        consider(best, &g, room);
+        consider(best, g, room);
     if (rest == 0 || longer == UINT32_MAX)
         return;
     uint32_t pages = v->extent[longer].pages;
-    g = f;
-    g.cover = longer;
-    g.grow = 0;
-    g.us += move_us(p, pages);
-    g.price += move_us(p, pages) + SURPLUS_PAGE_US * (pages - rest);
-    g.pages += pages;
-    consider(best, &g, room);
+    f.cover = longer;
+    f.price += move_us(p, pages) + SURPLUS_PAGE_US * (pages - rest);
+    f.pages += pages;
+    consider(best, f, room);
 }
 
 static struct filling fill(const struct policy *p, const struct policy_view *v, uint32_t missing, int64_t run,
@@ -356,7 +426,6 @@ static struct filling fill(const struct policy *p, const struct policy_view *v, 
             if (i + 1 < v->extents && v->extent[sorted(p, i + 1)].pages > missing)
                 continue;
         } else {
-            f.us += move_us(p, pages);
             f.price += move_us(p, pages);
             f.pages += pages;
             missing -= pages;
@@ -380,7 +449,7 @@ static bool add_filling(const struct policy *p, const struct policy_view *v, con
     if (f->cover != UINT32_MAX && !add_move(plan, f->cover))
         return false;
     qsort(plan->move, plan->moves, sizeof *plan->move, ascending);
-    return add_growth(p, plan, f->grow);
+    return add_creates(plan, f->grow, pieces_of(p, f->grow));
 }
 
 /*
@@ -395,14 +464,6 @@ struct candidate {
     double price;
 };
 
-static uint64_t stuck_pages(const struct policy_view *v, const struct policy_run *r)
-{
-    uint64_t stuck = r->pages;
-    for (uint32_t i = 0; i < r->extents; i++)
-        stuck -= v->extent[r->first_extent + i].pages;
-    return stuck;
-}
-
 static void try_candidate(const struct policy *p, const struct policy_view *v, struct candidate c, double worth,
                           struct candidate *best)
 {
@@ -412,30 +473,28 @@ static void try_candidate(const struct policy *p, const struct policy_view *v, s
         *best = c;
 }
 
+static bool extendable(const struct policy_run *r, uint32_t pages)
+{
+    return r->pages < pages && (r->hole_after >= pages - r->pages || r->hole_before >= pages - r->pages);
+}
+
 static void try_run(const struct policy *p, const struct policy_view *v, size_t run, uint32_t pages,
                     struct candidate *best)
 {
     const struct policy_run *r = &v->run[run];
     struct candidate c = {.run = (int64_t)run, .missing = pages - r->pages};
-    double worth = STUCK_PAGE_US * (double)stuck_pages(v, r);
-    c.place = POLICY_EXTEND_UP;
-    c.room = r->hole_after;
-    if (c.room >= c.missing)
-        try_candidate(p, v, c, worth, best);
-    else if (r->hole_before >= c.missing) {
-        c.place = POLICY_EXTEND_DOWN;
-        c.room = r->hole_before;
-        try_candidate(p, v, c, worth, best);
-    }
+    bool up = r->hole_after >= c.missing;
+    c.place = up ? POLICY_EXTEND_UP : POLICY_EXTEND_DOWN;
+    c.room = up ? r->hole_after : r->hole_before;
+    try_candidate(p, v, c, STUCK_PAGE_US * stuck_pages(v, r), best);
 }
 
-/* The longest extendable runs shorter than `pages`, in no order; how many. */
+/* The longest extendable runs, in no order; how many. */
 static size_t choose_runs(const struct policy_view *v, uint32_t pages, size_t chosen[CANDIDATES])
 {
     size_t n = 0;
     for (size_t i = 0; i < v->runs; i++) {
-        const struct policy_run *r = &v->run[i];
-        if (r->pages >= pages || (r->hole_after < pages - r->pages && r->hole_before < pages - r->pages))
+        if (!extendable(&v->run[i], pages))
             continue;
         if (n < CANDIDATES) {
             chosen[n++] = i;
@@ -445,57 +504,34 @@ static size_t choose_runs(const struct policy_view *v, uint32_t pages, size_t ch
         for (size_t k = 1; k < n; k++)
             if (v->run[chosen[k]].pages < v->run[chosen[shortest]].pages)
                 shortest = k;
-        if (r->pages > v->run[chosen[shortest]].pages)
+        if (v->run[i].pages > v->run[chosen[shortest]].pages)
             chosen[shortest] = i;
     }
     return n;
 }
 
-/* A fresh place has room before and after it, so that what is built there can be extended later. */
+/* Before giving up: the run with the most pages that nothing else can use. */
+static void try_most_stuck(const struct policy *p, const struct policy_view *v, uint32_t pages, struct candidate *best)
+{
+    size_t most = v->runs;
+    for (size_t i = 0; i < v->runs; i++)
+        if (extendable(&v->run[i], pages) &&
+            (most == v->runs || stuck_pages(v, &v->run[i]) > stuck_pages(v, &v->run[most])))
+            most = i;
+    if (most < v->runs)
+        try_run(p, v, most, pages, best);
+}
+
+/* A fresh place is the front of the lowest hole with ample room, so that used memory stays together and can be extended. */
 static uint64_t fresh_page(const struct policy_view *v, uint64_t pages)
 {
-    double before = ROOM_BEFORE_TIMES * (double)pages, after = ROOM_AFTER_TIMES * (double)pages;
-    if (before < ROOM_BEFORE)
-        before = ROOM_BEFORE;
-    if (after < ROOM_AFTER)
-        after = ROOM_AFTER;
-    uint64_t room = (uint64_t)(before + after) + pages;
+    uint64_t ample = (uint64_t)(FRESH_TIMES * (double)pages), share = (uint64_t)(FRESH_SHARE * (double)v->mapped_pages);
+    if (ample < share)
+        ample = share;
     for (size_t i = 0; i < v->holes; i++)
-        if (v->hole[i].pages >= room)
-            return v->hole[i].page + (uint64_t)before;
-    size_t i = longest_hole(v);
-    return v->hole[i].page + (v->hole[i].pages - pages) / 3;
-}
-
-/* Pieces shrink while much memory is stuck in partly free extents, and grow while little is. */
-static void steer_pieces(struct policy *p, const struct policy_view *v)
-{
-    uint64_t stuck = 0;
-    for (size_t i = 0; i < v->runs; i++)
-        stuck += stuck_pages(v, &v->run[i]);
-    if (v->mapped_pages == 0)
-        return;
-    if ((double)stuck > STUCK_SHARE * (double)v->mapped_pages)
-        p->piece_pages /= PIECE_STEP;
-    else
-        p->piece_pages *= PIECE_STEP;
-    if (p->piece_pages < PIECE_MIN)
-        p->piece_pages = PIECE_MIN;
-    if (p->piece_pages > PIECE_MAX)
-        p->piece_pages = PIECE_MAX;
-}
-
-/* Very small growth is rounded up, so that a handle is worth its price. */
-static void round_growth(const struct policy_view *v, struct candidate *c)
-{
-    struct filling *f = &c->filling;
-    uint64_t least = (uint64_t)(GROWTH_SHARE * (double)v->mapped_pages);
-    if (f->grow == 0 || f->grow >= least || least > v->creatable_pages)
-        return;
-    if (f->pages + (least - f->grow) > c->room)
-        return;
-    f->pages += least - f->grow;
-    f->grow = (uint32_t)least;
+        if (v->hole[i].pages >= ample)
+            return v->hole[i].page;
+    return v->hole[longest_hole(v)].page;
 }
 
 static bool plan_extents(struct policy *p, const struct policy_view *v, uint32_t pages, struct policy_plan *plan)
@@ -505,21 +541,23 @@ static bool plan_extents(struct policy *p, const struct policy_view *v, uint32_t
     if (!sort_by_size(p, v))
         return false;
     steer_pieces(p, v);
-    if (v->holes)
-        fresh.room = v->hole[longest_hole(v)].pages;
+    fresh.room = longest_hole_pages(v);
     if (fresh.room >= pages)
         try_candidate(p, v, fresh, 0, &best);
     size_t n = choose_runs(v, pages, chosen);
     for (size_t i = 0; i < n; i++)
         try_run(p, v, chosen[i], pages, &best);
+    if (!best.filling.possible)
+        try_most_stuck(p, v, pages, &best);
     if (!best.filling.possible) {
         plan->place = fresh.room < pages ? POLICY_NO_HOLE : POLICY_NO_MEMORY;
         return true;
     }
-    round_growth(v, &best);
     plan->place = best.place;
-    plan->run = best.run == NO_RUN ? 0 : (size_t)best.run;
-    plan->page = best.place == POLICY_FRESH ? fresh_page(v, best.filling.pages) : 0;
+    if (best.place == POLICY_FRESH)
+        plan->page = fresh_page(v, best.filling.pages);
+    else
+        plan->run = (size_t)best.run;
     return add_filling(p, v, &best.filling, best.missing, best.run, plan);
 }
 
@@ -533,25 +571,152 @@ static double driver_us(const struct policy *p, const struct policy_view *v, con
     return us;
 }
 
+/* What work ahead goes by. */
+static void remember_miss(struct policy *p, const struct policy_view *v, uint32_t pages)
+{
+    uint64_t use = v->mapped_pages - free_pages(v) + pages;
+    if (use > p->peak_use)
+        p->peak_use = use;
+    if (p->ahead > 0)
+        p->ahead--;
+    if (++p->misses == MISSES_REMEMBERED) {
+        p->misses = 0;
+        p->longest_before = load_relaxed_u32(&p->longest_asked);
+        store_relaxed_u32(&p->longest_asked, pages);
+    }
+}
+
 bool policy_plan(struct policy *p, const struct policy_view *v, uint32_t pages, struct policy_plan *plan)
 {
-    plan->moves = plan->creates = 0;
-    plan->run = 0;
-    plan->page = 0;
+    start(plan, POLICY_NOTHING);
     bool done = p->max_extent == 1 ? plan_pages(v, pages, plan) : plan_extents(p, v, pages, plan);
     plan->cost_us = driver_us(p, v, plan);
+    remember_miss(p, v, pages);
     return done;
+}
+
+/*
+ * Work ahead.
+ */
+static uint32_t longest_lately(const struct policy *p)
+{
+    uint32_t now = load_relaxed_u32(&p->longest_asked);
+    return now > p->longest_before ? now : p->longest_before;
+}
+
+static uint32_t longest_run_pages(const struct policy_view *v)
+{
+    uint32_t pages = 0;
+    for (size_t i = 0; i < v->runs; i++)
+        if (v->run[i].pages > pages)
+            pages = v->run[i].pages;
+    return pages;
+}
+
+/* The run that grows: the longest with a hole after it, the highest of equals; view.runs: none. */
+static size_t base_run(const struct policy_view *v)
+{
+    size_t best = v->runs;
+    for (size_t i = 0; i < v->runs; i++)
+        if (v->run[i].hole_after >= JOIN_ROOM && (best == v->runs || v->run[i].pages >= v->run[best].pages))
+            best = i;
+    return best;
+}
+
+/* What is mapped goes after the base run, or to a fresh place if there is none. */
+static void place_at(const struct policy_view *v, size_t base, uint32_t pages, struct policy_plan *plan)
+{
+    plan->place = base < v->runs ? POLICY_EXTEND_UP : POLICY_FRESH;
+    plan->run = base < v->runs ? base : 0;
+    plan->page = base < v->runs ? 0 : fresh_page(v, pages);
+}
+
+/* Moves the longest extent of other runs to the base run. */
+static bool join_ahead(const struct policy *p, const struct policy_view *v, size_t base, uint64_t room, double budget_us,
+                       struct policy_plan *plan)
+{
+    size_t best = v->extents;
+    for (size_t i = 0; i < v->extents; i++) {
+        const struct policy_extent *e = &v->extent[i];
+        if (e->run == base || e->pages > room || move_us(p, e->pages) > budget_us)
+            continue;
+        if (best == v->extents || e->pages > v->extent[best].pages)
+            best = i;
+    }
+    if (best == v->extents)
+        return true;
+    place_at(v, base, v->extent[best].pages, plan);
+    return add_move(plan, best);
+}
+
+/* Creates one extent at the base run, while that leaves mapped below AHEAD_SHARE above the peak use. */
+static bool grow_ahead(const struct policy *p, const struct policy_view *v, size_t base, uint64_t room, double budget_us,
+                       struct policy_plan *plan)
+{
+    double most = (1 + AHEAD_SHARE) * (double)p->peak_use - (double)v->mapped_pages;
+    uint32_t pages = (uint32_t)AHEAD_GROWTH;
+    if (pages > p->max_extent)
+        pages = p->max_extent;
+    if (most < pages || room < pages || v->creatable_pages < pages || create_us(p, pages) > budget_us)
+        return true;
+    place_at(v, base, pages, plan);
+    return add_create(plan, pages);
+}
+
+/* The longest extent made anew as pieces, as many as the budget allows. */
+static bool recut_ahead(const struct policy *p, const struct policy_view *v, double budget_us, struct policy_plan *plan)
+{
+    size_t longest = v->extents;
+    for (size_t i = 0; i < v->extents; i++)
+        if (longest == v->extents || v->extent[i].pages > v->extent[longest].pages)
+            longest = i;
+    if (longest == v->extents)
+        return true;
+    uint32_t pages = v->extent[longest].pages, n = pages / (uint32_t)RECUT_PIECE;
+    while (n > 1 && release_us(p, pages) + n * create_us(p, pages / n + 1) > budget_us)
+        n--;
+    if (n < 2)
+        return true;
+    plan->place = POLICY_RECUT;
+    plan->cost_us = release_us(p, pages);
+    return add_move(plan, longest) && add_creates(plan, pages, n);
+}
+
+static bool plan_ahead(const struct policy *p, const struct policy_view *v, double budget_us, struct policy_plan *plan)
+{
+    uint32_t wanted = (uint32_t)(JOIN_SHARE * longest_lately(p));
+    if (longest_run_pages(v) < wanted) {
+        size_t base = base_run(v);
+        uint64_t room = base < v->runs ? v->run[base].hole_after : longest_hole_pages(v);
+        if (!join_ahead(p, v, base, room, budget_us, plan))
+            return false;
+        if (plan->place == POLICY_NOTHING && !grow_ahead(p, v, base, room, budget_us, plan))
+            return false;
+    }
+    if (plan->place == POLICY_NOTHING && stuck_share(v) > RECUT_STUCK)
+        return recut_ahead(p, v, budget_us, plan);
+    return true;
 }
 
 bool policy_plan_ahead(struct policy *p, const struct policy_view *v, double budget_us, struct policy_plan *plan,
                        uint32_t *pages)
 {
-    (void)p;
-    (void)v;
-    (void)budget_us;
-    plan->moves = plan->creates = 0;
-    plan->place = POLICY_NOTHING;
-    plan->cost_us = 0;
+    start(plan, POLICY_NOTHING);
     *pages = 0;
-    return true;
+    if (p->max_extent == 1)
+        return true;
+    p->ahead = REAPER_MISSES;
+    bool done = plan_ahead(p, v, budget_us, plan);
+    if (plan->place == POLICY_RECUT) {
+        *pages = v->extent[plan->move[0]].pages;
+        for (size_t i = 0; i < plan->creates; i++)
+            plan->cost_us += create_us(p, plan->create[i]);
+        return done;
+    }
+    plan->cost_us = driver_us(p, v, plan);
+    for (size_t i = 0; i < plan->moves; i++)
+        *pages += v->extent[plan->move[i]].pages;
+    for (size_t i = 0; i < plan->creates; i++)
+        *pages += plan->create[i];
+    return done;
 }

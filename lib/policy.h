@@ -75,19 +75,19 @@ struct policy_plan {
     double cost_us;                        /* driver time, by the cost model */
 };
 
-/* Sizes are counted in bins: exact to 64 pages, then 8 for each doubling up to 2^26 pages. */
-enum { POLICY_BINS = 64 + 8 * 20 };
-
 struct policy {
     uint32_t max_extent; /* pages of the largest handle, UINT32_MAX: no limit; 1: the specification's mode */
     double page_mib;
 
-    /* By any thread, relaxed: how often a size was asked for. Counts are hints, a lost one does no harm. */
-    _Atomic(uint32_t) asked[POLICY_BINS];
+    _Atomic(uint32_t) longest_asked; /* by any thread, relaxed: a hint, nothing is ordered by it */
 
     /* Below: whoever has the build turn. */
-    double piece_pages; /* what growth is cut into, steered by how much memory is stuck */
-    uint64_t *by_size;  /* scratch: the view's extents, longest first */
+    uint32_t longest_before; /* longest_asked of the MISSES_REMEMBERED misses before the present ones */
+    uint32_t misses;         /* of the present ones */
+    uint64_t peak_use;       /* the most pages that were live, or asked for, at a miss */
+    uint32_t ahead;          /* counts down from the last work ahead, a miss at a time; 0: there is no reaper to count on */
+    double piece_pages;      /* what growth is cut into, by the last look at how much memory is stuck */
+    uint64_t *by_size;       /* scratch: the view's extents, longest first */
     size_t by_size_capacity;
 };
 
@@ -95,15 +95,15 @@ struct policy {
 void policy_init(struct policy *, uint64_t page_size_bytes, uint32_t max_extent_pages);
 void policy_destroy(struct policy *);
 
-/* A malloc of that many pages went past the front cache. Any thread, at any time. */
+/* A malloc of that many pages went past the front cache. Any thread, at any time; writes only when it beats the record. */
 void policy_note(struct policy *, uint32_t pages);
 
-/* How to serve a request that no run fits. false: host memory is exhausted. */
+/* How to serve a request that no run fits (one that does is not looked at). false: host memory is exhausted. */
 bool policy_plan(struct policy *, const struct policy_view *, uint32_t pages, struct policy_plan *);
 
 /*
- * One small step of work ahead of need that costs at most budget_us, POLICY_NOTHING if none is worth it; *pages is the
- * length of the run that it builds. false: host memory is exhausted.
+ * One small step of work ahead of need that costs at most budget_us, POLICY_NOTHING if none is worth it or none fits the
+ * budget; *pages is how many pages it maps. A step costs 20 us and more, a recut up to 500. false: host memory is exhausted.
  */
 bool policy_plan_ahead(struct policy *, const struct policy_view *, double budget_us, struct policy_plan *,
                        uint32_t *pages);

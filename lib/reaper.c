@@ -12,6 +12,12 @@
 
 /* ---- a pass ---- */
 
+static void pause_us(long us)
+{
+    struct timespec time = {.tv_nsec = us * 1000};
+    clock_nanosleep(CLOCK_MONOTONIC, 0, &time, NULL);
+}
+
 static void pass_regions(struct arena *arena)
 {
     for (uint32_t slot = 1, n = load_acquire_u32(&arena->streams.slots); slot < n; slot++) {
@@ -32,11 +38,20 @@ static double work_ahead(struct arena *arena, double budget_us)
     return spent;
 }
 
-/* Under the reaper's turn. True: something was done, and more may follow from it. */
-static bool pass(struct arena *arena, unsigned budget_us)
+/* Under `watching`. */
+static bool publish_passed(struct arena *arena)
 {
     bool any = streams_complete(&arena->streams);
     pass_regions(arena);
+    return any;
+}
+
+/* Under the reaper's turn. True: something was done, and more may follow from it. */
+static bool pass(struct arena *arena, unsigned budget_us)
+{
+    pthread_mutex_lock(&arena->watching);
+    bool any = publish_passed(arena);
+    pthread_mutex_unlock(&arena->watching);
     any |= zombies_retire(arena);
     return work_ahead(arena, budget_us) > 0 || any;
 }
@@ -62,17 +77,28 @@ vpmm_status reaper_pass(struct arena *arena, unsigned budget_us)
     return status;
 }
 
+/* Who has it asks the driver a few questions: it is worth some microseconds, but no more, to wait for the answers. */
+static bool try_watching(struct arena *arena)
+{
+    enum { TRIES = 20 };
+    for (int i = 0; i < TRIES; i++) {
+        if (!pthread_mutex_trylock(&arena->watching))
+            return true;
+        pause_us(2);
+    }
+    return false;
+}
+
 void reaper_refresh(struct arena *arena)
 {
     struct device_scope scope;
-    if (!streams_pending(&arena->streams) || pthread_mutex_trylock(&arena->reaping))
+    if (!streams_pending(&arena->streams) || !try_watching(arena))
         return;
     if (!device_lost(arena->device) && device_enter(arena->device, &scope) == VPMM_SUCCESS) {
-        streams_complete(&arena->streams);
-        pass_regions(arena);
+        publish_passed(arena);
         device_leave(arena->device, &scope);
     }
-    pthread_mutex_unlock(&arena->reaping);
+    pthread_mutex_unlock(&arena->watching);
 }
 
 vpmm_status reaper_pass_now(struct arena *arena)
@@ -92,6 +118,7 @@ static vpmm_status synchronise(struct arena *arena)
     if (status != VPMM_SUCCESS)
         return status;
     pthread_mutex_lock(&arena->reaping);
+    pthread_mutex_lock(&arena->watching);
     uint32_t slots;
     uint64_t *published = streams_published(&arena->streams, &slots);
     if (!published)
@@ -102,6 +129,7 @@ static vpmm_status synchronise(struct arena *arena)
         streams_completed_until(&arena->streams, published, slots);
     free(published);
     pass_regions(arena);
+    pthread_mutex_unlock(&arena->watching);
     zombies_retire(arena);
     pthread_mutex_unlock(&arena->reaping);
     device_leave(device, &scope);
@@ -144,12 +172,6 @@ struct reaper {
     _Atomic(uint32_t) stop;
     uint64_t built, quiet_since; /* the thread's: requests that had to build, and when that number last moved */
 };
-
-static void pause_us(long us)
-{
-    struct timespec time = {.tv_nsec = us * 1000};
-    clock_nanosleep(CLOCK_MONOTONIC, 0, &time, NULL);
-}
 
 /* One more look after saying that it sleeps: see arena_wake_reaper. */
 static void sleep_until_work(struct reaper *reaper)

@@ -42,7 +42,7 @@ CUdeviceptr region_hand_out(struct arena *, struct region, uint64_t pages, uint6
 /* A live allocation back into the caller's hands, its fence not yet set. INVALID_POINTER. */
 vpmm_status region_take_back(struct arena *, CUdeviceptr, struct region *);
 
-/* Moves the regions behind a stream's passed fences to those that wait for nothing. Under the reaper's turn. */
+/* Moves the regions behind a stream's passed fences to those that wait for nothing. Under `watching`. */
 void region_pass(struct arena *, struct stream *);
 
 /* ---- holes, under the build turn ---- */

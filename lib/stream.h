@@ -20,7 +20,7 @@
  * Who may do what
  *   lookup, fence_take, fence_passed, mark, wait   any thread, lock-free but for the first sight of a stream
  *   mark            under the record's try-lock: who loses it leaves, the holder looks again after unlocking
- *   complete        one thread at a time (the reaper's turn): alone asks the driver, publishes completed
+ *   complete        one thread at a time (`watching`, arena.h): alone asks the driver, publishes completed
  *   release, orphan under the registry's lock
  *   users           a thread is counted in the record while it uses the handle; release waits for zero
  *
@@ -150,7 +150,7 @@ vpmm_status stream_wait(struct streams *, struct stream *waiter, struct fence);
 vpmm_status stream_wait_host(struct streams *, struct fence);
 
 /*
- * Under the reaper's turn. Asks the driver for each stream's oldest marks and publishes those that have passed; marks
+ * Under `watching` (arena.h). Asks the driver for each stream's oldest marks and publishes those that have passed; marks
  * what is left over; frees records whose work has ended. True: something has passed. May lose the device.
  */
 bool streams_complete(struct streams *);
@@ -158,7 +158,7 @@ bool streams_complete(struct streams *);
 /* Whether any mark is outstanding, or any number not marked: the reaper has something to watch. */
 bool streams_pending(const struct streams *);
 
-/* Under the reaper's turn, after the contexts were synchronised: everything published by then has passed. */
+/* Under `watching`, after the contexts were synchronised: everything published by then has passed. */
 void streams_completed_until(struct streams *, const uint64_t *published, uint32_t slots);
 
 /* What streams_completed_until wants to know from before the synchronisation. NULL: no memory. The caller frees it. */

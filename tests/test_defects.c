@@ -217,6 +217,10 @@ Test(defects, defect_06_a_broken_event_is_not_taken_for_a_busy_one)
     CUdeviceptr pointer = 0;
     must_fail(VPMM_ERROR_DRIVER, vpmm_malloc(w.pool, 4 * PAGE, s, &pointer));
     world_audit(&w);
+    must_fail(VPMM_ERROR_DRIVER, vpmm_pool_destroy(w.pool)); /* gives up what it cannot return */
+    world_stream_destroy(&w, s);
+    cr_assert_eq(w.driver->cuDevicePrimaryCtxRelease(w.device), CUDA_SUCCESS);
+    cr_expect_gt(vpmm_sim_destroy(w.sim), 0);
 }
 
 Test(defects, defect_07_free_speaks_for_the_stream_that_it_names)
