@@ -2,7 +2,7 @@
  * policy.h - where memory is placed, and of what extents it is made.
  *
  * A module of its own: it sees counts of pages, never a driver, a stream or a lock. The caller (build.c or the reaper,
- * holding the build turn) shows it what is free now; it answers with a plan; the caller carries the plan out or drops it.
+ * holding the build turn) shows it what is free now; it answers with a plan; the caller carries it out or drops it.
  *
  *   run     a maximal run of mapped free pages that the request may use without waiting
  *   extent  a physical handle that lies wholly inside one run, and so can be moved to another address
@@ -21,7 +21,7 @@
 struct policy_run {
     uint64_t page; /* global page number of its first page */
     uint32_t pages;
-    uint32_t hole_before, hole_after; /* pages of the holes that adjoin it, 0: none; what 32 bits cannot hold is cut off */
+    uint32_t hole_before, hole_after; /* pages of the adjoining holes, 0: none; at most UINT32_MAX */
     uint32_t first_extent, extents;   /* its extents: view.extent[first_extent .. first_extent + extents) */
 };
 
@@ -52,7 +52,7 @@ enum policy_place {
     POLICY_FRESH,       /* at `page`, inside a hole */
     POLICY_EXTEND_UP,   /* run `run` stays, new pieces are mapped right after it */
     POLICY_EXTEND_DOWN, /* run `run` stays, new pieces are mapped right before it */
-    POLICY_RECUT,       /* ahead only: extent move[0] is unmapped, released, and created anew where it stood, as `create` */
+    POLICY_RECUT,       /* ahead only: extent move[0] is unmapped, released, made anew where it stood, as `create` */
     POLICY_NOTHING,     /* ahead only: nothing is worth doing */
     POLICY_NO_HOLE,     /* no hole is long enough: reserve a chunk, plan again */
     POLICY_NO_MEMORY,   /* creatable_pages and what can be moved do not suffice */
@@ -85,7 +85,7 @@ struct policy {
     uint32_t longest_before; /* longest_asked of the MISSES_REMEMBERED misses before the present ones */
     uint32_t misses;         /* of the present ones */
     uint64_t peak_use;       /* the most pages that were live, or asked for, at a miss */
-    uint32_t ahead;          /* counts down from the last work ahead, a miss at a time; 0: there is no reaper to count on */
+    uint32_t ahead;          /* counts down, a miss at a time, from the last work ahead; 0: no reaper keeps up */
     double piece_pages;      /* what growth is cut into, by the last look at how much memory is stuck */
     uint64_t *by_size;       /* scratch: the view's extents, longest first */
     size_t by_size_capacity;
@@ -95,15 +95,16 @@ struct policy {
 void policy_init(struct policy *, uint64_t page_size_bytes, uint32_t max_extent_pages);
 void policy_destroy(struct policy *);
 
-/* A malloc of that many pages went past the front cache. Any thread, at any time; writes only when it beats the record. */
+/* A malloc of that many pages went past the front cache. Any thread, at any time; it seldom writes. */
 void policy_note(struct policy *, uint32_t pages);
 
 /* How to serve a request that no run fits (one that does is not looked at). false: host memory is exhausted. */
 bool policy_plan(struct policy *, const struct policy_view *, uint32_t pages, struct policy_plan *);
 
 /*
- * One small step of work ahead of need that costs at most budget_us, POLICY_NOTHING if none is worth it or none fits the
- * budget; *pages is how many pages it maps. A step costs 20 us and more, a recut up to 500. false: host memory is exhausted.
+ * One small step of work ahead of need that costs at most budget_us, POLICY_NOTHING if none is worth it or none fits
+ * the budget; *pages is how many pages it maps. A step costs 20 us and more, a recut some 60 to several hundred.
+ * false: host memory is exhausted.
  */
 bool policy_plan_ahead(struct policy *, const struct policy_view *, double budget_us, struct policy_plan *,
                        uint32_t *pages);

@@ -6,6 +6,7 @@ struct small_record {
     struct object_key key; /* a: address */
     size_t bytes;
     bool freeing; /* under the map's lock */
+    bool refused; /* whose free has it: the driver refused an earlier one */
 };
 
 static struct object_key key_of(CUdeviceptr address) { return (struct object_key){address, 0}; }
@@ -137,8 +138,12 @@ vpmm_status small_free(struct small *small, CUdeviceptr address, CUstream stream
                     (unsigned long long)address);
     vpmm_status status = device_enter(device, &scope);
     if (status == VPMM_SUCCESS) {
-        if (device_call(device, cuMemFreeAsync, address, stream) != CUDA_SUCCESS)
+        CUresult result = device_call(device, cuMemFreeAsync, address, stream);
+        /* After a refusal, "not an allocation" says that the refused call had taken effect. */
+        if (result != CUDA_SUCCESS && !(record->refused && result == CUDA_ERROR_INVALID_VALUE)) {
             status = device_failed(device, "freeing to the memory pool for small requests");
+            record->refused = true;
+        }
         device_leave(device, &scope);
     }
     if (status == VPMM_SUCCESS) {

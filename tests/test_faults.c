@@ -48,10 +48,9 @@ struct run {
     CUstream a, b;
     struct held held[HELD];
     int holds;
-    bool failed;    /* some call of the pool's did */
-    bool lost;      /* the pool is, for good */
-    bool abandoned; /* the driver was shut down to be rid of the pool */
-    bool given_up;  /* a lost pool was destroyed, and said that it left things behind */
+    bool failed;   /* some call of the pool's did */
+    bool lost;     /* the pool is, for good */
+    bool given_up; /* a lost pool was destroyed, and said that it left things behind */
 };
 
 typedef void scenario(struct run *);
@@ -301,14 +300,17 @@ static void pool_works_again(struct run *r)
     run_assert(r, vpmm_free(r->w.pool, pointer, r->b) == VPMM_SUCCESS, "free after the fault is gone");
 }
 
-/* Memory that stays live for good keeps its pool busy for good, unless the driver goes. */
+/* Memory that stays live for good keeps its pool busy for good, unless the device is lost. */
 static void abandon(struct run *r)
 {
     CUdeviceptr pointer = 0;
-    vpmm_sim_shutdown(r->w.sim);
-    run_assert(r, vpmm_malloc(r->w.pool, 2 * PAGE, r->b, &pointer) != VPMM_SUCCESS, "malloc without a driver");
-    run_assert(r, vpmm_pool_destroy(r->w.pool) != VPMM_ERROR_BUSY, "destroy without a driver");
-    r->abandoned = true;
+    run_assert(r, vpmm_malloc(r->w.pool, PAGE, r->a, &pointer) == VPMM_SUCCESS || r->lost);
+    keep_busy(&r->w, r->a);
+    run_assert(r, vpmm_free(r->w.pool, pointer, r->a) == VPMM_SUCCESS || r->lost);
+    vpmm_sim_fail(r->w.sim, "cuEventQuery", 1, CUDA_ERROR_LAUNCH_FAILED, true);
+    run_assert(r, vpmm_poll_for(r->w.pool, 0) == VPMM_ERROR_DRIVER, "the device is not lost");
+    run_assert(r, vpmm_pool_destroy(r->w.pool) == VPMM_ERROR_DRIVER, "destroy of a lost pool");
+    r->lost = true;
     r->w.pool = NULL;
 }
 
@@ -317,7 +319,7 @@ static void close_pool(struct run *r)
     clear_words();
     vpmm_status status = vpmm_pool_destroy(r->w.pool);
     if (status == VPMM_ERROR_BUSY) { /* only where a free was excused above */
-        run_assert(r, r->lost || r->fault.after, "destroy finds live memory");
+        run_assert(r, r->fault.after, "destroy finds live memory");
         abandon(r);
         return;
     }
@@ -332,7 +334,7 @@ static int leaks_allowed(const struct run *r)
     const struct fault *f = &r->fault;
     if (f->call[0] == 0)
         return 0;
-    if (r->lost || r->given_up || r->abandoned)
+    if (r->lost || r->given_up)
         return 1000;
     if (takes_back(f->call) && r->failed)
         return 1000;
@@ -379,9 +381,9 @@ static void run_scenario(struct run *r, scenario *play, const struct setup *setu
     close_pool(r);
     run_assert(r, vpmm_sim_races(r->w.sim) == 0, "a race");
     run_assert(r, vpmm_sim_misuses(r->w.sim) == 0 || misuses_allowed(r), "a misuse");
-    while (r->w.streams > 0 && !r->abandoned)
+    while (r->w.streams > 0)
         world_stream_destroy(&r->w, r->w.stream[r->w.streams - 1]);
-    run_assert(r, r->w.driver->cuDevicePrimaryCtxRelease(r->w.device) == CUDA_SUCCESS || r->abandoned);
+    run_assert(r, r->w.driver->cuDevicePrimaryCtxRelease(r->w.device) == CUDA_SUCCESS);
     int leaks = vpmm_sim_destroy(r->w.sim);
     run_assert(r, leaks <= leaks_allowed(r), "leaks");
 }
