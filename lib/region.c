@@ -251,12 +251,10 @@ CUdeviceptr region_hand_out(struct arena *arena, struct region region, uint64_t 
     if (rest)
         page_set(at(arena, region.page + pages), PAGE_OWN, rest);
     store_relaxed_u64(&first->requested, requested);
-    stats_add(arena->stats, STAT_live_bytes, pages << arena->pages.page_shift);
-    stats_add(arena->stats, STAT_requested_bytes, requested);
+    stats_begin_live(arena->stats, pages << arena->pages.page_shift, requested);
     page_set(first, PAGE_LIVE, pages); /* release: pairs with the acquire in region_take_back */
     if (rest)
         region_publish(arena, (struct region){region.page + pages, rest, region.fence});
-    stats_note_peak_live(arena->stats);
     return page_address(&arena->pages, region.page);
 }
 
@@ -273,8 +271,7 @@ vpmm_status region_take_back(struct arena *arena, CUdeviceptr address, struct re
                     "0x%llx is not the start of a live allocation of this pool: it was freed before, or lies inside one",
                     (unsigned long long)address);
     *region = (struct region){page, word_pages(word), FENCE_PASSED};
-    stats_sub(arena->stats, STAT_live_bytes, region->pages << arena->pages.page_shift);
-    stats_sub(arena->stats, STAT_requested_bytes, load_relaxed_u64(&first->requested));
+    stats_end_live(arena->stats, region->pages << arena->pages.page_shift, load_relaxed_u64(&first->requested));
     return VPMM_SUCCESS;
 }
 

@@ -29,9 +29,42 @@ static uint64_t level(uint64_t sum) { return (int64_t)sum < 0 ? 0 : sum; }
 
 static uint64_t difference(uint64_t a, uint64_t b) { return a > b ? a - b : 0; }
 
-void stats_note_peak_live(struct stats *stats)
+/* Of the stripes that allocate alone: others' levels are 0. */
+static uint64_t live_now(const struct stats *stats, uint64_t allocating)
 {
-    raise_relaxed_u64(&stats->peak_live, level(stats_sum(stats, STAT_live_bytes)));
+    uint64_t sum = 0;
+    for (; allocating; allocating &= allocating - 1)
+        sum += load_relaxed_u64(&stats->stripe[__builtin_ctzll(allocating)].value[STAT_live_bytes]);
+    return level(sum);
+}
+
+/* This thread's stripe has a level of its own from here on. */
+static uint64_t join_allocating(struct stats *stats)
+{
+    uint64_t own = UINT64_C(1) << stats_stripe(), all = load_relaxed_u64(&stats->allocating);
+    return all & own ? all : fetch_or_sc_u64(&stats->allocating, own) | own;
+}
+
+/*
+ * The peak is exact where one thread allocates. Where several do, looking at each other's stripes in every malloc would
+ * cost more than the malloc, and each looks once in PEAK_SAMPLE times.
+ */
+void stats_begin_live(struct stats *stats, uint64_t live, uint64_t requested)
+{
+    enum { PEAK_SAMPLE = 16 };
+    uint64_t allocating = join_allocating(stats);
+    stats_add(stats, STAT_live_bytes, live);
+    stats_add(stats, STAT_requested_bytes, requested);
+    bool alone = !(allocating & (allocating - 1));
+    if (alone || load_relaxed_u64(&stats->stripe[stats_stripe()].value[STAT_mallocs]) % PEAK_SAMPLE == 0)
+        raise_relaxed_u64(&stats->peak_live, live_now(stats, allocating));
+}
+
+void stats_end_live(struct stats *stats, uint64_t live, uint64_t requested)
+{
+    join_allocating(stats);
+    stats_sub(stats, STAT_live_bytes, live);
+    stats_sub(stats, STAT_requested_bytes, requested);
 }
 
 void stats_note_peak_mapped(struct stats *stats)

@@ -27,6 +27,7 @@ struct stats {
     struct {
         _Alignas(128) _Atomic(uint64_t) value[STATS_COUNT];
     } stripe[STATS_STRIPES];
+    _Atomic(uint64_t) allocating; /* a bit for each stripe whose threads have allocated or freed */
     _Atomic(uint64_t) peak_live, peak_mapped;
 };
 
@@ -47,8 +48,11 @@ static inline void stats_count(struct stats *stats, enum stat which) { stats_add
 
 uint64_t stats_sum(const struct stats *, enum stat);
 
-/* Raises the peaks to the present levels. Exact where one thread allocates; a sample where several do. */
-void stats_note_peak_live(struct stats *);
+/* live_bytes and requested_bytes of one allocation that begins or ends. */
+void stats_begin_live(struct stats *, uint64_t live, uint64_t requested);
+void stats_end_live(struct stats *, uint64_t live, uint64_t requested);
+
+/* Raises the peak to the present level. */
 void stats_note_peak_mapped(struct stats *);
 
 /* Everything but largest_free_bytes and largest_hole_bytes, which the caller knows. */
