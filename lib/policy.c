@@ -43,6 +43,9 @@ static const double CREATED_PAGE_US = 8; /* what a page created is worth; 2: 2.6
 static const double SURPLUS_PAGE_US = 1; /* a page moved that is not needed; 8: the same */
 static const double STUCK_PAGE_US = 3;   /* a stuck page put to use; 0: 2.4 % (3.9); 5.1 % (9.6) */
 
+static const double SLOW_US = 900; /* driver time of one malloc, and how much dearer what goes beyond it is */
+static const double SLOW_TIMES = 100;
+
 static const double FRESH_TIMES = 16;  /* ample room: so many times what is built, */
 static const double FRESH_SHARE = 0.5; /* and this share of what is mapped */
 
@@ -384,10 +387,19 @@ static uint32_t pieces_of(const struct policy *p, uint32_t pages)
     return pages / whole + (pages % whole != 0);
 }
 
-static double growth_us(const struct policy *p, uint32_t pages)
+static double growth_us(const struct policy *p, uint32_t pages, uint32_t pieces)
 {
-    uint32_t n = pieces_of(p, pages);
-    return n ? n * create_us(p, (pages + n - 1) / n) : 0;
+    return pieces ? pieces * create_us(p, (pages + pieces - 1) / pieces) : 0;
+}
+
+/* Fewer and larger ones where the time left does not suffice, as far as the cap on extents allows. */
+static uint32_t pieces_within(const struct policy *p, uint32_t pages, double us)
+{
+    uint32_t pieces = pieces_of(p, pages);
+    uint32_t fewest = pages ? (pages - 1) / p->max_extent + 1 : 0;
+    while (pieces > fewest && growth_us(p, pages, pieces) > us)
+        pieces--;
+    return pieces;
 }
 
 /*
@@ -396,18 +408,27 @@ static double growth_us(const struct policy *p, uint32_t pages)
  */
 struct filling {
     bool possible;
-    double price; /* driver time, and what its pages are worth */
+    double us;    /* driver time */
+    double worth; /* what its pages are worth, as a price */
     size_t stop;
     uint32_t cover; /* UINT32_MAX: none */
     uint32_t grow;
-    uint64_t pages; /* in sum */
+    uint32_t pieces; /* of what grows */
+    uint64_t pages;  /* in sum */
 };
+
+/* Driver time beyond what one malloc may take counts many times: rather a little more memory than a request that stalls. */
+static double price_of(const struct filling *f)
+{
+    double over = f->us > SLOW_US ? f->us - SLOW_US : 0;
+    return f->us + SLOW_TIMES * over + f->worth;
+}
 
 enum { NO_RUN = -1 };
 
 static void consider(struct filling *best, struct filling f, uint64_t room)
 {
-    if (f.pages > room || (best->possible && f.price >= best->price))
+    if (f.pages > room || (best->possible && price_of(&f) >= price_of(best)))
         return;
     f.possible = true;
     *best = f;
@@ -420,7 +441,9 @@ static void finish(const struct policy *p, const struct policy_view *v, struct f
     struct filling g = f;
     g.cover = UINT32_MAX;
     g.grow = rest;
-    g.price += growth_us(p, rest) + CREATED_PAGE_US * rest;
+    g.pieces = pieces_within(p, rest, SLOW_US - f.us);
+    g.us += growth_us(p, rest, g.pieces);
+    g.worth += CREATED_PAGE_US * rest;
     g.pages += rest;
     if (rest <= v->creatable_pages)
         consider(best, g, room);
@@ -428,7 +451,8 @@ static void finish(const struct policy *p, const struct policy_view *v, struct f
         return;
     uint32_t pages = v->extent[longer].pages;
     f.cover = longer;
-    f.price += move_us(p, pages) + SURPLUS_PAGE_US * (pages - rest);
+    f.us += move_us(p, pages);
+    f.worth += SURPLUS_PAGE_US * (pages - rest);
     f.pages += pages;
     consider(best, f, room);
 }
@@ -450,7 +474,7 @@ static struct filling fill(const struct policy *p, const struct policy_view *v, 
             if (i + 1 < v->extents && v->extent[sorted(p, i + 1)].pages > missing)
                 continue;
         } else {
-            f.price += move_us(p, pages);
+            f.us += move_us(p, pages);
             f.pages += pages;
             missing -= pages;
         }
@@ -474,7 +498,7 @@ static bool add_filling(const struct policy *p, const struct policy_view *v, con
         return false;
     if (plan->moves > 1)
         qsort(plan->move, plan->moves, sizeof *plan->move, ascending);
-    return add_creates(plan, f->grow, pieces_of(p, f->grow));
+    return add_creates(plan, f->grow, f->pieces);
 }
 
 /*
@@ -493,7 +517,7 @@ static void try_candidate(const struct policy *p, const struct policy_view *v, s
                           struct candidate *best)
 {
     c.filling = fill(p, v, c.missing, c.run, c.room);
-    c.price = c.filling.price - worth;
+    c.price = price_of(&c.filling) - worth;
     if (c.filling.possible && (!best->filling.possible || c.price < best->price))
         *best = c;
 }
