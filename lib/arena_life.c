@@ -30,8 +30,28 @@ vpmm_status arena_init(struct arena *arena, struct device *device, struct stats 
     return streams_init(&arena->streams, device);
 }
 
+/* Of every mapped region; of a lost device's pool also those of live memory. An extent may span several regions. */
+static void free_extents(struct pages *pages, uint64_t page, uint64_t end)
+{
+    uint64_t freed_until = page;
+    for (uint64_t next; page < end; page = next) {
+        uint64_t word = load_relaxed_u64(&page_at(pages, page)->word);
+        next = page + word_pages(word);
+        bool mapped = word_state(word) == PAGE_LIVE || word_state(word) == PAGE_FREE;
+        for (uint64_t at = page > freed_until ? page : freed_until; mapped && at < next; at = freed_until) {
+            struct extent *extent = page_extent(page_at(pages, at));
+            freed_until = at + extent->pages;
+            free(extent);
+        }
+    }
+}
+
 void arena_free(struct arena *arena)
 {
+    for (uint32_t chunk = 0; chunk < load_acquire_u32(&arena->pages.chunks); chunk++) {
+        uint64_t first = (uint64_t)chunk << arena->pages.chunk_shift;
+        free_extents(&arena->pages, first, first + arena->pages.chunk_pages);
+    }
     zombies_drop(arena);
     streams_free(&arena->streams);
     policy_destroy(&arena->policy);
@@ -75,20 +95,18 @@ static void unmap_span(struct giving_back *back, uint64_t page, uint64_t pages)
                      "unmapping free memory");
 }
 
-static void release_span(struct giving_back *back, uint64_t page, uint64_t pages, bool to_driver)
+static void release_span(struct giving_back *back, uint64_t page, uint64_t pages)
 {
     struct arena *arena = back->arena;
     for (uint64_t end = page + pages; page < end;) {
         struct extent *extent = page_extent(page_at(&arena->pages, page));
         page += extent->pages;
-        if (to_driver)
-            note_failure(back, device_call(arena->device, cuMemRelease, extent->handle), "releasing free memory");
-        free(extent);
+        note_failure(back, device_call(arena->device, cuMemRelease, extent->handle), "releasing free memory");
     }
 }
 
 /* Free regions that adjoin may share an extent, which can only be unmapped whole: they go together. */
-static void give_back_chunk(struct giving_back *back, uint32_t chunk, bool to_driver)
+static void give_back_chunk(struct giving_back *back, uint32_t chunk)
 {
     struct arena *arena = back->arena;
     uint64_t first = (uint64_t)chunk << arena->pages.chunk_shift, end = first + arena->pages.chunk_pages;
@@ -100,10 +118,10 @@ static void give_back_chunk(struct giving_back *back, uint32_t chunk, bool to_dr
         uint64_t until = is_free ? page + pages : page;
         if (is_free && until < end)
             continue;
-        if (until > span && to_driver)
+        if (until > span) {
             unmap_span(back, span, until - span);
-        if (until > span)
-            release_span(back, span, until - span, to_driver);
+            release_span(back, span, until - span);
+        }
         span = page + pages;
     }
 }
@@ -121,11 +139,9 @@ vpmm_status arena_give_back(struct arena *arena)
 {
     struct giving_back back = {.arena = arena, .status = reaper_settle(arena)};
     snprintf(back.words, sizeof back.words, "%s", vpmm_last_error());
-    bool to_driver = !device_lost(arena->device);
-    for (uint32_t chunk = 0; chunk < load_acquire_u32(&arena->pages.chunks); chunk++) {
-        give_back_chunk(&back, chunk, to_driver);
-        if (to_driver)
-            free_chunk(&back, chunk);
+    for (uint32_t chunk = 0; chunk < load_acquire_u32(&arena->pages.chunks) && !device_lost(arena->device); chunk++) {
+        give_back_chunk(&back, chunk);
+        free_chunk(&back, chunk);
     }
     return back.status == VPMM_SUCCESS ? VPMM_SUCCESS : fail(back.status, "%s", back.words);
 }

@@ -43,6 +43,12 @@ vpmm_status small_init(struct small *small, struct device *device)
     return make_pool(small);
 }
 
+static void free_record(void *record, void *data)
+{
+    (void)data;
+    free(record);
+}
+
 vpmm_status small_destroy(struct small *small)
 {
     vpmm_status status = VPMM_SUCCESS;
@@ -51,6 +57,8 @@ vpmm_status small_destroy(struct small *small)
     if (small->pool && device_call(small->device, cuMemPoolDestroy, small->pool) != CUDA_SUCCESS)
         status = device_failed(small->device, "destroying the memory pool for small requests");
     for (int i = 0; i < SMALL_MAPS; i++) {
+        if (small->map[i].live) /* what is still live, on a lost device */
+            object_map_each(small->map[i].live, free_record, NULL);
         object_map_destroy(small->map[i].live);
         pthread_mutex_destroy(&small->map[i].lock);
     }

@@ -20,6 +20,7 @@ struct payload_expectation {
     atomic_uint_fast64_t *mismatches;
     size_t words;
     uint32_t value;
+    bool freed; /* by payload_compare */
     uint32_t found[];
 };
 
@@ -36,16 +37,22 @@ static inline void CUDA_CB payload_compare(void *argument)
     for (size_t i = 0; i < e->words; i++)
         if (e->found[i] != e->value)
             atomic_fetch_add(e->mismatches, 1);
-    free(e);
+    if (e->freed)
+        free(e);
 }
 
-/* Queues a look at those words, which counts what is not `value`. */
-static inline bool payload_expect(const vpmm_driver *driver, CUdeviceptr pointer, size_t pages, uint32_t value,
-                                  CUstream stream, atomic_uint_fast64_t *mismatches)
+static inline size_t payload_expectation_bytes(size_t pages)
 {
-    struct payload_expectation *e = malloc(sizeof *e + pages * sizeof e->found[0]);
-    if (e == NULL)
-        return false;
+    return sizeof(struct payload_expectation) + pages * sizeof(uint32_t);
+}
+
+/*
+ * Queues a look at those words, which counts what is not `value`. e->freed is set; the memory at `e` is used until
+ * then. A real device makes the host wait if it does not know that memory.
+ */
+static inline bool payload_expect_in(const vpmm_driver *driver, struct payload_expectation *e, CUdeviceptr pointer,
+                                     size_t pages, uint32_t value, CUstream stream, atomic_uint_fast64_t *mismatches)
+{
     e->mismatches = mismatches;
     e->words = pages;
     e->value = value;
@@ -59,11 +66,19 @@ static inline bool payload_expect(const vpmm_driver *driver, CUdeviceptr pointer
         .WidthInBytes = sizeof e->found[0],
         .Height = pages,
     };
-    if (driver->cuMemcpy2DAsync(&copy, stream) != CUDA_SUCCESS) {
-        free(e);
+    return driver->cuMemcpy2DAsync(&copy, stream) == CUDA_SUCCESS &&
+           driver->cuLaunchHostFunc(stream, payload_compare, e) == CUDA_SUCCESS;
+}
+
+/* The same, in memory that malloc gives. */
+static inline bool payload_expect(const vpmm_driver *driver, CUdeviceptr pointer, size_t pages, uint32_t value,
+                                  CUstream stream, atomic_uint_fast64_t *mismatches)
+{
+    struct payload_expectation *e = malloc(payload_expectation_bytes(pages));
+    if (e == NULL)
         return false;
-    }
-    return driver->cuLaunchHostFunc(stream, payload_compare, e) == CUDA_SUCCESS;
+    e->freed = true;
+    return payload_expect_in(driver, e, pointer, pages, value, stream, mismatches);
 }
 
 #endif

@@ -1,5 +1,7 @@
 #include "support.h"
 
+#include "gpu.h"
+
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -15,19 +17,46 @@ struct setup setup_default(void)
     return setup;
 }
 
+void needs_simulator(void)
+{
+    if (gpu_chosen())
+        cr_skip_test("needs the simulated GPU");
+}
+
+static bool like_a_real_device(const vpmm_sim_config *sim)
+{
+    vpmm_sim_config usual = vpmm_sim_config_default();
+    return sim->memory_bytes == usual.memory_bytes && sim->devices == usual.devices && sim->vmm == usual.vmm &&
+           sim->va_bytes == usual.va_bytes;
+}
+
+static void open_driver(struct world *w, const struct setup *setup)
+{
+    if (!gpu_chosen()) {
+        w->sim = vpmm_sim_create(&setup->sim);
+        require(w->sim != NULL, "no simulator: %s", vpmm_last_error());
+        w->driver = vpmm_sim_driver(w->sim);
+        return;
+    }
+    if (!like_a_real_device(&setup->sim))
+        needs_simulator();
+    w->driver = gpu_driver();
+    require(w->driver != NULL, "VPMM_TEST_DRIVER is cuda: %s", vpmm_last_error());
+}
+
 void world_open_without_pool(struct world *w, const struct setup *setup)
 {
     struct setup defaults = setup_default();
     if (setup == NULL)
         setup = &defaults;
     memset(w, 0, sizeof *w);
-    w->sim = vpmm_sim_create(&setup->sim);
-    require(w->sim != NULL, "no simulator: %s", vpmm_last_error());
-    w->driver = vpmm_sim_driver(w->sim);
+    w->stepped = setup->sim.stepped;
+    open_driver(w, setup);
     require(w->driver->cuInit(0) == CUDA_SUCCESS, "cuInit");
     require(w->driver->cuDeviceGet(&w->device, setup->pool.device) == CUDA_SUCCESS, "cuDeviceGet");
     require(w->driver->cuDevicePrimaryCtxRetain(&w->context, w->device) == CUDA_SUCCESS, "cuDevicePrimaryCtxRetain");
     require(w->driver->cuCtxSetCurrent(w->context) == CUDA_SUCCESS, "cuCtxSetCurrent");
+    require(w->sim != NULL || gpu_open(), "gpu_open");
 }
 
 void world_open(struct world *w, const struct setup *setup)
@@ -46,9 +75,12 @@ void world_close(struct world *w)
     w->pool = NULL;
     while (w->streams > 0)
         world_stream_destroy(w, w->stream[w->streams - 1]);
+    require(w->sim != NULL || gpu_close(), "gpu_close: the device fails");
     require(w->driver->cuDevicePrimaryCtxRelease(w->device) == CUDA_SUCCESS, "cuDevicePrimaryCtxRelease");
     require(atomic_load(&w->mismatches) == 0, "%llu words were overwritten",
             (unsigned long long)atomic_load(&w->mismatches));
+    if (w->sim == NULL)
+        return;
     require(vpmm_sim_races(w->sim) == 0, "%llu races", (unsigned long long)vpmm_sim_races(w->sim));
     require(vpmm_sim_misuses(w->sim) == 0, "%llu misuses", (unsigned long long)vpmm_sim_misuses(w->sim));
     int leaks = vpmm_sim_destroy(w->sim);
@@ -70,14 +102,36 @@ void world_stream_destroy(struct world *w, CUstream stream)
     for (int i = 0; i < w->streams; i++)
         if (w->stream[i] == stream) {
             w->stream[i] = w->stream[--w->streams];
+            if (w->sim == NULL)
+                gpu_forget(stream);
             require(w->driver->cuStreamDestroy(stream) == CUDA_SUCCESS, "cuStreamDestroy");
             return;
         }
     require(false, "the stream is not one of the world's");
 }
 
+size_t world_run(struct world *w, CUstream stream, size_t n)
+{
+    return w->sim != NULL ? vpmm_sim_step(w->sim, stream, n) : gpu_run_stream(stream, n == SIZE_MAX);
+}
+
+bool world_pending(struct world *w, CUstream stream)
+{
+    return w->sim != NULL ? vpmm_sim_pending(w->sim, stream) > 0 : gpu_pending(stream);
+}
+
+uint64_t world_calls(struct world *w, const char *call)
+{
+    return w->sim != NULL ? vpmm_sim_calls(w->sim, call) : gpu_calls(call);
+}
+
 size_t world_step(struct world *w)
 {
+    if (w->sim == NULL) {
+        size_t ran = gpu_run();
+        require(ran != SIZE_MAX, "cuCtxSynchronize: the device fails");
+        return ran;
+    }
     size_t total = 0;
     for (;;) { /* a stream may wait for another one, so one round is not always enough */
         size_t ran = vpmm_sim_step(w->sim, NULL, SIZE_MAX);
@@ -145,6 +199,8 @@ void world_audit_at(struct world *w, const char *file, int line)
     vpmm_stats stats = stats_of(w);
     const char *violation = stats_violation(&stats);
     require(violation == NULL, "%s:%d: %s", file, line, violation);
+    if (w->sim == NULL)
+        return;
     require(vpmm_sim_races(w->sim) == 0, "%s:%d: %llu races", file, line, (unsigned long long)vpmm_sim_races(w->sim));
     require(vpmm_sim_misuses(w->sim) == 0, "%s:%d: %llu misuses", file, line,
             (unsigned long long)vpmm_sim_misuses(w->sim));
@@ -167,14 +223,28 @@ void give_at(struct world *w, CUdeviceptr pointer, CUstream stream, const char *
             vpmm_last_error());
 }
 
+bool write_later(struct world *w, CUdeviceptr pointer, size_t pages, uint32_t value, CUstream stream)
+{
+    bool held = w->sim != NULL || !w->stepped || gpu_hold(stream);
+    return held && payload_write(w->driver, pointer, pages, value, stream);
+}
+
 void fill(struct world *w, CUdeviceptr pointer, size_t pages, uint32_t value, CUstream stream)
 {
-    require(payload_write(w->driver, pointer, pages, value, stream), "cuMemsetD2D32Async");
+    require(write_later(w, pointer, pages, value, stream), "cuMemsetD2D32Async");
 }
 
 bool expect_later(struct world *w, CUdeviceptr pointer, size_t pages, uint32_t value, CUstream stream)
 {
-    return payload_expect(w->driver, pointer, pages, value, stream, &w->mismatches);
+    if (w->sim != NULL)
+        return payload_expect(w->driver, pointer, pages, value, stream, &w->mismatches);
+    if (w->stepped && !gpu_hold(stream))
+        return false;
+    struct payload_expectation *e = gpu_host_memory(payload_expectation_bytes(pages));
+    if (e == NULL)
+        return false;
+    e->freed = false;
+    return payload_expect_in(w->driver, e, pointer, pages, value, stream, &w->mismatches);
 }
 
 static void CUDA_CB nothing(void *argument)
@@ -184,6 +254,10 @@ static void CUDA_CB nothing(void *argument)
 
 void keep_busy(struct world *w, CUstream stream)
 {
+    if (w->sim == NULL) {
+        require(gpu_hold(stream), "cuStreamWaitValue32");
+        return;
+    }
     CUresult result = w->driver->cuLaunchHostFunc(stream, nothing, NULL);
     require(result == CUDA_SUCCESS, "cuLaunchHostFunc: %d", result);
 }

@@ -13,6 +13,10 @@
  *   give(&w, p, s);
  *   world_close(&w);                     // nothing raced, nothing was misread, nothing leaks
  *
+ * With VPMM_TEST_DRIVER=cuda the world is device 0 of this machine. What the tests queue is held there until it is
+ * stepped (gpu.h), so most tests mean the same; those that need faults, findings, or a device of a kind of its own are
+ * skipped.
+ *
  * Assertions are Criterion's, which may only fail on a test's main thread; what runs on others returns what it found.
  */
 #ifndef VPMM_TESTS_SUPPORT_H
@@ -38,20 +42,25 @@ struct setup {
 };
 
 struct world {
-    vpmm_sim *sim;
+    vpmm_sim *sim; /* NULL: a real GPU */
     const vpmm_driver *driver;
     vpmm_pool *pool;
     CUcontext context; /* the primary one of the pool's device */
     CUdevice device;
     CUstream stream[WORLD_STREAMS];
     int streams;
+    bool stepped;
     atomic_uint_fast64_t mismatches; /* words that expect_later found changed */
 };
 
 /* A stepped simulator, no reaper, 2 MiB pages, chunks of 1 GiB, no front cache. */
 struct setup setup_default(void);
 
-/* NULL: setup_default(). The device's primary context is current for the calling thread afterwards. */
+/* Skips the test on a real GPU. */
+void needs_simulator(void);
+
+/* NULL: setup_default(). A setup that a real GPU does not have skips the test there. The device's primary context is
+ * current for the calling thread afterwards. */
 void world_open(struct world *, const struct setup *);
 
 /* The same without the pool, for tests that make it themselves; world_close takes one that they leave in w->pool. */
@@ -69,6 +78,18 @@ void world_stream_destroy(struct world *, CUstream);
 
 /* Runs everything that is queued on the world's streams, the legacy one included. How many operations that was. */
 size_t world_step(struct world *);
+
+/*
+ * Runs at most n operations of one stream, as far as they do not wait for another stream, and says how many. A real
+ * GPU is not told where to stop; with n SIZE_MAX it is waited for, and 1 is the answer if that was the end of its work.
+ */
+size_t world_run(struct world *, CUstream, size_t n);
+
+/* The stream has work that is not done. */
+bool world_pending(struct world *, CUstream);
+
+/* Calls made so far of the named entry of the world's driver. */
+uint64_t world_calls(struct world *, const char *call);
 
 /* world_step and the reaper's due work, again and again until nothing changes any more. */
 void world_drain(struct world *);
@@ -91,6 +112,9 @@ void give_at(struct world *, CUdeviceptr, CUstream, const char *file, int line);
 
 /* Writes `value` into the first word of each page, in stream order. */
 void fill(struct world *, CUdeviceptr, size_t pages, uint32_t value, CUstream);
+
+/* The same on any thread. False: the driver refused. */
+bool write_later(struct world *, CUdeviceptr, size_t pages, uint32_t value, CUstream);
 
 /* Queues a look at those words; what is not `value` is counted in w->mismatches. False: the driver refused. */
 bool expect_later(struct world *, CUdeviceptr, size_t pages, uint32_t value, CUstream);

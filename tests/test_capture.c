@@ -32,16 +32,16 @@ static void *pass_every_tier(void *argument)
     user_needs(u, vpmm_stats_get(pool, &before) == VPMM_SUCCESS);
     for (int i = 0; i < 8; i++)
         user_needs(u, vpmm_malloc(pool, 4 * PAGE, u->a, &p[i]) == VPMM_SUCCESS);
-    user_needs(u, w->driver->cuMemsetD2D32Async(p[0], PAGE, 1, 1, 4, u->a) == CUDA_SUCCESS);
+    user_needs(u, write_later(w, p[0], 4, 1, u->a));
     user_needs(u, vpmm_free(pool, p[0], u->a) == VPMM_SUCCESS);
     user_needs(u, vpmm_malloc(pool, 4 * PAGE, u->a, &p[0]) == VPMM_SUCCESS); /* own */
     for (int i = 0; i < 8; i += 2)
         user_needs(u, vpmm_free(pool, p[i], u->a) == VPMM_SUCCESS);
     user_needs(u, vpmm_malloc(pool, 4 * PAGE, u->b, &q) == VPMM_SUCCESS); /* waited */
-    user_needs(u, w->driver->cuMemsetD2D32Async(q, PAGE, 2, 1, 4, u->b) == CUDA_SUCCESS);
+    user_needs(u, write_later(w, q, 4, 2, u->b));
     for (int i = 0; i < 4; i++) {
-        vpmm_sim_step(w->sim, u->a, SIZE_MAX);
-        vpmm_sim_step(w->sim, u->b, SIZE_MAX);
+        world_run(w, u->a, SIZE_MAX);
+        world_run(w, u->b, SIZE_MAX);
         user_needs(u, vpmm_poll(pool) == VPMM_SUCCESS);
     }
     user_needs(u, vpmm_malloc(pool, 4 * PAGE, u->b, &r) == VPMM_SUCCESS); /* completed */
@@ -54,8 +54,8 @@ static void *pass_every_tier(void *argument)
     for (int i = 1; i < 8; i += 2)
         user_needs(u, vpmm_free(pool, p[i], u->a) == VPMM_SUCCESS);
     user_needs(u, vpmm_stream_release(pool, u->a) == VPMM_SUCCESS);
-    vpmm_sim_step(w->sim, u->a, SIZE_MAX);
-    vpmm_sim_step(w->sim, u->b, SIZE_MAX);
+    world_run(w, u->a, SIZE_MAX);
+    world_run(w, u->b, SIZE_MAX);
     user_needs(u, vpmm_poll(pool) == VPMM_SUCCESS);
     user_needs(u, vpmm_trim(pool, 0, NULL) == VPMM_SUCCESS);
     user_needs(u, vpmm_poll(pool) == VPMM_SUCCESS);

@@ -1,9 +1,11 @@
 /*
- * A thread that is stopped anywhere in tiers 2 and 3 stops no other thread's malloc or free there.
+ * A thread that is stopped anywhere in tiers 2 and 3 stops no other thread's malloc or free there, and what others do
+ * meanwhile is not undone when it goes on.
  *
  * The library under this test calls vpmm_schedule_point before each of its atomic operations. One thread does one
- * malloc and one free, and is parked at its k-th such point, for each k in turn until it comes through; while it is
- * parked another thread, new each time, passes both tiers many times, and has to be done before a deadline.
+ * malloc and one free, or one free, and is parked at its k-th such point, for each k in turn until it comes through;
+ * while it is parked other threads pass both tiers many times, before a deadline, or free the same memory, or the
+ * memory beside it.
  */
 #include "support.h"
 
@@ -34,9 +36,10 @@ void vpmm_schedule_point(void)
 struct actor {
     struct world *w;
     CUstream own, other;
-    size_t pages; /* of the stopped thread's request */
+    size_t pages; /* of the stopped thread's malloc and free; 0: it frees `pointer` */
+    CUdeviceptr pointer;
     CUstream stream;
-    vpmm_status status;
+    vpmm_status status; /* of what it did last */
 };
 
 static vpmm_status pair(struct actor *a, size_t pages, CUstream stream)
@@ -46,22 +49,25 @@ static vpmm_status pair(struct actor *a, size_t pages, CUstream stream)
     return status == VPMM_SUCCESS ? vpmm_free(a->w->pool, p, stream) : status;
 }
 
-/* One malloc and free each time that it is told to start. */
+static vpmm_status act(struct actor *a)
+{
+    return a->pages > 0 ? pair(a, a->pages, a->stream) : vpmm_free(a->w->pool, a->pointer, a->stream);
+}
+
+/* Acts each time that it is told to start. */
 static void *be_stopped(void *argument)
 {
     struct actor *a = argument;
-    a->status = pair(a, a->pages, a->stream); /* what is done once a thread is done now */
+    a->status = pair(a, 1, a->stream); /* what is done once a thread is done now */
     sem_post(&park.stopped);
     for (;;) {
         sem_wait(&park.started);
         if (park.over)
             return NULL;
         points_left = park.at;
-        vpmm_status status = pair(a, a->pages, a->stream);
+        a->status = act(a);
         park.came_through = points_left > 0;
         points_left = 0;
-        if (status != VPMM_SUCCESS)
-            a->status = status;
         sem_post(&park.stopped);
     }
 }
@@ -82,6 +88,42 @@ static bool stopped_in_time(void)
     clock_gettime(CLOCK_REALTIME, &deadline);
     deadline.tv_sec += DEADLINE_SECONDS;
     return sem_timedwait(&park.stopped, &deadline) == 0;
+}
+
+static pthread_t start_actor(struct actor *a)
+{
+    pthread_t thread;
+    sem_init(&park.started, 0, 0);
+    sem_init(&park.stopped, 0, 0);
+    sem_init(&park.go, 0, 0);
+    pthread_create(&thread, NULL, be_stopped, a);
+    cr_assert(stopped_in_time());
+    return thread;
+}
+
+/* The actor acts, up to its point. False: it is through already. */
+static bool stop_at(uint64_t point)
+{
+    park.at = point;
+    sem_post(&park.started);
+    require(stopped_in_time(), "the thread does not reach its point %llu", (unsigned long long)point);
+    return !park.came_through;
+}
+
+static void let_go(void)
+{
+    sem_post(&park.go);
+    require(stopped_in_time(), "the thread does not go on from its point %llu", (unsigned long long)park.at);
+    park.came_through = false;
+}
+
+static void end_actor(pthread_t thread)
+{
+    cr_expect_gt(park.at, 20, "only %llu points: the library is not built for this test",
+                 (unsigned long long)park.at - 1);
+    park.over = true;
+    sem_post(&park.started);
+    pthread_join(thread, NULL);
 }
 
 /* Free memory of both kinds: what has passed, in regions of one and two pages, and what only `own` may use. */
@@ -112,42 +154,27 @@ static void stop_everywhere(size_t pages, bool on_other)
     for (size_t i = 0; i < BLOCKS; i++)
         give(&w, region[i], own);
 
-    sem_init(&park.started, 0, 0);
-    sem_init(&park.stopped, 0, 0);
-    sem_init(&park.go, 0, 0);
     struct actor a = {.w = &w, .own = own, .other = other, .pages = pages, .stream = on_other ? other : own};
-    pthread_t stopped;
-    pthread_create(&stopped, NULL, be_stopped, &a);
-    cr_assert(stopped_in_time());
+    pthread_t stopped = start_actor(&a);
     uint64_t builds = stats_of(&w).builds;
-
-    for (park.at = 1;; park.at++) {
+    for (uint64_t point = 1;; point++) {
         lay_out(&w, own);
-        sem_post(&park.started);
-        cr_assert(stopped_in_time());
-        if (park.came_through)
+        if (!stop_at(point))
             break;
         struct actor b = {.w = &w, .own = own, .other = other, .status = VPMM_SUCCESS};
         pthread_t free_one;
         pthread_create(&free_one, NULL, go_on, &b);
-        bool in_time = stopped_in_time();
-        cr_assert(in_time, "a thread stopped at its point %llu stops another one", (unsigned long long)park.at);
+        require(stopped_in_time(), "a thread stopped at its point %llu stops another one", (unsigned long long)point);
         pthread_join(free_one, NULL);
-        cr_assert_eq(b.status, VPMM_SUCCESS, "beside a thread stopped at its point %llu: %s",
-                     (unsigned long long)park.at, vpmm_status_name(b.status));
-        park.came_through = false;
-        sem_post(&park.go);
-        cr_assert(stopped_in_time());
-        cr_assert_eq(a.status, VPMM_SUCCESS, "stopped at its point %llu, then: %s", (unsigned long long)park.at,
-                     vpmm_status_name(a.status));
+        require(b.status == VPMM_SUCCESS, "beside a thread stopped at its point %llu: %s", (unsigned long long)point,
+                vpmm_status_name(b.status));
+        let_go();
+        require(a.status == VPMM_SUCCESS, "stopped at its point %llu, then: %s", (unsigned long long)point,
+                vpmm_status_name(a.status));
         world_audit(&w);
     }
-    cr_expect_gt(park.at, 20, "only %llu points: the library is not built for this test",
-                 (unsigned long long)park.at - 1);
     cr_expect_eq(stats_of(&w).builds, builds, "more than tiers 2 and 3 was passed");
-    park.over = true;
-    sem_post(&park.started);
-    pthread_join(stopped, NULL);
+    end_actor(stopped);
     for (size_t i = 0; i < BLOCKS; i++)
         give(&w, wall[i], other);
     world_close(&w);
@@ -164,4 +191,72 @@ Test(stopped_thread, in_tier_2_with_a_split, .timeout = 300)
 Test(stopped_thread, in_tier_3, .timeout = 300)
 {
     stop_everywhere(2, true);
+}
+
+Test(stopped_thread, while_it_frees_what_another_thread_frees, .timeout = 300)
+{
+    struct world w;
+    world_open(&w, NULL);
+    CUstream s = world_stream(&w);
+    struct actor a = {.w = &w, .stream = s};
+    pthread_t stopped = start_actor(&a);
+    for (uint64_t point = 1;; point++) {
+        a.pointer = take(&w, 2, s);
+        if (!stop_at(point))
+            break;
+        vpmm_status status = vpmm_free(w.pool, a.pointer, s);
+        let_go();
+        require((status == VPMM_SUCCESS) != (a.status == VPMM_SUCCESS), "stopped at its point %llu: %s, and %s",
+                (unsigned long long)point, vpmm_status_name(a.status), vpmm_status_name(status));
+        require(status == VPMM_ERROR_INVALID_POINTER || a.status == VPMM_ERROR_INVALID_POINTER, "%s, and %s",
+                vpmm_status_name(a.status), vpmm_status_name(status));
+        world_audit(&w);
+    }
+    end_actor(stopped);
+    world_close(&w);
+}
+
+/* Left or right of a block that is being freed, another is freed: they become one region, whoever does it. */
+static void frees_merge(bool left_is_stopped)
+{
+    struct world w;
+    world_open(&w, NULL);
+    CUstream s = world_stream(&w);
+    CUdeviceptr wall[2];
+    wall[0] = take(&w, 1, s);
+    CUdeviceptr both = take(&w, 2, s);
+    wall[1] = take(&w, 1, s);
+    give(&w, both, s);
+    struct actor a = {.w = &w, .stream = s};
+    pthread_t stopped = start_actor(&a);
+    for (uint64_t point = 1;; point++) {
+        CUdeviceptr block[2] = {take(&w, 1, s), take(&w, 1, s)};
+        require(block[1] == block[0] + PAGE, "the blocks do not adjoin");
+        a.pointer = block[left_is_stopped ? 0 : 1];
+        bool is_stopped = stop_at(point);
+        give(&w, block[left_is_stopped ? 1 : 0], s);
+        if (is_stopped)
+            let_go();
+        world_audit(&w);
+        uint64_t builds = stats_of(&w).builds;
+        CUdeviceptr again = take(&w, 2, s);
+        require(again == block[0] && stats_of(&w).builds == builds, "stopped at its point %llu: %s",
+                (unsigned long long)point, layout(&w));
+        give(&w, again, s);
+        if (!is_stopped)
+            break;
+    }
+    end_actor(stopped);
+    give(&w, wall[0], s);
+    give(&w, wall[1], s);
+    world_close(&w);
+}
+
+Test(stopped_thread, while_it_frees_beside_what_another_thread_frees_on_the_right, .timeout = 300)
+{
+    frees_merge(true);
+}
+Test(stopped_thread, while_it_frees_beside_what_another_thread_frees_on_the_left, .timeout = 300)
+{
+    frees_merge(false);
 }
