@@ -37,7 +37,7 @@ struct arena {
     struct stats *stats;
     vpmm_reuse reuse;
     size_t max_mapped; /* bytes; 0: no cap */
-    bool exportable, rdma;
+    _Atomic(uint32_t) exportable, rdma; /* cleared if the device refuses the first handle for it */
 
     struct pages pages;
     struct hint_arena hint_arena;

@@ -14,8 +14,8 @@ vpmm_status arena_init(struct arena *arena, struct device *device, struct stats 
     arena->stats = stats;
     arena->reuse = config->reuse;
     arena->max_mapped = config->max_mapped;
-    arena->exportable = config->exportable && device->can_export;
-    arena->rdma = config->rdma && device->can_rdma;
+    store_relaxed_u32(&arena->exportable, config->exportable && device->can_export);
+    store_relaxed_u32(&arena->rdma, config->rdma && device->can_rdma);
     pthread_mutex_init(&arena->turn, NULL);
     pthread_mutex_init(&arena->watching, NULL);
     pthread_mutex_init(&arena->reaping, NULL);

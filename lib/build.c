@@ -160,7 +160,7 @@ static void return_base(struct build *build)
 static bool claim_regions(struct build *build, const struct view *view, const struct policy_plan *plan)
 {
     bool extends = plan->place == POLICY_EXTEND_UP || plan->place == POLICY_EXTEND_DOWN;
-    if (extends && !region_claim(build->arena, &view->found[plan->run], &build->base))
+    if (extends && !view_claim_run(view, build->arena, (uint32_t)plan->run, &build->base))
         return false;
     for (size_t i = 0; i < plan->moves;) {
         uint32_t run = view->extent[plan->move[i]].run;
@@ -168,7 +168,7 @@ static bool claim_regions(struct build *build, const struct view *view, const st
         size_t last = i + 1;
         while (last < plan->moves && view->extent[plan->move[last]].run == run)
             last++;
-        if (!region_claim(build->arena, &view->found[run], &region)) {
+        if (!view_claim_run(view, build->arena, run, &region)) {
             return_donors(build);
             return_base(build);
             return false;
@@ -222,9 +222,9 @@ static CUmemAllocationProp properties(const struct arena *arena)
 {
     CUmemAllocationProp prop = {.type = CU_MEM_ALLOCATION_TYPE_PINNED,
                                 .location = {.type = CU_MEM_LOCATION_TYPE_DEVICE, .id = arena->device->ordinal}};
-    if (arena->exportable)
+    if (load_relaxed_u32(&arena->exportable))
         prop.requestedHandleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
-    if (arena->rdma)
+    if (load_relaxed_u32(&arena->rdma))
         prop.allocFlags.gpuDirectRDMACapable = 1;
     return prop;
 }
@@ -256,14 +256,10 @@ static CUresult create_handle(struct arena *arena, struct extent *extent)
 {
     CUresult result = try_create(arena, extent);
     bool first = !stats_sum(arena->stats, STAT_extents_created);
-    if (first && refuses_property(result) && arena->rdma) {
-        arena->rdma = false;
+    if (first && refuses_property(result) && exchange_acq_rel_u32(&arena->rdma, 0))
         result = try_create(arena, extent);
-    }
-    if (first && refuses_property(result) && arena->exportable) {
-        arena->exportable = false;
+    if (first && refuses_property(result) && exchange_acq_rel_u32(&arena->exportable, 0))
         result = try_create(arena, extent);
-    }
     return result;
 }
 
@@ -292,7 +288,7 @@ static CUresult map_handle(struct arena *arena, uint64_t page, const struct exte
     enum { TRIES = 200 };
     const struct timespec moment = {.tv_nsec = 5000};
     CUresult result = CUDA_ERROR_UNKNOWN;
-    for (int i = 0; result == CUDA_ERROR_UNKNOWN && i < (arena->rdma ? TRIES : 1); i++) {
+    for (int i = 0; result == CUDA_ERROR_UNKNOWN && i < (load_relaxed_u32(&arena->rdma) ? TRIES : 1); i++) {
         if (i)
             clock_nanosleep(CLOCK_MONOTONIC, 0, &moment, NULL);
         result = device_call(arena->device, cuMemMap, page_address(&arena->pages, page),
@@ -332,6 +328,8 @@ static vpmm_status wait_for_donors(struct build *build, bool *waited)
         *waited = true;
         status = arena->reuse == VPMM_REUSE_WAIT_HOST ? stream_wait_host(&arena->streams, region->fence)
                                                       : stream_wait(&arena->streams, build->stream, region->fence);
+        if (status != VPMM_SUCCESS && !fence_waitable(&arena->streams, region->fence))
+            status = VPMM_ERROR_OUT_OF_MEMORY; /* it can no longer be had: reclaim goes on without it */
     }
     return status;
 }
@@ -596,7 +594,7 @@ static vpmm_status no_room(const struct arena *arena, uint64_t pages)
 }
 
 vpmm_status build_region(struct arena *arena, struct stream *stream, uint64_t pages, struct build_limits *limits,
-                         struct region *result)
+                         struct region *result, enum region_source *source)
 {
     enum { TRIES = 8 }; /* at plans that other threads spoil by taking what was seen free */
     if (pages > arena->pages.chunk_pages)
@@ -606,7 +604,8 @@ vpmm_status build_region(struct arena *arena, struct stream *stream, uint64_t pa
         bool needs_chunk = false;
         vpmm_status status = VPMM_SUCCESS;
         pthread_mutex_lock(&arena->turn);
-        if (stream && region_take(arena, stream, pages, false, result) != REGION_NONE) {
+        *source = stream ? region_take(arena, stream, pages, false, result) : REGION_NONE;
+        if (*source != REGION_NONE) {
             pthread_mutex_unlock(&arena->turn);
             return VPMM_SUCCESS; /* freed while this thread waited for the turn */
         }
@@ -629,11 +628,12 @@ vpmm_status build_region(struct arena *arena, struct stream *stream, uint64_t pa
 vpmm_status build_initial(struct arena *arena, uint64_t pages)
 {
     struct build_limits limits = {.reach = VIEW_PASSED, .creatable_pages = UINT64_MAX};
+    enum region_source source;
     struct region region;
     vpmm_status status = reserve_chunk(arena, 0);
     if (status != VPMM_SUCCESS || !pages)
         return status;
-    status = build_region(arena, NULL, pages, &limits, &region);
+    status = build_region(arena, NULL, pages, &limits, &region, &source);
     if (status == VPMM_SUCCESS)
         region_publish(arena, region);
     return status;
@@ -663,12 +663,13 @@ static bool remove_extent(struct arena *arena, struct extent *extent, struct zom
     return true;
 }
 
-static void count_removed(struct arena *arena, uint32_t pages)
+/* `promised`: pages of the budget that a recut takes again at once. */
+static void count_removed(struct arena *arena, uint64_t pages, uint64_t promised)
 {
-    stats_sub(arena->stats, STAT_mapped_bytes, (uint64_t)pages << arena->pages.page_shift);
+    stats_sub(arena->stats, STAT_mapped_bytes, pages << arena->pages.page_shift);
     stats_count(arena->stats, STAT_extents_released);
     pthread_mutex_lock(&arena->turn);
-    arena->budgeted_pages -= pages;
+    arena->budgeted_pages -= pages - promised;
     pthread_mutex_unlock(&arena->turn);
 }
 
@@ -677,7 +678,7 @@ static struct extent *claim_extent(struct arena *arena, const struct view *view,
 {
     const struct policy_extent *seen = &view->extent[index];
     struct region region;
-    if (!region_claim(arena, &view->found[seen->run], &region))
+    if (!view_claim_run(view, arena, seen->run, &region))
         return NULL;
     struct extent *extent = page_extent(page_at(&arena->pages, seen->page));
     *kept = (struct region){seen->page, seen->pages, region.fence};
@@ -697,7 +698,7 @@ static void release_extent(struct arena *arena, struct extent *extent, struct zo
         hole_add(arena, page, pages);
         pthread_mutex_unlock(&arena->turn);
     }
-    count_removed(arena, pages);
+    count_removed(arena, pages, 0);
     free(extent);
 }
 
@@ -756,13 +757,10 @@ static vpmm_status recut(struct arena *arena, struct build *build, struct region
 {
     struct build_limits limits = {.reach = VIEW_PASSED, .creatable_pages = UINT64_MAX};
     bool removed = remove_extent(arena, extent, spare);
-    count_removed(arena, extent->pages);
+    count_removed(arena, extent->pages, removed ? build->new_pages : 0);
     free(extent);
     if (!removed)
         return VPMM_ERROR_DRIVER;
-    pthread_mutex_lock(&arena->turn);
-    arena->budgeted_pages += build->new_pages;
-    pthread_mutex_unlock(&arena->turn);
     build->target = kept;
     return carry_out(build, &limits, result);
 }

@@ -28,9 +28,11 @@ struct build_limits {
 /*
  * A region of at least `pages` pages for the stream, in the caller's hands. OUT_OF_MEMORY: what may be moved and created
  * does not suffice; limits->creatable_pages then says how much the device gave. OUT_OF_ADDRESS_SPACE, DRIVER,
- * HOST_MEMORY. The message is set.
+ * HOST_MEMORY. The message is set. The source is REGION_NONE for memory that was built, else what tier 2 or 3 found: it
+ * was freed while the thread waited for the turn.
  */
-vpmm_status build_region(struct arena *, struct stream *, uint64_t pages, struct build_limits *, struct region *);
+vpmm_status build_region(struct arena *, struct stream *, uint64_t pages, struct build_limits *, struct region *,
+                         enum region_source *);
 
 /* A pool's beginning: its first chunk of address space, and so many pages of memory, waiting for nothing. */
 vpmm_status build_initial(struct arena *, uint64_t pages);

@@ -19,7 +19,7 @@ _Static_assert(sizeof(struct hint_block) == 512, "a block's address leaves nine 
 
 #define ALL_SLOTS ((UINT64_C(1) << HINT_SLOTS) - 1)
 
-enum { BLOCKS_LOOKED_AT_FOR_ROOM = 4, HINTS_COMPARED_IN_A_BIN = 64 };
+enum { HINTS_COMPARED_IN_A_BIN = 64 };
 
 bool hint_arena_init(struct hint_arena *arena, size_t bytes)
 {
@@ -94,27 +94,46 @@ static int take_slot(struct hint_block *block)
     return -1;
 }
 
-/* A block with a slot taken; walks a little, then adds a block at the front, where readers find it by `first`. */
-static struct hint_block *find_room(struct hints *hints, struct hint_bin *bin, struct hint_arena *arena, int *slot)
+/* A slot in some block, from the one where room was last seen on, once around. */
+static struct hint_block *walk_for_room(struct hint_bin *bin, int *slot)
 {
-    struct hint_block *block = load_acquire_ptr(&bin->room);
-    for (int i = 0; block && i < BLOCKS_LOOKED_AT_FOR_ROOM; i++, block = next_block(block))
+    struct hint_block *start = load_acquire_ptr(&bin->room);
+    for (struct hint_block *block = start; block; block = next_block(block))
         if ((*slot = take_slot(block)) >= 0)
             return block;
-    struct hint_block *fresh = block_new(hints, bin, arena);
-    if (fresh) {
-        *slot = take_slot(fresh);
-        void *first = load_acquire_ptr(&bin->first);
-        do
-            store_relaxed_ptr(&fresh->next, first);
-        while (!cas_acq_rel_ptr(&bin->first, &first, fresh)); /* pairs with the acquire of every walk */
-        store_release_ptr(&bin->room, fresh);
-        return fresh;
-    }
-    for (block = load_acquire_ptr(&bin->first); block; block = next_block(block))
+    for (struct hint_block *block = load_acquire_ptr(&bin->first); block && block != start; block = next_block(block))
         if ((*slot = take_slot(block)) >= 0)
             return block;
     return NULL;
+}
+
+/* In front, where readers find it by `first`. Lock-free: a failed exchange means that another thread added one. */
+static struct hint_block *add_block(struct hints *hints, struct hint_bin *bin, struct hint_arena *arena, int *slot)
+{
+    struct hint_block *fresh = block_new(hints, bin, arena);
+    if (!fresh)
+        return NULL;
+    *slot = take_slot(fresh);
+    void *first = load_acquire_ptr(&bin->first);
+    do
+        store_relaxed_ptr(&fresh->next, first);
+    while (!cas_acq_rel_ptr(&bin->first, &first, fresh)); /* pairs with the acquire of every walk */
+    fetch_add_relaxed_u64(&bin->blocks, 1);
+    return fresh;
+}
+
+static struct hint_block *find_room(struct hints *hints, struct hint_bin *bin, struct hint_arena *arena, int *slot)
+{
+    struct hint_block *room = load_acquire_ptr(&bin->room), *block;
+    if (room && (*slot = take_slot(room)) >= 0)
+        return room;
+    bool half_full = load_relaxed_u64(&bin->count) * 2 >= load_relaxed_u64(&bin->blocks) * HINT_SLOTS;
+    block = half_full ? add_block(hints, bin, arena, slot) : walk_for_room(bin, slot);
+    if (!block)
+        block = half_full ? walk_for_room(bin, slot) : add_block(hints, bin, arena, slot);
+    if (block)
+        store_release_ptr(&bin->room, block);
+    return block;
 }
 
 bool hints_enter(struct hints *hints, struct hint_arena *arena, struct page *descriptor, uint64_t page, uint64_t pages)
@@ -179,9 +198,9 @@ static const struct hint_block *walk_next(const struct hint_bin *bin, const stru
     return *wrapped && next == start ? NULL : next;
 }
 
-/* The shortest fitting region of a bin; in an exact bin, the first. */
+/* The shortest fitting region of the first `most` of a bin; in an exact bin, the first. */
 static bool best_of_bin(struct hint_bin *bin, const struct pages *pages, enum page_state state, uint64_t wanted,
-                        bool exact, struct found *best)
+                        bool exact, int most, struct found *best)
 {
     const struct hint_block *start = load_acquire_ptr(&bin->full);
     bool wrapped = false, any = false;
@@ -189,13 +208,18 @@ static bool best_of_bin(struct hint_bin *bin, const struct pages *pages, enum pa
     for (const struct hint_block *block = start; block; block = walk_next(bin, start, block, &wrapped)) {
         for (uint64_t used = load_relaxed_u64(&block->used); used; used &= used - 1) {
             struct found found;
-            if (!look(pages, block, __builtin_ctzll(used), state, &found) || found.pages < wanted)
+            if (!look(pages, block, __builtin_ctzll(used), state, &found))
                 continue;
+            if (found.pages < wanted) {
+                if (++compared == most)
+                    return any;
+                continue;
+            }
             if (!any || found.pages < best->pages) {
                 *best = found;
                 any = true;
             }
-            if (exact || best->pages == wanted || ++compared == HINTS_COMPARED_IN_A_BIN) {
+            if (exact || best->pages == wanted || ++compared == most) {
                 if (block != start)
                     store_release_ptr(&bin->full, (void *)block); /* the next search begins here */
                 return true;
@@ -209,6 +233,7 @@ bool hints_best(const struct hints *set, const struct pages *pages, enum page_st
                 bool every_bin, struct found *best)
 {
     struct hints *hints = (struct hints *)set; /* searches keep where they found something */
+    int most = every_bin ? INT32_MAX : HINTS_COMPARED_IN_A_BIN;
     for (unsigned bin = bin_of(wanted); bin < HINT_BINS; bin++) {
         if (!every_bin) {
             uint64_t bits = load_sc_u64(&hints->bits[bin / 64]) >> bin % 64;
@@ -219,7 +244,7 @@ bool hints_best(const struct hints *set, const struct pages *pages, enum page_st
             bin += (unsigned)__builtin_ctzll(bits);
         }
         if (load_relaxed_u64(&hints->bin[bin].count) &&
-            best_of_bin(&hints->bin[bin], pages, state, wanted, bin < HINT_EXACT_BINS, best))
+            best_of_bin(&hints->bin[bin], pages, state, wanted, bin < HINT_EXACT_BINS, most, best))
             return true;
     }
     return false;

@@ -12,12 +12,14 @@
  *
  *   count(bin) >= hints entered in the bin and not yet removed;   bit(bin) set  or  a remove is about to set it
  *
- * enter, remove and search are lock-free against one another, any number of threads. A search is a bounded number of
- * steps a block. Insertion looks at a few blocks from where room was last seen, then adds one, so its cost does not
- * grow with the number of hints. Blocks come from an arena that is reserved ahead: freeing memory needs no memory.
+ * enter, remove and search are lock-free against one another, any number of threads. Insertion begins where room was
+ * last seen, and adds a block only when more than half of all slots of the bin are taken: otherwise it walks on, past
+ * full blocks of which there are then fewer than of others. Blocks come from an arena that is reserved ahead: freeing
+ * memory needs no memory.
  *
- * Against the plan that the reader may know (blocks recycled through a stack): blocks stay with their bins, which
- * costs at most one block a bin and 60 hints at their peak, and makes every walk safe by construction.
+ *   blocks(bin) <= 1 + the peak of count(bin) / 30
+ *
+ * Blocks stay with their bins (and are not recycled through a stack): every walk is safe by construction.
  */
 #ifndef VPMM_LIB_HINTS_H
 #define VPMM_LIB_HINTS_H
@@ -40,6 +42,7 @@ struct hint_bin {
     _Atomic(void *) room;  /* a block that lately had a clear slot; a hint */
     _Atomic(void *) full;  /* a block that lately got an entry; a hint */
     _Atomic(uint64_t) count;
+    _Atomic(uint64_t) blocks;
 };
 
 struct hints {

@@ -192,6 +192,7 @@ vpmm_status vpmm_pool_destroy(vpmm_pool *pool)
 static void count_hit(struct vpmm_pool *pool, enum region_source source)
 {
     static const enum stat counter[] = {
+        [REGION_NONE] = STAT_builds, /* found nowhere, so built */
         [REGION_OWN_STREAM] = STAT_hits_own_stream,
         [REGION_COMPLETED] = STAT_hits_completed,
         [REGION_WAITED] = STAT_hits_waited,
@@ -264,9 +265,9 @@ static vpmm_status find_or_build(struct vpmm_pool *pool, struct stream *stream, 
         count_hit(pool, source);
         return VPMM_SUCCESS;
     }
-    vpmm_status status = build_region(&pool->arena, stream, pages, limits, region);
+    vpmm_status status = build_region(&pool->arena, stream, pages, limits, region, &source);
     if (status == VPMM_SUCCESS)
-        stats_count(&pool->stats, STAT_builds);
+        count_hit(pool, source);
     return status;
 }
 
@@ -435,6 +436,7 @@ static vpmm_status free_pages(struct vpmm_pool *pool, CUdeviceptr address, struc
     region.fence = fence_take(stream);
     region_publish(&pool->arena, region);
     stream_mark(&pool->arena.streams, stream);
+    arena_wake_reaper(&pool->arena); /* the mark is what it watches */
     return VPMM_SUCCESS;
 }
 
@@ -552,6 +554,8 @@ vpmm_status vpmm_check(vpmm_pool *pool)
 {
     if (!pool)
         return fail(VPMM_ERROR_INVALID_VALUE, "vpmm_check: the pool is NULL");
+    if (pool->generation != process_generation())
+        return check_pool(pool, "vpmm_check");
     if (!pool->paged)
         return VPMM_SUCCESS;
     /* The reaper is the pool's own thread: it is kept from making a pass meanwhile. */

@@ -6,6 +6,7 @@
 static _Atomic(uint32_t) generation;
 static pthread_once_t once = PTHREAD_ONCE_INIT;
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static pthread_cond_t stopped = PTHREAD_COND_INITIALIZER; /* an entry's reaper, by exit() */
 static struct process_entry *entries;
 static uint32_t entries_generation; /* under the lock: of the process that made the entries */
 
@@ -19,24 +20,33 @@ static void after_fork_in_child(void)
     pthread_mutex_unlock(&lock);
 }
 
-static struct reaper *take_reaper(void)
+static struct process_entry *take_entry(struct reaper **reaper)
 {
-    struct reaper *reaper = NULL;
-    pthread_mutex_lock(&lock);
-    if (entries_generation == process_generation())
-        for (struct process_entry *entry = entries; entry && !reaper; entry = entry->next) {
-            reaper = entry->reaper;
-            entry->reaper = NULL;
-        }
-    pthread_mutex_unlock(&lock);
-    return reaper;
+    struct process_entry *entry = entries_generation == process_generation() ? entries : NULL;
+    while (entry && !entry->reaper)
+        entry = entry->next;
+    if (entry) {
+        *reaper = entry->reaper;
+        entry->reaper = NULL;
+        entry->stopping = true;
+    }
+    return entry;
 }
 
+/* The lock is not held while a reaper ends; its entry stays, because process_remove waits for the end. */
 static void at_exit(void)
 {
+    struct process_entry *entry;
     struct reaper *reaper;
-    while ((reaper = take_reaper()))
+    pthread_mutex_lock(&lock);
+    while ((entry = take_entry(&reaper))) {
+        pthread_mutex_unlock(&lock);
         reaper_stop(reaper);
+        pthread_mutex_lock(&lock);
+        entry->stopping = false;
+        pthread_cond_broadcast(&stopped);
+    }
+    pthread_mutex_unlock(&lock);
 }
 
 static void set_up(void)
@@ -66,6 +76,8 @@ void process_add(struct process_entry *entry)
 struct reaper *process_remove(struct process_entry *entry)
 {
     pthread_mutex_lock(&lock);
+    while (entry->stopping)
+        pthread_cond_wait(&stopped, &lock);
     struct reaper *reaper = entry->reaper;
     entry->reaper = NULL;
     *entry->link = entry->next;

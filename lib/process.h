@@ -17,9 +17,11 @@ uint32_t process_generation(void);
 struct process_entry {
     struct process_entry *next, **link;
     struct reaper *reaper;
+    bool stopping; /* exit() is at it */
 };
 
 void process_add(struct process_entry *);
-struct reaper *process_remove(struct process_entry *); /* the reaper, if exit() has not taken it */
+/* The reaper, if exit() has not stopped it; waits while it does. */
+struct reaper *process_remove(struct process_entry *);
 
 #endif

@@ -22,8 +22,11 @@ static void pass_regions(struct arena *arena)
 {
     for (uint32_t slot = 1, n = load_acquire_u32(&arena->streams.slots); slot < n; slot++) {
         struct stream *stream = stream_at(&arena->streams, slot);
-        if (load_relaxed_u64(&stream->completed) && hints_count(&stream->free))
-            region_pass(arena, stream);
+        uint64_t completed = load_sc_u64(&stream->completed);
+        if (completed == stream->moved_until)
+            continue; /* what is published behind it later sees that it has passed: see region_publish */
+        stream->moved_until = completed;
+        region_pass(arena, stream);
     }
 }
 
@@ -80,7 +83,7 @@ vpmm_status reaper_pass(struct arena *arena, unsigned budget_us)
 /* Who has it asks the driver a few questions: it is worth some microseconds, but no more, to wait for the answers. */
 static bool try_watching(struct arena *arena)
 {
-    enum { TRIES = 20 };
+    enum { TRIES = 100 };
     for (int i = 0; i < TRIES; i++) {
         if (!pthread_mutex_trylock(&arena->watching))
             return true;
@@ -92,10 +95,13 @@ static bool try_watching(struct arena *arena)
 void reaper_refresh(struct arena *arena)
 {
     struct device_scope scope;
-    if (!streams_pending(&arena->streams) || !try_watching(arena))
+    bool pending = streams_pending(&arena->streams) || streams_unmarked(&arena->streams);
+    if (!pending || !try_watching(arena))
         return;
     if (!device_lost(arena->device) && device_enter(arena->device, &scope) == VPMM_SUCCESS) {
         publish_passed(arena);
+        if (streams_pending(&arena->streams)) /* what could only be marked now has mostly passed by now */
+            publish_passed(arena);
         device_leave(arena->device, &scope);
     }
     pthread_mutex_unlock(&arena->watching);
@@ -112,27 +118,15 @@ vpmm_status reaper_pass_now(struct arena *arena)
 
 static vpmm_status synchronise(struct arena *arena)
 {
-    struct device *device = arena->device;
     struct device_scope scope;
-    vpmm_status status = device_enter_context(device, device->primary, &scope);
+    vpmm_status status = device_enter(arena->device, &scope);
     if (status != VPMM_SUCCESS)
         return status;
-    pthread_mutex_lock(&arena->reaping);
     pthread_mutex_lock(&arena->watching);
-    uint32_t slots;
-    uint64_t *published = streams_published(&arena->streams, &slots);
-    if (!published)
-        status = fail(VPMM_ERROR_HOST_MEMORY, "no host memory for a list of streams");
-    else if (device_call(device, cuCtxSynchronize) != CUDA_SUCCESS)
-        status = device_failed(device, "waiting for the device before giving up");
-    else
-        streams_completed_until(&arena->streams, published, slots);
-    free(published);
+    status = streams_synchronise(&arena->streams);
     pass_regions(arena);
     pthread_mutex_unlock(&arena->watching);
-    zombies_retire(arena);
-    pthread_mutex_unlock(&arena->reaping);
-    device_leave(device, &scope);
+    device_leave(arena->device, &scope);
     return status;
 }
 
@@ -150,9 +144,9 @@ vpmm_status reaper_settle(struct arena *arena)
 {
     for (uint32_t slot = 1; slot < load_acquire_u32(&arena->streams.slots); slot++) {
         struct stream *stream = stream_at(&arena->streams, slot);
+        if (exchange_acq_rel_u32(&stream->freed_small, 0)) /* the driver's pool lets go of what it has seen complete */
+            stream_new_point(&arena->streams, stream);
         struct fence last = {slot, load_sc_u64(&stream->published)};
-        if (exchange_acq_rel_u32(&stream->freed_small, 0) && stream_recordable(&arena->streams, stream))
-            last = fence_take(stream); /* a new point: the driver's pool lets go of what it has seen complete */
         if (fence_waitable(&arena->streams, last))
             stream_wait_host(&arena->streams, last); /* if the driver refuses, the device is asked below */
     }
@@ -179,7 +173,7 @@ static void sleep_until_work(struct reaper *reaper)
     struct arena *arena = reaper->arena;
     uint32_t seen = wakeup_read(&arena->work);
     store_sc_u32(&arena->asleep, 1);
-    if (!streams_pending(&arena->streams) && pile_empty(&arena->zombies) && !load_sc_u32(&reaper->stop))
+    if (!streams_pending(&arena->streams) && !streams_unmarked(&arena->streams) && pile_empty(&arena->zombies) && !load_sc_u32(&reaper->stop))
         wakeup_wait(&arena->work, seen, 0);
     store_sc_u32(&arena->asleep, 0);
 }
@@ -220,7 +214,7 @@ static long pass_and_plan(struct reaper *reaper)
         return REAPER_TICK_US;
     if (!quiet)
         return REAPER_QUIET_US;
-    return refused ? REAPER_RETRY_US : 0;
+    return refused || streams_unmarked(&arena->streams) ? REAPER_RETRY_US : 0;
 }
 
 static void *reap(void *data)

@@ -125,13 +125,23 @@ static bool take_again(struct arena *arena, struct found self, struct region *re
     return false;
 }
 
+/*
+ * The fence may have passed, and the regions behind it been moved, between the look at it and the word that makes this
+ * one FREE: then no later pass would find a reason to move it. The passer stores completed and then looks for FREE
+ * words, this stores the word and then looks at completed, all sequentially consistent: one of the two sees the other.
+ */
+static bool passed_meanwhile(struct arena *arena, struct found self, struct region *region)
+{
+    return region->fence.stream && fence_passed(&arena->streams, region->fence) && region_claim(arena, &self, region);
+}
+
 void region_publish(struct arena *arena, struct region region)
 {
     do {
         region.fence = settled(arena, region.fence);
         region = grow(arena, region);
         struct found self = set_free(arena, region);
-        if (!take_again(arena, self, &region))
+        if (!take_again(arena, self, &region) && !passed_meanwhile(arena, self, &region))
             break;
     } while (true);
     fetch_add_sc_u64(&arena->publications, 1);
@@ -164,26 +174,51 @@ struct join {
     struct arena *arena;
     const struct stream *stream;
     uint64_t wanted;
-    uint64_t page, pages; /* the shortest run found, from the first page of its first region; pages 0: none */
+    uint64_t page, pages; /* of the run found, from its first region on; pages 0: none yet */
+    unsigned looked;      /* regions that were not part of a long enough run */
 };
 
-/* The run of usable free regions around one of them. */
+/* The run of usable free regions around one of them, as far as it need be. */
 static bool look_around(const struct found *found, void *data)
 {
+    enum { REGIONS_LOOKED_AT = 128 }; /* a malloc that finds nothing here builds, and a build sees all runs */
     struct join *join = data;
     struct found next;
     uint64_t page = found->page, pages = found->pages;
-    while (left_of(join->arena, page, &next) && usable(join->arena, join->stream, next.page)) {
+    while (pages < join->wanted && left_of(join->arena, page, &next) && usable(join->arena, join->stream, next.page)) {
         page = next.page;
         pages += next.pages;
     }
-    while (right_of(join->arena, page, pages, &next) && usable(join->arena, join->stream, next.page))
+    while (pages < join->wanted && right_of(join->arena, page, pages, &next) &&
+           usable(join->arena, join->stream, next.page))
         pages += next.pages;
-    if (pages >= join->wanted && (!join->pages || pages < join->pages)) {
+    if (pages >= join->wanted) {
         join->page = page;
         join->pages = pages;
     }
-    return join->pages != join->wanted;
+    return !join->pages && ++join->looked < REGIONS_LOOKED_AT;
+}
+
+/* Of two pieces that one stream may use: own fences are of one stream, and a passed one counts less than any of them. */
+static struct region unite_usable(struct arena *arena, struct region left, struct region right)
+{
+    struct fence a = settled(arena, left.fence), b = settled(arena, right.fence);
+    return unite(arena, left, right, a.number > b.number ? a : b);
+}
+
+bool region_claim_run(struct arena *arena, const struct found *piece, size_t pieces, struct region *region)
+{
+    struct region next;
+    if (!region_claim(arena, &piece[0], region))
+        return false;
+    for (size_t i = 1; i < pieces; i++) {
+        if (!region_claim(arena, &piece[i], &next)) {
+            region_publish(arena, *region);
+            return false;
+        }
+        *region = unite_usable(arena, *region, next);
+    }
+    return true;
 }
 
 /* Claims regions from `page` on until `wanted` pages are together; false: something changed, nothing is kept. */
@@ -202,9 +237,7 @@ static bool claim_run(struct arena *arena, const struct stream *stream, uint64_t
             region_publish(arena, *region);
             return false;
         }
-        /* Own fences are of one stream, and a passed one counts less than any of them. */
-        struct fence a = settled(arena, region->fence), b = settled(arena, piece.fence);
-        *region = unite(arena, *region, piece, a.number > b.number ? a : b);
+        *region = unite_usable(arena, *region, piece);
     }
     return true;
 }

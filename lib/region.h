@@ -36,6 +36,12 @@ bool region_take_waiting(struct arena *, struct stream *, uint64_t pages, bool e
 /* Takes a FREE region as it was seen; false: it has changed. */
 bool region_claim(struct arena *, const struct found *, struct region *);
 
+/*
+ * The same for a run of adjacent ones that one stream may use without waiting, as a single region behind the latest of
+ * their fences. What has passed may look busy to others then, until that fence has passed too.
+ */
+bool region_claim_run(struct arena *, const struct found *, size_t pieces, struct region *);
+
 /* Keeps the first `pages` pages as a live allocation of `requested` bytes and publishes the rest. */
 CUdeviceptr region_hand_out(struct arena *, struct region, uint64_t pages, uint64_t requested);
 

@@ -156,8 +156,8 @@ static vpmm_status check_device(struct device *device, CUcontext context)
     return VPMM_SUCCESS;
 }
 
-/* What a hit needs to know: the key and, cheaply, the id. */
-static vpmm_status identify(struct streams *streams, CUstream handle, struct identity *identity)
+/* Which record is the stream's; for default streams, by context and thread. */
+static vpmm_status find_key(struct streams *streams, CUstream handle, struct identity *identity)
 {
     struct device *device = streams->device;
     *identity = (struct identity){.key = {(uint64_t)(uintptr_t)handle, 0}};
@@ -171,23 +171,50 @@ static vpmm_status identify(struct streams *streams, CUstream handle, struct ide
             return fail(VPMM_ERROR_HOST_MEMORY, "no host memory for this thread's record");
         identity->key = (struct object_key){(uint64_t)(uintptr_t)identity->context,
                                             (uint64_t)(uintptr_t)identity->thread};
-    } else if (device->driver.cuStreamGetId) {
-        if (device_call(device, cuStreamGetId, handle, &identity->id) != CUDA_SUCCESS)
-            return device_failed(device, "looking at the stream");
-        identity->has_id = true;
     }
     return VPMM_SUCCESS;
 }
 
-static vpmm_status refuse_capture(struct device *device, CUstream handle)
+/* A default stream is asked in its own context, which identify has chosen; any other by its handle alone. */
+static CUresult ask_capture(struct device *device, CUstream handle, CUcontext context, CUstreamCaptureStatus *capture)
+{
+    struct device_scope scope;
+    if (!context)
+        return device_call(device, cuStreamIsCapturing, handle, capture);
+    if (device_enter_context(device, context, &scope) != VPMM_SUCCESS)
+        return CUDA_ERROR_INVALID_CONTEXT;
+    CUresult result = device_call(device, cuStreamIsCapturing, handle, capture);
+    device_leave(device, &scope);
+    return result;
+}
+
+static vpmm_status refuse_capture(struct device *device, CUstream handle, const struct identity *identity)
 {
     CUstreamCaptureStatus capture = CU_STREAM_CAPTURE_STATUS_NONE;
-    CUresult result = device_call(device, cuStreamIsCapturing, handle, &capture);
+    CUresult result = ask_capture(device, handle, identity->context, &capture);
     if (result != CUDA_SUCCESS && !device_result_is_capture(result))
         return device_failed(device, "asking whether the stream captures");
     if (result != CUDA_SUCCESS || capture != CU_STREAM_CAPTURE_STATUS_NONE)
         return fail(VPMM_ERROR_NOT_SUPPORTED, "the stream is being captured into a graph: allocate and free outside of "
                                               "the capture");
+    return VPMM_SUCCESS;
+}
+
+/*
+ * What a hit needs to know, in this order: cuStreamGetId of a capturing stream answers an error, and destroys the
+ * capture (seen on an H200, driver 580).
+ */
+static vpmm_status identify(struct streams *streams, CUstream handle, struct identity *identity)
+{
+    struct device *device = streams->device;
+    vpmm_status status = find_key(streams, handle, identity);
+    if (status == VPMM_SUCCESS)
+        status = refuse_capture(device, handle, identity);
+    if (status != VPMM_SUCCESS || identity->context || !device->driver.cuStreamGetId)
+        return status;
+    if (device_call(device, cuStreamGetId, handle, &identity->id) != CUDA_SUCCESS)
+        return device_failed(device, "looking at the stream");
+    identity->has_id = true;
     return VPMM_SUCCESS;
 }
 
@@ -251,12 +278,19 @@ static bool enter_known(struct stream *stream, struct object_key key)
 
 void stream_leave(struct stream *stream) { fetch_add_sc_u32(&stream->users, UINT32_MAX); }
 
+/* The handle names another stream now: the record keeps what the old one left. */
+static void orphan(struct streams *streams, struct stream *stream, const struct identity *identity)
+{
+    pthread_mutex_lock(&streams->lock);
+    if (object_map_get(streams->registry, identity->key) == stream && stream->id != identity->id)
+        unregister(streams, stream, STREAM_ORPHAN);
+    pthread_mutex_unlock(&streams->lock);
+}
+
 vpmm_status stream_enter(struct streams *streams, CUstream handle, struct stream **out)
 {
     struct identity identity;
     vpmm_status status = identify(streams, handle, &identity);
-    if (status == VPMM_SUCCESS)
-        status = refuse_capture(streams->device, handle);
     while (status == VPMM_SUCCESS) {
         struct stream *stream = object_map_get(streams->registry, identity.key);
         if (!stream) {
@@ -269,24 +303,30 @@ vpmm_status stream_enter(struct streams *streams, CUstream handle, struct stream
             *out = stream;
             return VPMM_SUCCESS;
         }
+        orphan(streams, stream, &identity);
         stream_leave(stream);
-        pthread_mutex_lock(&streams->lock);
-        if (object_map_get(streams->registry, identity.key) == stream && stream->id != identity.id)
-            unregister(streams, stream, STREAM_ORPHAN);
-        pthread_mutex_unlock(&streams->lock);
     }
     return status;
 }
 
 /* ---- marks ---- */
 
+/* Whether the handle still names the stream of the record: the driver may have given it to another one. */
+static bool is_same(const struct streams *streams, const struct stream *stream)
+{
+    unsigned long long id;
+    return !stream->has_id ||
+           (device_call(streams->device, cuStreamGetId, stream->handle, &id) == CUDA_SUCCESS && id == stream->id);
+}
+
+/* The capture is asked about first: see identify. */
 bool stream_recordable(const struct streams *streams, const struct stream *stream)
 {
     if (load_sc_u32(&stream->state) != STREAM_ACTIVE || (stream->thread && stream->thread != thread_self()))
         return false;
     CUstreamCaptureStatus capture = CU_STREAM_CAPTURE_STATUS_NONE;
     return device_call(streams->device, cuStreamIsCapturing, stream->handle, &capture) == CUDA_SUCCESS &&
-           capture == CU_STREAM_CAPTURE_STATUS_NONE;
+           capture == CU_STREAM_CAPTURE_STATUS_NONE && is_same(streams, stream);
 }
 
 static CUevent event_of(struct streams *streams, struct mark *mark)
@@ -308,7 +348,7 @@ static bool mark_once(struct streams *streams, struct stream *stream, uint32_t l
 {
     uint64_t number = load_sc_u64(&stream->published); /* before the event is recorded */
     if (number <= load_relaxed_u64(&stream->recorded) ||
-        load_relaxed_u32(&stream->outstanding) >= limit || !stream_recordable(streams, stream))
+        load_acquire_u32(&stream->outstanding) >= limit || !stream_recordable(streams, stream))
         return false;
     struct mark *mark = &stream->mark[stream->next_mark];
     CUevent event = event_of(streams, mark);
@@ -362,12 +402,29 @@ static CUevent covering_event(struct stream *stream, uint64_t number)
     return event;
 }
 
+/* Counted in, so that a release of the stream does not return while its handle is looked at, nor without this fence. */
+static bool recordable_now(const struct streams *streams, struct stream *stream, bool take_fence)
+{
+    struct device_scope scope;
+    fetch_add_sc_u32(&stream->users, 1);
+    bool recordable = load_sc_u32(&stream->state) == STREAM_ACTIVE &&
+                      device_enter_context(streams->device, stream->context, &scope) == VPMM_SUCCESS;
+    if (recordable) {
+        recordable = stream_recordable(streams, stream);
+        if (recordable && take_fence)
+            fence_take(stream);
+        device_leave(streams->device, &scope);
+    }
+    stream_leave(stream);
+    return recordable;
+}
+
 bool fence_waitable(const struct streams *streams, struct fence fence)
 {
     if (fence_passed(streams, fence))
         return true;
-    const struct stream *stream = stream_at(streams, fence.stream);
-    return load_relaxed_u64(&stream->recorded) >= fence.number || stream_recordable(streams, stream);
+    struct stream *stream = stream_at(streams, fence.stream);
+    return load_relaxed_u64(&stream->recorded) >= fence.number || recordable_now(streams, stream, false);
 }
 
 /*
@@ -397,26 +454,50 @@ static vpmm_status no_event(void)
     return fail(VPMM_ERROR_DRIVER, "the point at which the memory was freed cannot be recorded on its stream now");
 }
 
-/* `waiter` NULL: the calling thread waits. */
-static vpmm_status wait_for(struct streams *streams, struct stream *stream, uint64_t number, struct stream *waiter)
+/* The waiter's own context is current for its wait: for a default stream that decides which stream it is. */
+static vpmm_status await_event(struct streams *streams, CUevent event, const struct stream *waiter)
+{
+    struct device_scope scope;
+    if (!waiter) {
+        if (device_call(streams->device, cuEventSynchronize, event) != CUDA_SUCCESS)
+            return device_failed(streams->device, "waiting for memory that a stream has freed");
+        return VPMM_SUCCESS;
+    }
+    vpmm_status status = device_enter_context(streams->device, waiter->context, &scope);
+    if (status != VPMM_SUCCESS)
+        return status;
+    if (device_call(streams->device, cuStreamWaitEvent, waiter->handle, event, 0) != CUDA_SUCCESS)
+        status = device_failed(streams->device, "making a stream wait for memory that another has freed");
+    device_leave(streams->device, &scope);
+    return status;
+}
+
+/* Counted in among the freeing stream's users, so that its record and its events stay its own meanwhile. */
+static vpmm_status wait_counted(struct streams *streams, struct stream *stream, uint64_t number,
+                                const struct stream *waiter)
 {
     struct device_scope scope;
     bool once;
+    if (number <= load_sc_u64(&stream->completed))
+        return VPMM_SUCCESS;
     vpmm_status status = device_enter_context(streams->device, stream->context, &scope);
     if (status != VPMM_SUCCESS)
         return status;
-    fetch_add_sc_u32(&stream->users, 1); /* its events stay its own meanwhile */
     CUevent event = event_for(streams, stream, number, &once);
-    if (!event)
-        status = no_event();
-    else if (waiter && device_call(streams->device, cuStreamWaitEvent, waiter->handle, event, 0) != CUDA_SUCCESS)
-        status = device_failed(streams->device, "making a stream wait for memory that another has freed");
-    else if (!waiter && device_call(streams->device, cuEventSynchronize, event) != CUDA_SUCCESS)
-        status = device_failed(streams->device, "waiting for memory that a stream has freed");
+    status = event ? await_event(streams, event, waiter) : no_event();
     if (event && once)
         device_call(streams->device, cuEventDestroy, event); /* a wait that is queued keeps what it needs */
-    stream_leave(stream);
     device_leave(streams->device, &scope);
+    return status;
+}
+
+/* `waiter` NULL: the calling thread waits. */
+static vpmm_status wait_for(struct streams *streams, struct fence fence, const struct stream *waiter)
+{
+    struct stream *stream = stream_at(streams, fence.stream);
+    fetch_add_sc_u32(&stream->users, 1);
+    vpmm_status status = wait_counted(streams, stream, fence.number, waiter);
+    stream_leave(stream);
     return status;
 }
 
@@ -424,14 +505,14 @@ vpmm_status stream_wait(struct streams *streams, struct stream *waiter, struct f
 {
     if (fence_usable(streams, fence, waiter))
         return VPMM_SUCCESS;
-    return wait_for(streams, stream_at(streams, fence.stream), fence.number, waiter);
+    return wait_for(streams, fence, waiter);
 }
 
 vpmm_status stream_wait_host(struct streams *streams, struct fence fence)
 {
     if (fence_passed(streams, fence))
         return VPMM_SUCCESS;
-    return wait_for(streams, stream_at(streams, fence.stream), fence.number, NULL);
+    return wait_for(streams, fence, NULL);
 }
 
 /* ---- release ---- */
@@ -441,12 +522,16 @@ vpmm_status stream_release(struct streams *streams, CUstream handle)
     enum { TRIES = 10000 }; /* another thread may hold the try-lock */
     struct identity identity;
     vpmm_status status = identify(streams, handle, &identity);
-    if (status == VPMM_SUCCESS)
-        status = refuse_capture(streams->device, handle);
     if (status != VPMM_SUCCESS)
         return status;
     struct stream *stream = object_map_get(streams->registry, identity.key);
-    if (!stream || !enter_known(stream, identity.key))
+    bool known = stream && enter_known(stream, identity.key);
+    if (known && stream->id != identity.id) {
+        orphan(streams, stream, &identity);
+        stream_leave(stream);
+        known = false;
+    }
+    if (!known)
         return fail(VPMM_ERROR_INVALID_VALUE, "the pool does not know the stream: nothing was allocated or freed on it "
                                               "since it was created or last released");
     uint64_t last = load_sc_u64(&stream->published);
@@ -471,14 +556,29 @@ vpmm_status stream_release(struct streams *streams, CUstream handle)
 
 /* ---- the reaper's part ---- */
 
+/* The program has destroyed the stream's context, which is not the primary one. */
+static bool context_is_gone(struct streams *streams, const struct stream *stream)
+{
+    CUcontext popped;
+    if (stream->context == streams->device->primary)
+        return false;
+    CUresult result = device_call(streams->device, cuCtxPushCurrent, stream->context);
+    if (result == CUDA_SUCCESS)
+        device_call(streams->device, cuCtxPopCurrent, &popped);
+    return result == CUDA_ERROR_CONTEXT_IS_DESTROYED || result == CUDA_ERROR_INVALID_CONTEXT;
+}
+
 /* 1: the ith taken mark has passed; 0: not yet, or it cannot be told. */
 static bool has_passed(struct streams *streams, const struct stream *stream, uint32_t i)
 {
     CUevent event = load_acquire_ptr(&stream->taken[i]->event);
     CUresult result = device_call(streams->device, cuEventQuery, event);
-    if (result != CUDA_SUCCESS && result != CUDA_ERROR_NOT_READY && !device_result_is_capture(result))
-        device_lose(streams->device);
-    return result == CUDA_SUCCESS;
+    if (result == CUDA_SUCCESS || result == CUDA_ERROR_NOT_READY || device_result_is_capture(result))
+        return result == CUDA_SUCCESS;
+    if (context_is_gone(streams, stream))
+        return true; /* with its context went its work */
+    device_lose(streams->device);
+    return false;
 }
 
 /*
@@ -511,7 +611,7 @@ static bool complete_stream(struct streams *streams, struct stream *stream)
         return false;
     uint64_t number = load_acquire_u64(&stream->taken[passed - 1]->number);
     if (number > load_relaxed_u64(&stream->completed))
-        store_release_u64(&stream->completed, number); /* pairs with fence_passed's acquire */
+        store_sc_u64(&stream->completed, number); /* pairs with fence_passed */
     stream->taken_marks -= passed;
     memmove(stream->taken, stream->taken + passed, stream->taken_marks * sizeof stream->taken[0]);
     fetch_add_acq_rel_u32(&stream->outstanding, 0 - passed); /* its places may be recorded again from here on */
@@ -548,6 +648,10 @@ bool streams_complete(struct streams *streams)
         if (load_sc_u32(&stream->state) == STREAM_UNUSED)
             continue;
         any |= complete_stream(streams, stream);
+        if (load_sc_u64(&stream->published) <= load_relaxed_u64(&stream->recorded)) {
+            retire_record(streams, stream);
+            continue;
+        }
         fetch_add_sc_u32(&stream->users, 1); /* the handle stays valid while it is marked */
         if (load_sc_u32(&stream->state) == STREAM_ACTIVE)
             stream_mark(streams, stream);
@@ -562,29 +666,80 @@ bool streams_pending(const struct streams *streams)
     for (uint32_t slot = 1, n = load_acquire_u32(&streams->slots); slot < n; slot++) {
         struct stream *stream = stream_at(streams, slot);
         enum stream_state state = load_sc_u32(&stream->state);
-        if (load_relaxed_u32(&stream->outstanding) || state == STREAM_RELEASED)
-            return true;
-        if (state == STREAM_ACTIVE && !stream->thread && load_relaxed_u64(&stream->published) > load_relaxed_u64(&stream->recorded))
+        if (load_sc_u32(&stream->outstanding) || state == STREAM_RELEASED)
             return true;
     }
     return false;
 }
 
-uint64_t *streams_published(const struct streams *streams, uint32_t *slots)
+bool streams_unmarked(const struct streams *streams)
 {
-    *slots = load_acquire_u32(&streams->slots);
-    uint64_t *published = calloc(*slots, sizeof *published);
-    for (uint32_t slot = 1; published && slot < *slots; slot++)
-        published[slot] = load_sc_u64(&stream_at(streams, slot)->published);
-    return published;
+    for (uint32_t slot = 1, n = load_acquire_u32(&streams->slots); slot < n; slot++) {
+        struct stream *stream = stream_at(streams, slot);
+        if (load_sc_u32(&stream->state) == STREAM_ACTIVE && !stream->thread &&
+            load_sc_u64(&stream->published) > load_relaxed_u64(&stream->recorded))
+            return true;
+    }
+    return false;
 }
 
-void streams_completed_until(struct streams *streams, const uint64_t *published, uint32_t slots)
+/* ---- the last resort ---- */
+
+struct snapshot {
+    CUcontext context; /* NULL: nothing of the slot is waited for */
+    uint64_t published;
+};
+
+static void complete_until(struct stream *stream, uint64_t published)
 {
+    if (published > load_relaxed_u64(&stream->completed))
+        store_sc_u64(&stream->completed, published);
+    raise_relaxed_u64(&stream->recorded, published);
+}
+
+/* Synchronises one context and completes what was published on its streams before. */
+static vpmm_status synchronise_context(struct streams *streams, struct snapshot *snapshot, uint32_t slots,
+                                       CUcontext context)
+{
+    struct device_scope scope;
+    vpmm_status status = device_enter_context(streams->device, context, &scope);
+    if (status != VPMM_SUCCESS)
+        return status;
+    if (device_call(streams->device, cuCtxSynchronize) != CUDA_SUCCESS)
+        status = device_failed(streams->device, "waiting for the device before giving up");
+    for (uint32_t slot = 1; slot < slots; slot++)
+        if (snapshot[slot].context == context) {
+            if (status == VPMM_SUCCESS)
+                complete_until(stream_at(streams, slot), snapshot[slot].published);
+            snapshot[slot].context = NULL;
+        }
+    device_leave(streams->device, &scope);
+    return status;
+}
+
+vpmm_status streams_synchronise(struct streams *streams)
+{
+    uint32_t slots = load_acquire_u32(&streams->slots);
+    struct snapshot *snapshot = calloc(slots, sizeof *snapshot);
+    vpmm_status status = VPMM_SUCCESS;
+    if (!snapshot)
+        return fail(VPMM_ERROR_HOST_MEMORY, "no host memory for a list of streams");
     for (uint32_t slot = 1; slot < slots; slot++) {
         struct stream *stream = stream_at(streams, slot);
-        if (published[slot] > load_relaxed_u64(&stream->completed))
-            store_release_u64(&stream->completed, published[slot]);
-        raise_relaxed_u64(&stream->recorded, published[slot]);
+        snapshot[slot].published = load_sc_u64(&stream->published);
+        if (snapshot[slot].published > load_relaxed_u64(&stream->completed))
+            snapshot[slot].context = stream->context;
     }
+    for (uint32_t slot = 1; slot < slots; slot++)
+        if (snapshot[slot].context) {
+            vpmm_status one = synchronise_context(streams, snapshot, slots, snapshot[slot].context);
+            status = status == VPMM_SUCCESS ? one : status;
+        }
+    free(snapshot);
+    return status;
+}
+
+void stream_new_point(struct streams *streams, struct stream *stream)
+{
+    recordable_now(streams, stream, true);
 }

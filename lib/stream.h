@@ -77,6 +77,7 @@ struct stream {
     _Atomic(uint32_t) freed_small; /* to the driver's own pool, with no fence of ours, since the last settling */
     struct mark *taken[STREAM_MARKS]; /* the reaper's: from the ring, oldest first, not yet seen to have passed */
     uint32_t taken_marks;
+    uint64_t moved_until;   /* likewise: the regions behind fences up to here were moved to those that wait for nothing */
     struct hints free;      /* FREE regions whose fence is of this stream */
 };
 
@@ -115,10 +116,10 @@ static inline struct fence fence_take(struct stream *stream)
     return (struct fence){stream->slot, fetch_add_sc_u64(&stream->published, 1) + 1};
 }
 
-/* Pairs with the release in streams_complete: what the stream's work did is before what the caller does next. */
+/* Pairs with the store in complete_stream: what the stream's work did is before what the caller does next. */
 static inline bool fence_passed(const struct streams *streams, struct fence fence)
 {
-    return !fence.stream || fence.number <= load_acquire_u64(&stream_at(streams, fence.stream)->completed);
+    return !fence.stream || fence.number <= load_sc_u64(&stream_at(streams, fence.stream)->completed);
 }
 
 /* Whether work on `stream` may use memory behind the fence with no wait. */
@@ -155,13 +156,19 @@ vpmm_status stream_wait_host(struct streams *, struct fence);
  */
 bool streams_complete(struct streams *);
 
-/* Whether any mark is outstanding, or any number not marked: the reaper has something to watch. */
+/* Whether any mark is outstanding: the reaper has something to watch. */
 bool streams_pending(const struct streams *);
 
-/* Under `watching`, after the contexts were synchronised: everything published by then has passed. */
-void streams_completed_until(struct streams *, const uint64_t *published, uint32_t slots);
+/* Whether anything is freed and not marked, which the reaper may have to try again. */
+bool streams_unmarked(const struct streams *);
 
-/* What streams_completed_until wants to know from before the synchronisation. NULL: no memory. The caller frees it. */
-uint64_t *streams_published(const struct streams *, uint32_t *slots);
+/*
+ * Under `watching`. The last resort: synchronises each context with streams whose end cannot be seen by an event, and
+ * publishes what was freed on them before. The first failure; the other contexts are synchronised all the same.
+ */
+vpmm_status streams_synchronise(struct streams *);
+
+/* A new fence number, of no memory: a point to wait for, if one can be recorded now. */
+void stream_new_point(struct streams *, struct stream *);
 
 #endif

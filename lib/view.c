@@ -19,11 +19,11 @@ static bool room(void **array, size_t *capacity, size_t used, size_t element)
 static bool add_found(const struct found *found, void *data)
 {
     struct view *view = data;
-    if (!room((void **)&view->found, &view->found_capacity, view->runs, sizeof *view->found)) {
+    if (!room((void **)&view->found, &view->found_capacity, view->regions, sizeof *view->found)) {
         view->out_of_memory = true;
         return false;
     }
-    view->found[view->runs++] = *found;
+    view->found[view->regions++] = *found;
     return true;
 }
 
@@ -82,37 +82,72 @@ static bool add_extents(struct view *view, const struct arena *arena, struct pol
     return true;
 }
 
-static bool add_runs(struct view *view, struct arena *arena)
+static bool is_usable(const struct arena *arena, const struct stream *stream, const struct found *found)
 {
-    for (size_t i = 0; i < view->runs; i++) {
-        if (!room((void **)&view->run, &view->run_capacity, i, sizeof *view->run))
-            return false;
-        const struct found *found = &view->found[i];
-        struct policy_run *run = &view->run[i];
-        bool at_end = found->pages == pages_to_chunk_end(&arena->pages, found->page);
-        *run = (struct policy_run){.page = found->page,
-                                   .pages = (uint32_t)found->pages,
-                                   .hole_before = cut_off(hole_until(arena, found->page)),
-                                   .hole_after = at_end ? 0 : cut_off(hole_from(arena, found->page + found->pages))};
-        if (!add_extents(view, arena, run, (uint32_t)i))
+    struct fence fence = page_fence(page_at(&arena->pages, found->page));
+    return stream ? fence_usable(&arena->streams, fence, stream) : fence_passed(&arena->streams, fence);
+}
+
+/* How many regions from the ith on adjoin and are usable without waiting; at least 1. */
+static uint32_t count_pieces(const struct view *view, const struct arena *arena, const struct stream *stream, size_t i)
+{
+    uint32_t n = 1;
+    if (!is_usable(arena, stream, &view->found[i]))
+        return n;
+    while (i + n < view->regions &&
+           view->found[i + n].page == view->found[i + n - 1].page + view->found[i + n - 1].pages &&
+           is_usable(arena, stream, &view->found[i + n]))
+        n++;
+    return n;
+}
+
+static bool add_run(struct view *view, struct arena *arena, size_t first, uint32_t regions)
+{
+    const struct found *last = &view->found[first + regions - 1];
+    if (!room((void **)&view->run, &view->run_capacity, view->runs, sizeof *view->run) ||
+        !room((void **)&view->pieces, &view->pieces_capacity, view->runs, sizeof *view->pieces))
+        return false;
+    uint64_t page = view->found[first].page, end = last->page + last->pages;
+    bool at_end = last->pages == pages_to_chunk_end(&arena->pages, last->page);
+    view->pieces[view->runs] = (struct view_pieces){(uint32_t)first, regions};
+    view->run[view->runs] = (struct policy_run){.page = page,
+                                                .pages = (uint32_t)(end - page),
+                                                .hole_before = cut_off(hole_until(arena, page)),
+                                                .hole_after = at_end ? 0 : cut_off(hole_from(arena, end))};
+    view->runs++;
+    return add_extents(view, arena, &view->run[view->runs - 1], (uint32_t)view->runs - 1);
+}
+
+static bool add_runs(struct view *view, struct arena *arena, const struct stream *stream)
+{
+    uint32_t regions;
+    for (size_t i = 0; i < view->regions; i += regions) {
+        regions = count_pieces(view, arena, stream, i);
+        if (!add_run(view, arena, i, regions))
             return false;
     }
     return true;
+}
+
+bool view_claim_run(const struct view *view, struct arena *arena, uint32_t run, struct region *region)
+{
+    const struct view_pieces *pieces = &view->pieces[run];
+    return region_claim_run(arena, &view->found[pieces->first], pieces->regions, region);
 }
 
 /* A region that changed while it was looked for may have been met twice. */
 static void drop_doubles(struct view *view)
 {
     size_t kept = 0;
-    for (size_t i = 0; i < view->runs; i++)
+    for (size_t i = 0; i < view->regions; i++)
         if (!kept || view->found[i].page >= view->found[kept - 1].page + view->found[kept - 1].pages)
             view->found[kept++] = view->found[i];
-    view->runs = kept;
+    view->regions = kept;
 }
 
 bool view_make(struct view *view, struct arena *arena, const struct stream *stream, enum view_reach reach)
 {
-    view->runs = view->extents = view->holes = 0;
+    view->regions = view->runs = view->extents = view->holes = 0;
     view->out_of_memory = false;
     struct waitable waitable = {view, arena};
     hints_each(&arena->passed, &arena->pages, PAGE_FREE, add_found, view);
@@ -123,17 +158,18 @@ bool view_make(struct view *view, struct arena *arena, const struct stream *stre
     hints_each(&arena->holes, &arena->pages, PAGE_HOLE, add_hole, view);
     if (view->out_of_memory)
         return false;
-    if (view->runs)
-        qsort(view->found, view->runs, sizeof *view->found, by_page);
+    if (view->regions)
+        qsort(view->found, view->regions, sizeof *view->found, by_page);
     if (view->holes)
         qsort(view->hole, view->holes, sizeof *view->hole, by_page);
     drop_doubles(view);
-    return add_runs(view, arena);
+    return add_runs(view, arena, stream);
 }
 
 void view_free(struct view *view)
 {
     free(view->found);
+    free(view->pieces);
     free(view->run);
     free(view->extent);
     free(view->hole);

@@ -17,19 +17,29 @@ enum view_reach {
     VIEW_ALL,    /* all free memory: its user may have to wait */
 };
 
+/* The regions of a run: view.found[first .. first + regions), adjacent, kept apart by their fences alone. */
+struct view_pieces {
+    uint32_t first, regions;
+};
+
 struct view {
-    struct found *found; /* parallel to run */
+    struct found *found;
+    size_t regions;
+    struct view_pieces *pieces; /* parallel to run */
     struct policy_run *run;
     struct policy_extent *extent;
     struct policy_hole *hole;
     size_t runs, extents, holes;
-    size_t run_capacity, found_capacity, extent_capacity, hole_capacity;
+    size_t run_capacity, pieces_capacity, found_capacity, extent_capacity, hole_capacity;
     bool out_of_memory;
 };
 
 /* `stream` may be NULL but for VIEW_USABLE. false: no host memory. */
 bool view_make(struct view *, struct arena *, const struct stream *, enum view_reach);
 void view_free(struct view *);
+
+/* Takes a run as it was seen; false: some of it has changed, nothing is kept. */
+bool view_claim_run(const struct view *, struct arena *, uint32_t run, struct region *);
 
 /* The whole view as the policy reads it; runs can be left out, for a plan of new memory alone. */
 struct policy_view view_for_policy(const struct view *, bool with_runs, uint64_t mapped_pages,

@@ -10,8 +10,9 @@
 #include <vpmm/vpmm.h>
 
 enum {
-    HOLDS = 256,        /* at a time: what waits stands in queues of the driver's, which have an end */
-    BEHIND_HOLDS = 512, /* pieces of work that wait, likewise */
+    HOLDS = 256,        /* until the device is waited for */
+    MOST_HELD = 24,     /* streams at a time: with some tens of them cuStreamCreate does not return */
+    BEHIND_HOLDS = 512, /* pieces of work that wait: the driver's queues have an end */
     HOST_BYTES = 4 << 20,
     PATIENCE_MS = 200,
 };
@@ -27,7 +28,7 @@ static struct {
     pthread_mutex_t lock;
     _Atomic uint32_t *word; /* a word a hold, 1 once it is let go; mapped for the device, as is all of host */
     struct hold hold[HOLDS];
-    int holds, behind;
+    int holds, held, behind;
     unsigned char *host;
     size_t host_used;
 } gpu = {.lock = PTHREAD_MUTEX_INITIALIZER};
@@ -51,6 +52,7 @@ static atomic_uint_fast64_t calls[ENTRIES];
 
 static void let_go(int i)
 {
+    gpu.held -= !gpu.hold[i].let_go;
     gpu.hold[i].let_go = true;
     atomic_store(&gpu.word[i], 1);
 }
@@ -146,7 +148,7 @@ bool gpu_open(void)
     gpu.word = memory;
     gpu.host = memory;
     gpu.host_used = HOLDS * sizeof gpu.word[0];
-    gpu.holds = gpu.behind = 0;
+    gpu.holds = gpu.held = gpu.behind = 0;
     return true;
 }
 
@@ -169,7 +171,7 @@ bool gpu_hold(CUstream stream)
     if (gpu.holds == HOLDS)
         if (gpu_run() == SIZE_MAX)
             return false;
-    if (gpu.behind == BEHIND_HOLDS)
+    if (gpu.behind == BEHIND_HOLDS || gpu.held == MOST_HELD)
         let_all_go();
     pthread_mutex_lock(&gpu.lock);
     gpu.behind++;
@@ -179,8 +181,10 @@ bool gpu_hold(CUstream stream)
     if (!held) {
         int i = gpu.holds;
         good = gpu.wait_value(stream, (CUdeviceptr)(uintptr_t)&gpu.word[i], 1, CU_STREAM_WAIT_VALUE_EQ) == CUDA_SUCCESS;
-        if (good)
+        if (good) {
             gpu.hold[gpu.holds++] = (struct hold){.stream = stream};
+            gpu.held++;
+        }
     }
     pthread_mutex_unlock(&gpu.lock);
     return good;

@@ -210,6 +210,7 @@ Test(defects, defect_05_an_address_that_stays_mapped_is_not_handed_out)
 
 Test(defects, defect_05_an_address_that_undoing_leaves_mapped_is_not_handed_out)
 {
+    needs_simulator();
     struct setup setup = setup_default();
     setup.pool.va_size = 64 * PAGE;
     struct world w;
