@@ -874,18 +874,39 @@ Test(sim, harmless_calls_leave_a_capture_alone)
     CUstream capturing = new_stream(), other = new_stream();
     CUgraph graph;
     unsigned long long id;
+    CUstreamCaptureStatus status;
     OK(d->cuStreamBeginCapture(capturing, CU_STREAM_CAPTURE_MODE_GLOBAL));
     CUevent event = new_event();
     OK(d->cuEventRecord(event, other));
     OK(d->cuStreamWaitEvent(other, event, 0));
     struct memory m = make(PAGE);
     unmake(m);
-    OK(d->cuStreamGetId(capturing, &id));
+    OK(d->cuStreamGetId(other, &id));
+    OK(d->cuStreamIsCapturing(capturing, &status));
     OK(d->cuStreamEndCapture(capturing, &graph));
     OK(d->cuGraphDestroy(graph));
     OK(d->cuEventDestroy(event));
     OK(d->cuStreamDestroy(capturing));
     OK(d->cuStreamDestroy(other));
+    close_clean();
+}
+
+Test(sim, looking_into_a_capturing_stream_loses_the_capture)
+{
+    open_sim(false);
+    CUstream capturing = new_stream();
+    CUgraph graph = NULL;
+    CUstreamCaptureMode relaxed = CU_STREAM_CAPTURE_MODE_RELAXED;
+    unsigned long long id;
+    unsigned int flags;
+    OK(d->cuThreadExchangeStreamCaptureMode(&relaxed));
+    OK(d->cuStreamBeginCapture(capturing, CU_STREAM_CAPTURE_MODE_RELAXED));
+    IS(CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED, d->cuStreamGetId(capturing, &id));
+    IS(CUDA_ERROR_STREAM_CAPTURE_INVALIDATED, d->cuStreamEndCapture(capturing, &graph));
+    OK(d->cuStreamBeginCapture(capturing, CU_STREAM_CAPTURE_MODE_RELAXED));
+    IS(CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED, d->cuStreamGetFlags(capturing, &flags));
+    IS(CUDA_ERROR_STREAM_CAPTURE_INVALIDATED, d->cuStreamEndCapture(capturing, &graph));
+    OK(d->cuStreamDestroy(capturing));
     close_clean();
 }
 

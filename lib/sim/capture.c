@@ -108,13 +108,19 @@ static CUresult implicit(vpmm_sim *sim, const struct sim_lane *lane, bool spare)
     return result;
 }
 
+CUresult sim_looked_into(vpmm_sim *sim, struct sim_lane *lane)
+{
+    if (!lane->capture)
+        return CUDA_SUCCESS;
+    lose(sim, lane->capture);
+    return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
+}
+
 CUresult sim_unsafe_on(vpmm_sim *sim, struct sim_lane *lane)
 {
-    if (lane->capture) {
-        lose(sim, lane->capture);
-        return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
-    }
-    CUresult result = implicit(sim, lane, false);
+    CUresult result = sim_looked_into(sim, lane);
+    if (result == CUDA_SUCCESS)
+        result = implicit(sim, lane, false);
     return result == CUDA_SUCCESS ? sim_unsafe(sim) : result;
 }
 

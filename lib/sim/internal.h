@@ -461,6 +461,8 @@ void sim_op_run(vpmm_sim *sim, struct sim_lane *lane, struct sim_op *op);
 
 /* 900, and every capture that forbids it lost, if this thread may not make an unsafe call now. */
 CUresult sim_unsafe(vpmm_sim *sim);
+/* 900 and the capture lost if the lane captures: an H200's driver 580 answers cuStreamGetId and cuStreamGetFlags so. */
+CUresult sim_looked_into(vpmm_sim *sim, struct sim_lane *lane);
 CUresult sim_unsafe_on(vpmm_sim *sim, struct sim_lane *lane); /* the same for a query of or wait for the lane */
 CUresult sim_capture_context(vpmm_sim *sim, struct sim_context *context); /* cuCtxSynchronize: in every mode */
 CUresult sim_capture_submit(vpmm_sim *sim, struct sim_lane *lane, bool *captured);

@@ -596,11 +596,13 @@ CUresult sim_cuStreamGetFlags(CUstream hStream, unsigned int *flags)
         return CUDA_ERROR_INVALID_VALUE;
     CUresult result = sim_lane_of(sim_self(), hStream, &lane);
     if (result == CUDA_SUCCESS)
+        result = sim_looked_into(sim_self(), lane);
+    if (result == CUDA_SUCCESS)
         *flags = lane->flags;
     return result;
 }
 
-/* Without the lock where the stream is one of the program's. */
+/* Without the lock where the stream is one of the program's and does not capture. */
 CUresult sim_cuStreamGetId(CUstream hStream, unsigned long long *streamId)
 {
     vpmm_sim *sim = sim_self();
@@ -608,14 +610,17 @@ CUresult sim_cuStreamGetId(CUstream hStream, unsigned long long *streamId)
     struct sim_lane *lane;
     if (!streamId)
         return CUDA_ERROR_INVALID_VALUE;
-    uint64_t id = atomic_load_explicit(&sim->glances[sim_object_index(handle) % SIM_STREAM_LIMIT].stream_id,
-                                       memory_order_acquire);
-    if (id && handle == sim_stream_handle(sim, sim_object_index(handle))) {
+    struct sim_glance *glance = &sim->glances[sim_object_index(handle) % SIM_STREAM_LIMIT];
+    uint64_t id = atomic_load_explicit(&glance->stream_id, memory_order_acquire);
+    bool captures = atomic_load_explicit(&glance->capture, memory_order_acquire) != CU_STREAM_CAPTURE_STATUS_NONE;
+    if (id && !captures && handle == sim_stream_handle(sim, sim_object_index(handle))) {
         *streamId = id;
         return CUDA_SUCCESS;
     }
     sim_lock_frame();
     CUresult result = sim_lane_of(sim, hStream, &lane);
+    if (result == CUDA_SUCCESS)
+        result = sim_looked_into(sim, lane);
     if (result == CUDA_SUCCESS)
         *streamId = lane->stream_id;
     return result;
