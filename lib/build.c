@@ -1,9 +1,9 @@
 #include "build.h"
 
+#include "clock.h"
 #include "zombie.h"
 
 #include <stdlib.h>
-#include <time.h>
 
 /* A contiguous piece of claimed memory that moves: extents [first, first + extents) of the build, in order. */
 struct donor {
@@ -286,11 +286,10 @@ static vpmm_status create_handles(struct build *build)
 static CUresult map_handle(struct arena *arena, uint64_t page, const struct extent *extent)
 {
     enum { TRIES = 200 };
-    const struct timespec moment = {.tv_nsec = 5000};
     CUresult result = CUDA_ERROR_UNKNOWN;
     for (int i = 0; result == CUDA_ERROR_UNKNOWN && i < (load_relaxed_u32(&arena->rdma) ? TRIES : 1); i++) {
         if (i)
-            clock_nanosleep(CLOCK_MONOTONIC, 0, &moment, NULL);
+            clock_spin_ns(5000);
         result = device_call(arena->device, cuMemMap, page_address(&arena->pages, page),
                              (size_t)extent->pages << arena->pages.page_shift, 0, extent->handle, 0);
     }

@@ -2,13 +2,13 @@
 #include "reaper.h"
 
 #include "build.h"
+#include "clock.h"
 #include "region.h"
 #include "zombie.h"
 
 #include <signal.h>
 #include <stdlib.h>
 #include <sys/prctl.h>
-#include <time.h>
 
 /* ---- a pass ---- */
 
@@ -80,16 +80,21 @@ vpmm_status reaper_pass(struct arena *arena, unsigned budget_us)
     return status;
 }
 
-/* Who has it asks the driver a few questions: it is worth some microseconds, but no more, to wait for the answers. */
+enum {
+    REFRESH_PATIENCE_NS = 200000, /* for who has `watching`: it asks the driver a few questions */
+    REFRESH_ROUNDS = 4,           /* of looks at marks that may be about to pass, */
+    REFRESH_PAUSE_NS = 5000,      /* and the time between them: what an idle device takes */
+};
+
 static bool try_watching(struct arena *arena)
 {
-    enum { TRIES = 100 };
-    for (int i = 0; i < TRIES; i++) {
-        if (!pthread_mutex_trylock(&arena->watching))
-            return true;
-        pause_us(2);
+    uint64_t end = clock_now_ns() + REFRESH_PATIENCE_NS;
+    while (pthread_mutex_trylock(&arena->watching)) {
+        if (clock_now_ns() > end)
+            return false;
+        sched_yield();
     }
-    return false;
+    return true;
 }
 
 void reaper_refresh(struct arena *arena)
@@ -100,8 +105,10 @@ void reaper_refresh(struct arena *arena)
         return;
     if (!device_lost(arena->device) && device_enter(arena->device, &scope) == VPMM_SUCCESS) {
         publish_passed(arena);
-        if (streams_pending(&arena->streams)) /* what could only be marked now has mostly passed by now */
+        for (int i = 1; i < REFRESH_ROUNDS && streams_pending(&arena->streams); i++) {
+            clock_spin_ns(REFRESH_PAUSE_NS);
             publish_passed(arena);
+        }
         device_leave(arena->device, &scope);
     }
     pthread_mutex_unlock(&arena->watching);
@@ -178,20 +185,13 @@ static void sleep_until_work(struct reaper *reaper)
     store_sc_u32(&arena->asleep, 0);
 }
 
-static uint64_t now_us(void)
-{
-    struct timespec now;
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return (uint64_t)now.tv_sec * 1000000 + (uint64_t)now.tv_nsec / 1000;
-}
-
 /*
  * Work ahead is for quiet times: while requests are building, what the policy would do ahead is being done by them, and
  * would only stand in their way in the driver.
  */
 static bool is_quiet(struct reaper *reaper)
 {
-    uint64_t built = stats_sum(reaper->arena->stats, STAT_builds), now = now_us();
+    uint64_t built = stats_sum(reaper->arena->stats, STAT_builds), now = clock_now_ns() / 1000;
     if (built != reaper->built) {
         reaper->built = built;
         reaper->quiet_since = now;

@@ -571,6 +571,42 @@ Test(limits, memory_that_waits_is_used_before_a_request_fails)
     world_close(&w);
 }
 
+/* Its end cannot be seen by an event, and its context is not the one of the stream that asks. */
+Test(limits, memory_of_a_lost_stream_of_another_context_is_waited_for)
+{
+    needs_simulator();
+    struct setup setup = setup_default();
+    setup.pool.max_mapped = 8 * PAGE;
+    struct world w;
+    world_open(&w, &setup);
+    CUstream asking = world_stream(&w);
+    CUcontext second = NULL;
+    cr_assert_eq(w.driver->cuCtxCreate(&second, 0, w.device), CUDA_SUCCESS);
+    CUstream lost = world_stream(&w);
+    CUdeviceptr p = take(&w, 8, lost);
+    fill(&w, p, 8, 1, lost);
+    vpmm_sim_fail(w.sim, "cuEventRecord", 1, CUDA_ERROR_OUT_OF_MEMORY, false);
+    give(&w, p, lost);
+    world_stream_destroy(&w, lost);
+    CUstream next = world_stream(&w);
+    cr_assert_eq(next, lost, "the simulator does not hand the handle out again");
+    cr_assert_eq(w.driver->cuCtxSetCurrent(w.context), CUDA_SUCCESS);
+    must_fail(VPMM_ERROR_INVALID_POINTER, vpmm_free(w.pool, 0x1000, next)); /* the pool meets the new stream */
+    CUdeviceptr q = take(&w, 8, asking);
+    cr_expect_eq(q, p);
+    fill(&w, q, 8, 2, asking);
+    expect_later(&w, q, 8, 2, asking);
+    world_run(&w, asking, SIZE_MAX);
+    world_step(&w);
+    world_audit(&w);
+    give(&w, q, asking);
+    must_work(vpmm_pool_destroy(w.pool));
+    w.pool = NULL;
+    world_stream_destroy(&w, next);
+    cr_assert_eq(w.driver->cuCtxDestroy(second), CUDA_SUCCESS);
+    world_close(&w);
+}
+
 Test(limits, several_chunks)
 {
     struct setup setup = setup_default();

@@ -330,6 +330,60 @@ Test(process, fork_with_the_reaper_at_work)
     fork_beside_a_pool(true);
 }
 
+/* The parent's other thread is stopped in the driver, with the pool's locks as they are then. */
+static struct {
+    CUresult(CUDAAPI *query)(CUevent);
+    atomic_bool inside, go_on;
+} stopped;
+
+static CUresult CUDAAPI query_that_stops(CUevent event)
+{
+    atomic_store(&stopped.inside, true);
+    while (!atomic_load(&stopped.go_on))
+        usleep(100);
+    return stopped.query(event);
+}
+
+static void *poll_once(void *pool)
+{
+    return vpmm_poll(pool) == VPMM_SUCCESS ? pool : NULL;
+}
+
+Test(process, the_audit_answers_in_a_child_whose_parent_was_polling, .timeout = 60)
+{
+    struct setup setup = setup_default();
+    struct world w;
+    world_open_without_pool(&w, &setup);
+    vpmm_driver table = *w.driver;
+    stopped.query = table.cuEventQuery;
+    table.cuEventQuery = query_that_stops;
+    setup.pool.driver = &table;
+    must_work(vpmm_pool_create(&setup.pool, &w.pool));
+    CUstream s = world_stream(&w);
+    give(&w, take(&w, 4, s), s);
+    pthread_t poller;
+    cr_assert_eq(pthread_create(&poller, NULL, poll_once, w.pool), 0);
+    while (!atomic_load(&stopped.inside))
+        usleep(100);
+    pid_t pid = fork();
+    if (pid == 0) {
+        alarm(5);
+        clear_words();
+        _exit(refused_with_words(vpmm_check(w.pool)) ? 0 : 1);
+    }
+    void *polled = NULL;
+    int status = -1;
+    pid_t waited = waitpid(pid, &status, 0);
+    atomic_store(&stopped.go_on, true);
+    cr_assert_eq(pthread_join(poller, &polled), 0);
+    cr_assert_gt(pid, 0);
+    cr_assert_eq(waited, pid);
+    cr_expect_not_null(polled);
+    cr_expect(WIFEXITED(status) && WEXITSTATUS(status) == 0, "the child ends with status %#x", (unsigned)status);
+    world_audit(&w);
+    world_close(&w);
+}
+
 /* --- pools that come and go -----------------------------------------------------------------------------------------
  */
 

@@ -36,7 +36,8 @@ void vpmm_schedule_point(void)
 struct actor {
     struct world *w;
     CUstream own, other;
-    size_t pages; /* of the stopped thread's malloc and free; 0: it frees `pointer` */
+    vpmm_status (*act)(struct actor *); /* what the stopped thread does */
+    size_t pages;
     CUdeviceptr pointer;
     CUstream stream;
     vpmm_status status; /* of what it did last */
@@ -49,9 +50,19 @@ static vpmm_status pair(struct actor *a, size_t pages, CUstream stream)
     return status == VPMM_SUCCESS ? vpmm_free(a->w->pool, p, stream) : status;
 }
 
-static vpmm_status act(struct actor *a)
+static vpmm_status malloc_and_free(struct actor *a)
 {
-    return a->pages > 0 ? pair(a, a->pages, a->stream) : vpmm_free(a->w->pool, a->pointer, a->stream);
+    return pair(a, a->pages, a->stream);
+}
+
+static vpmm_status only_malloc(struct actor *a)
+{
+    return vpmm_malloc(a->w->pool, a->pages * PAGE, a->stream, &a->pointer);
+}
+
+static vpmm_status only_free(struct actor *a)
+{
+    return vpmm_free(a->w->pool, a->pointer, a->stream);
 }
 
 /* Acts each time that it is told to start. */
@@ -65,7 +76,7 @@ static void *be_stopped(void *argument)
         if (park.over)
             return NULL;
         points_left = park.at;
-        a->status = act(a);
+        a->status = a->act(a);
         park.came_through = points_left > 0;
         points_left = 0;
         sem_post(&park.stopped);
@@ -154,7 +165,8 @@ static void stop_everywhere(size_t pages, bool on_other)
     for (size_t i = 0; i < BLOCKS; i++)
         give(&w, region[i], own);
 
-    struct actor a = {.w = &w, .own = own, .other = other, .pages = pages, .stream = on_other ? other : own};
+    struct actor a = {.w = &w, .own = own, .other = other, .act = malloc_and_free, .pages = pages};
+    a.stream = on_other ? other : own;
     pthread_t stopped = start_actor(&a);
     uint64_t builds = stats_of(&w).builds;
     for (uint64_t point = 1;; point++) {
@@ -198,7 +210,7 @@ Test(stopped_thread, while_it_frees_what_another_thread_frees, .timeout = 300)
     struct world w;
     world_open(&w, NULL);
     CUstream s = world_stream(&w);
-    struct actor a = {.w = &w, .stream = s};
+    struct actor a = {.w = &w, .act = only_free, .stream = s};
     pthread_t stopped = start_actor(&a);
     for (uint64_t point = 1;; point++) {
         a.pointer = take(&w, 2, s);
@@ -227,7 +239,7 @@ static void frees_merge(bool left_is_stopped)
     CUdeviceptr both = take(&w, 2, s);
     wall[1] = take(&w, 1, s);
     give(&w, both, s);
-    struct actor a = {.w = &w, .stream = s};
+    struct actor a = {.w = &w, .act = only_free, .stream = s};
     pthread_t stopped = start_actor(&a);
     for (uint64_t point = 1;; point++) {
         CUdeviceptr block[2] = {take(&w, 1, s), take(&w, 1, s)};
@@ -259,4 +271,57 @@ Test(stopped_thread, while_it_frees_beside_what_another_thread_frees_on_the_righ
 Test(stopped_thread, while_it_frees_beside_what_another_thread_frees_on_the_left, .timeout = 300)
 {
     frees_merge(false);
+}
+
+/*
+ * While the thread is about to take a region that waits for nothing, another takes it, uses it on its stream, and
+ * frees it there: it is not idle any more, whatever the stopped thread saw. The simulator finds a use that is too
+ * early.
+ */
+static void region_changes_hands(size_t pages)
+{
+    struct world w;
+    world_open(&w, NULL);
+    CUstream own = world_stream(&w), other = world_stream(&w);
+    CUdeviceptr region[2], wall[2];
+    for (size_t i = 0; i < 2; i++) {
+        region[i] = take(&w, 1 + i, own);
+        wall[i] = take(&w, 1, own);
+    }
+    give(&w, region[0], own);
+    give(&w, region[1], own);
+    struct actor a = {.w = &w, .act = only_malloc, .pages = pages, .stream = other};
+    pthread_t stopped = start_actor(&a);
+    for (uint64_t point = 1;; point++) {
+        world_drain(&w);
+        bool is_stopped = stop_at(point);
+        CUdeviceptr p = take(&w, pages, own);
+        fill(&w, p, pages, 1, own);
+        give(&w, p, own);
+        if (is_stopped)
+            let_go();
+        require(a.status == VPMM_SUCCESS, "%s", vpmm_status_name(a.status));
+        fill(&w, a.pointer, pages, 2, other);
+        vpmm_sim_step(w.sim, other, SIZE_MAX);
+        world_step(&w);
+        require(vpmm_sim_races(w.sim) == 0, "stopped at its point %llu it takes memory that is in use",
+                (unsigned long long)point);
+        give(&w, a.pointer, other);
+        world_audit(&w);
+        if (!is_stopped)
+            break;
+    }
+    end_actor(stopped);
+    give(&w, wall[0], own);
+    give(&w, wall[1], own);
+    world_close(&w);
+}
+
+Test(stopped_thread, while_the_region_that_it_looks_at_changes_hands, .timeout = 300)
+{
+    region_changes_hands(1);
+}
+Test(stopped_thread, while_the_longer_region_that_it_looks_at_changes_hands, .timeout = 300)
+{
+    region_changes_hands(2);
 }

@@ -441,6 +441,48 @@ Test(streams, memory_of_a_lost_stream_is_found_again)
     world_close(&w);
 }
 
+/* Freed, with no mark to wait for; then its stream's handle is another stream's, which the pool has not met. */
+static CUstream freed_unmarked_and_the_handle_back(struct world *w, CUdeviceptr p, size_t pages, CUstream s)
+{
+    fill(w, p, pages, 1, s);
+    vpmm_sim_fail(w->sim, "cuEventRecord", 1, CUDA_ERROR_OUT_OF_MEMORY, false);
+    give(w, p, s);
+    return same_handle_again(w, s);
+}
+
+static void a_mark_belongs_to_its_stream(bool release)
+{
+    needs_simulator();
+    struct setup setup = setup_with(VPMM_REUSE_COMPLETED);
+    struct world w;
+    world_open(&w, &setup);
+    CUstream s = world_stream(&w), other = world_stream(&w);
+    CUdeviceptr p = take(&w, 8, s);
+    CUstream again = freed_unmarked_and_the_handle_back(&w, p, 8, s);
+    if (release)
+        must_fail(VPMM_ERROR_INVALID_VALUE, vpmm_stream_release(w.pool, again));
+    for (int i = 0; i < 3; i++) /* a mark on the idle new stream would pass here */
+        must_work(vpmm_poll_for(w.pool, 0));
+    CUdeviceptr q = take(&w, 8, other);
+    cr_expect_neq(q, p, "memory is given away before the work on it is done");
+    fill(&w, q, 8, 2, other);
+    expect_later(&w, q, 8, 2, other);
+    world_run(&w, other, SIZE_MAX);
+    world_step(&w);
+    world_audit(&w);
+    give(&w, q, other);
+    world_close(&w);
+}
+
+Test(streams, no_mark_is_recorded_on_the_next_stream_of_a_handle)
+{
+    a_mark_belongs_to_its_stream(false);
+}
+Test(streams, release_of_a_handle_that_came_back_is_refused)
+{
+    a_mark_belongs_to_its_stream(true);
+}
+
 /* --- streams with names of their own --------------------------------------------------------------------------------
  */
 
@@ -581,6 +623,96 @@ Test(streams, a_stream_of_another_context_of_the_device_will_do)
     cr_assert_eq(w.driver->cuStreamDestroy(s), CUDA_SUCCESS);
     cr_assert_eq(w.driver->cuCtxDestroy(second), CUDA_SUCCESS);
     world_close(&w);
+}
+
+/* Memory freed in another context: this context's default stream waits, not that one's. */
+static void a_default_stream_waits_itself(CUstream waiter)
+{
+    needs_simulator();
+    struct setup setup = setup_with(VPMM_REUSE_WAIT_DEVICE);
+    setup.pool.max_mapped = 8 * PAGE;
+    struct world w;
+    world_open(&w, &setup);
+    CUcontext second = NULL;
+    cr_assert_eq(w.driver->cuCtxCreate(&second, 0, w.device), CUDA_SUCCESS);
+    CUstream foreign = world_stream(&w);
+    CUdeviceptr p = take(&w, 8, foreign);
+    fill(&w, p, 8, 1, foreign);
+    give(&w, p, foreign);
+    cr_assert_eq(w.driver->cuCtxSetCurrent(w.context), CUDA_SUCCESS);
+    CUdeviceptr q = take(&w, 8, waiter);
+    cr_expect_eq(q, p);
+    cr_expect_eq(stats_of(&w).hits_waited, 1);
+    fill(&w, q, 8, 2, waiter);
+    expect_later(&w, q, 8, 2, waiter);
+    cr_expect_eq(world_run(&w, waiter, SIZE_MAX), 0, "it does not wait for the other context's stream");
+    world_step(&w);
+    cr_assert_eq(w.driver->cuCtxSynchronize(), CUDA_SUCCESS);
+    world_audit(&w);
+    give(&w, q, waiter);
+    must_work(vpmm_pool_destroy(w.pool));
+    w.pool = NULL;
+    world_stream_destroy(&w, foreign);
+    cr_assert_eq(w.driver->cuCtxDestroy(second), CUDA_SUCCESS);
+    world_close(&w);
+}
+
+Test(streams, the_legacy_stream_waits_for_another_context_s_stream)
+{
+    a_default_stream_waits_itself(NULL);
+}
+Test(streams, the_per_thread_stream_waits_for_another_context_s_stream)
+{
+    a_default_stream_waits_itself(CU_STREAM_PER_THREAD);
+}
+
+Test(streams, without_a_context_the_default_stream_is_the_primary_one_s)
+{
+    struct world w;
+    world_open(&w, NULL);
+    CUcontext current = w.context;
+    cr_assert_eq(w.driver->cuCtxSetCurrent(NULL), CUDA_SUCCESS);
+    CUdeviceptr p = take(&w, 4, NULL);
+    give(&w, p, NULL);
+    cr_assert_eq(w.driver->cuCtxGetCurrent(&current), CUDA_SUCCESS);
+    cr_expect_null(current, "a context is left behind");
+    cr_assert_eq(w.driver->cuCtxSetCurrent(w.context), CUDA_SUCCESS);
+    CUdeviceptr q = take(&w, 4, NULL);
+    cr_expect_eq(q, p);
+    cr_expect_eq(stats_of(&w).hits_own_stream, 1);
+    give(&w, q, NULL);
+    world_audit(&w);
+    world_close(&w);
+}
+
+/* The program did all that it was asked to, and the pool goes on; by what the pool keeps it still learns of the end. */
+Test(streams, a_context_destroyed_after_its_streams_does_not_lose_the_device)
+{
+    needs_simulator();
+    struct setup setup = setup_with(VPMM_REUSE_COMPLETED);
+    struct world w;
+    world_open(&w, &setup);
+    CUstream s = world_stream(&w);
+    CUcontext second = NULL;
+    cr_assert_eq(w.driver->cuCtxCreate(&second, 0, w.device), CUDA_SUCCESS);
+    CUstream foreign = world_stream(&w);
+    CUdeviceptr p = take(&w, 8, foreign);
+    give(&w, p, foreign);
+    cr_assert_eq(w.driver->cuStreamSynchronize(foreign), CUDA_SUCCESS);
+    must_work(vpmm_stream_release(w.pool, foreign));
+    world_stream_destroy(&w, foreign);
+    cr_assert_eq(w.driver->cuCtxDestroy(second), CUDA_SUCCESS);
+    cr_assert_eq(w.driver->cuCtxSetCurrent(w.context), CUDA_SUCCESS);
+    must_work(vpmm_poll(w.pool));
+    CUdeviceptr q = take(&w, 8, s);
+    cr_expect_eq(q, p, "what was freed in the context is not found again");
+    give(&w, q, s);
+    must_work(vpmm_check(w.pool));
+    must_work(vpmm_pool_destroy(w.pool));
+    world_stream_destroy(&w, s);
+    cr_assert_eq(w.driver->cuDevicePrimaryCtxRelease(w.device), CUDA_SUCCESS);
+    cr_expect_eq(vpmm_sim_races(w.sim), 0);
+    cr_expect_eq(vpmm_sim_destroy(w.sim), 0); /* its misuses are the questions about what is destroyed */
 }
 
 /* --- other streams and threads free ---------------------------------------------------------------------------------
