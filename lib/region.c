@@ -150,6 +150,16 @@ void region_publish(struct arena *arena, struct region region)
 
 /* ---- finding ---- */
 
+/*
+ * Where a hint was found says nothing about the fence: between the look at the hint and the look at the word, the region
+ * may have been taken, used and freed elsewhere. The fence is read after the word; if the claim by that word succeeds,
+ * it was the fence of that word.
+ */
+static bool usable(const struct arena *arena, const struct stream *stream, uint64_t page)
+{
+    return fence_usable(&arena->streams, page_fence(at(arena, page)), stream);
+}
+
 enum region_source region_take(struct arena *arena, struct stream *stream, uint64_t pages, bool every_bin,
                                struct region *region)
 {
@@ -160,14 +170,10 @@ enum region_source region_take(struct arena *arena, struct stream *stream, uint6
         if (!has_own && !has_passed)
             return REGION_NONE;
         bool take_own = has_own && (!has_passed || own.pages <= passed.pages);
-        if (region_claim(arena, take_own ? &own : &passed, region))
+        const struct found *found = take_own ? &own : &passed;
+        if (usable(arena, stream, found->page) && region_claim(arena, found, region))
             return take_own ? REGION_OWN_STREAM : REGION_COMPLETED;
     }
-}
-
-static bool usable(const struct arena *arena, const struct stream *stream, uint64_t page)
-{
-    return fence_usable(&arena->streams, page_fence(at(arena, page)), stream);
 }
 
 struct join {

@@ -16,27 +16,40 @@ static bool room(void **array, size_t *capacity, size_t used, size_t element)
     return true;
 }
 
+struct collector {
+    struct view *view;
+    const struct arena *arena;
+    const struct stream *stream;
+    enum view_reach reach;
+};
+
+/* By the region's own fence, not by where its hint was: see region.c. */
+static bool is_in_reach(const struct collector *collector, const struct found *found)
+{
+    const struct streams *streams = &collector->arena->streams;
+    struct fence fence = page_fence(page_at(&collector->arena->pages, found->page));
+    switch (collector->reach) {
+    case VIEW_PASSED:
+        return fence_passed(streams, fence);
+    case VIEW_USABLE:
+        return fence_usable(streams, fence, collector->stream);
+    default:
+        return fence_waitable(streams, fence);
+    }
+}
+
 static bool add_found(const struct found *found, void *data)
 {
-    struct view *view = data;
+    const struct collector *collector = data;
+    struct view *view = collector->view;
+    if (!is_in_reach(collector, found))
+        return true;
     if (!room((void **)&view->found, &view->found_capacity, view->regions, sizeof *view->found)) {
         view->out_of_memory = true;
         return false;
     }
     view->found[view->regions++] = *found;
     return true;
-}
-
-struct waitable {
-    struct view *view;
-    const struct arena *arena;
-};
-
-static bool add_waitable(const struct found *found, void *data)
-{
-    const struct waitable *waitable = data;
-    struct fence fence = page_fence(page_at(&waitable->arena->pages, found->page));
-    return !fence_waitable(&waitable->arena->streams, fence) || add_found(found, waitable->view);
 }
 
 static bool add_hole(const struct found *found, void *data)
@@ -149,12 +162,12 @@ bool view_make(struct view *view, struct arena *arena, const struct stream *stre
 {
     view->regions = view->runs = view->extents = view->holes = 0;
     view->out_of_memory = false;
-    struct waitable waitable = {view, arena};
-    hints_each(&arena->passed, &arena->pages, PAGE_FREE, add_found, view);
+    struct collector collector = {view, arena, stream, reach};
+    hints_each(&arena->passed, &arena->pages, PAGE_FREE, add_found, &collector);
     if (reach == VIEW_USABLE)
-        hints_each(&stream->free, &arena->pages, PAGE_FREE, add_found, view);
+        hints_each(&stream->free, &arena->pages, PAGE_FREE, add_found, &collector);
     for (uint32_t slot = 1; reach == VIEW_ALL && slot < load_acquire_u32(&arena->streams.slots); slot++)
-        hints_each(&stream_at(&arena->streams, slot)->free, &arena->pages, PAGE_FREE, add_waitable, &waitable);
+        hints_each(&stream_at(&arena->streams, slot)->free, &arena->pages, PAGE_FREE, add_found, &collector);
     hints_each(&arena->holes, &arena->pages, PAGE_HOLE, add_hole, view);
     if (view->out_of_memory)
         return false;
