@@ -24,7 +24,9 @@
  * Threads: every function may be called from any thread at any time, but for vpmm_pool_destroy and vpmm_check, during
  * which no other call on the same pool may run. Errors change nothing; vpmm_last_error() says what was wrong. The
  * library never aborts and prints nothing. After fork a pool made by the parent answers VPMM_ERROR_NOT_SUPPORTED in
- * the child. No function may be called from a CUDA host function (CUDA forbids driver calls there).
+ * the child. No function may be called from a CUDA host function (CUDA forbids driver calls there). Streams may be of any
+ * context of the pool's device; a context other than the primary one must outlive the pools that met its streams, which
+ * keep events in it.
  */
 #ifndef VPMM_H
 #define VPMM_H
@@ -74,7 +76,7 @@ typedef enum vpmm_reuse {
 
 /* How a stream handle that the program has destroyed, and CUDA has given to another stream, is noticed. */
 typedef enum vpmm_streams {
-    VPMM_STREAMS_CHECKED, /* the stream's id is compared in every malloc and free */
+    VPMM_STREAMS_CHECKED, /* the stream's id is compared in every malloc and free, and before its end is recorded */
     VPMM_STREAMS_TRUSTED, /* only where a call goes past the front cache */
     VPMM_STREAMS_EAGER,   /* as CHECKED, and every free records its fence at once */
 } vpmm_streams;
