@@ -52,6 +52,7 @@ struct arena {
     uint64_t budgeted_pages;  /* mapped, and promised to builds under way; under the turn */
 
     struct pile zombies;
+    _Atomic(uint32_t) mixed;         /* set once: there may be regions whose pieces have passed in part */
     _Atomic(uint64_t) publications; /* counts memory that became FREE: a search that saw it move looks again */
     _Atomic(uint32_t) builders;     /* threads between claiming and publishing */
     struct wakeup work;             /* for the reaper: something was published, marked or retired */

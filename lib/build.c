@@ -99,7 +99,7 @@ static void publish_part(struct arena *arena, struct region whole, uint64_t from
     if (from == to)
         return;
     page_set(page_at(&arena->pages, from), PAGE_OWN, to - from);
-    region_publish(arena, (struct region){from, to - from, whole.fence});
+    region_publish(arena, (struct region){from, to - from, whole.fence, false});
 }
 
 /* As contiguous() has counted: extents of one run with no gap are one donor. */
@@ -115,7 +115,7 @@ static void donor_add(struct build *build, struct extent *extent, uint64_t page,
     }
     struct zombie *zombie = build->donor[build->donors].zombie;
     build->donor[build->donors++] = (struct donor){
-        .region = {page, extent->pages, fence}, .first = index, .extents = 1, .zombie = zombie};
+        .region = {page, extent->pages, fence, false}, .first = index, .extents = 1, .zombie = zombie};
 }
 
 /*
@@ -199,7 +199,7 @@ static void carve(struct build *build, const struct view *view, const struct pol
     else if (plan->place == POLICY_EXTEND_DOWN)
         page = build->base.page - pages;
     build->base_first = plan->place == POLICY_EXTEND_UP;
-    build->target = (struct region){page, pages, FENCE_PASSED};
+    build->target = (struct region){page, pages, FENCE_PASSED, false};
     hole_carve(build->arena, hole_around(view, page)->page, page, pages);
     for (size_t i = build->moved; i < build->extents; i++)
         build->new_pages += build->extent[i]->pages;
@@ -404,7 +404,7 @@ static void commit(struct build *build, bool waited, struct region *result)
     }
     if (second->pages)
         page_set(page_at(&arena->pages, second->page), PAGE_NONE, 0);
-    *result = (struct region){first->page, first->pages + second->pages, fence};
+    *result = (struct region){first->page, first->pages + second->pages, fence, false};
     page_set(page_at(&arena->pages, result->page), PAGE_OWN, result->pages);
     for (size_t i = build->moved; i < build->extents; i++)
         build->extent[i] = NULL; /* the pages' now */
@@ -680,7 +680,7 @@ static struct extent *claim_extent(struct arena *arena, const struct view *view,
     if (!view_claim_run(view, arena, seen->run, &region))
         return NULL;
     struct extent *extent = page_extent(page_at(&arena->pages, seen->page));
-    *kept = (struct region){seen->page, seen->pages, region.fence};
+    *kept = (struct region){seen->page, seen->pages, region.fence, false};
     publish_part(arena, region, region.page, seen->page);
     page_set(page_at(&arena->pages, seen->page), PAGE_OWN, seen->pages);
     publish_part(arena, region, seen->page + seen->pages, region.page + region.pages);

@@ -66,7 +66,11 @@ struct page {
     _Atomic(uint64_t) where;     /* on a hinted region's first page: its hint (hints.h), the owner's */
     _Atomic(uint64_t) requested; /* on a LIVE region's first page: bytes asked for */
     _Atomic(void *) extent;      /* struct extent: of every mapped page */
+    _Atomic(uint32_t) piece_pages, piece_stream; /* on the first page of a piece of a FREE region: see region.h */
+    _Atomic(uint64_t) piece_number;
 };
+
+_Static_assert(sizeof(struct page) == 64, "a page descriptor is a cache line");
 
 struct chunk {
     CUdeviceptr base;

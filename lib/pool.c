@@ -227,6 +227,8 @@ static enum region_source find(struct arena *arena, struct stream *stream, uint6
     enum region_source source = region_take(arena, stream, pages, every_bin, region);
     if (source == REGION_NONE)
         source = region_join(arena, stream, pages, region);
+    if (source == REGION_NONE && region_take_part(arena, stream, pages, region))
+        source = REGION_COMPLETED;
     if (source == REGION_NONE && may_wait)
         source = take_waiting(arena, stream, pages, every_bin, region);
     return source;

@@ -17,7 +17,55 @@ static bool may_merge(const struct arena *arena, struct fence a, struct fence b,
     a = settled(arena, a);
     b = settled(arena, b);
     *merged = a.number > b.number ? a : b;
-    return a.stream == b.stream;
+    if (a.stream == b.stream)
+        return true;
+    /* A hint, which may be out of date: pieces keep what has passed findable in any case. */
+    return (!a.stream || !b.stream) && load_relaxed_u32(&arena->streams.active) == 1;
+}
+
+/* ---- pieces ---- */
+
+static void write_piece(struct arena *arena, uint64_t page, uint64_t pages, struct fence fence)
+{
+    struct page *first = at(arena, page);
+    store_relaxed_u32(&first->piece_pages, (uint32_t)pages);
+    store_relaxed_u32(&first->piece_stream, fence.stream);
+    store_relaxed_u64(&first->piece_number, fence.number);
+}
+
+static uint64_t piece_pages(const struct arena *arena, uint64_t page)
+{
+    return load_relaxed_u32(&at(arena, page)->piece_pages);
+}
+
+static struct fence piece_fence(const struct arena *arena, uint64_t page)
+{
+    const struct page *first = at(arena, page);
+    return (struct fence){load_relaxed_u32(&first->piece_stream), load_relaxed_u64(&first->piece_number)};
+}
+
+static void ensure_pieces(struct arena *arena, struct region region)
+{
+    if (!region.has_pieces)
+        write_piece(arena, region.page, region.pages, region.fence);
+}
+
+/* Cuts an owned region in two at `pages`; the piece that lies across becomes two. */
+static struct region cut_off_front(struct arena *arena, struct region region, uint64_t pages)
+{
+    struct region rest = {region.page + pages, region.pages - pages, region.fence, region.has_pieces};
+    if (!region.has_pieces)
+        return rest;
+    uint64_t piece = region.page;
+    while (piece + piece_pages(arena, piece) <= rest.page)
+        piece += piece_pages(arena, piece);
+    uint64_t end = piece + piece_pages(arena, piece);
+    if (piece < rest.page) {
+        struct fence fence = piece_fence(arena, piece);
+        write_piece(arena, rest.page, end - rest.page, fence);
+        write_piece(arena, piece, rest.page - piece, fence);
+    }
+    return rest;
 }
 
 /* ---- neighbours ---- */
@@ -54,7 +102,7 @@ bool region_claim(struct arena *arena, const struct found *found, struct region 
     if (!page_take(first, found->word))
         return false;
     hints_remove(first);
-    *region = (struct region){found->page, found->pages, fence};
+    *region = (struct region){found->page, found->pages, fence, true};
     return true;
 }
 
@@ -65,11 +113,21 @@ static bool claim_mergeable(struct arena *arena, const struct found *neighbour, 
            region_claim(arena, neighbour, claimed);
 }
 
+/* Whether pieces of it may pass on their own. */
+static void note_mixture(struct arena *arena, struct fence a, struct fence b)
+{
+    if (a.stream != b.stream && !load_relaxed_u32(&arena->mixed))
+        store_relaxed_u32(&arena->mixed, 1);
+}
+
 /* Both are in the caller's hands, `left` ends where `right` begins: they become one. */
 static struct region unite(struct arena *arena, struct region left, struct region right, struct fence fence)
 {
+    note_mixture(arena, left.fence, right.fence);
+    ensure_pieces(arena, left);
+    ensure_pieces(arena, right);
     page_set(at(arena, right.page), PAGE_NONE, 0);
-    return (struct region){left.page, left.pages + right.pages, fence};
+    return (struct region){left.page, left.pages + right.pages, fence, true};
 }
 
 /* Takes mergeable neighbours in until there are none. Lock-free: each failed claim is another thread's progress. */
@@ -91,6 +149,8 @@ static struct region grow(struct arena *arena, struct region region)
 static struct found set_free(struct arena *arena, struct region region)
 {
     struct page *first = at(arena, region.page);
+    region.has_pieces = region.has_pieces && region.fence.stream;
+    ensure_pieces(arena, region);
     page_set_fence(first, region.fence);
     store_sc_u32(&at(arena, region.page + region.pages - 1)->back, (uint32_t)region.pages);
     hints_enter(shard_of(arena, region.fence), &arena->hint_arena, first, region.page, region.pages);
@@ -262,6 +322,75 @@ enum region_source region_join(struct arena *arena, struct stream *stream, uint6
     return REGION_NONE;
 }
 
+struct part {
+    struct arena *arena;
+    const struct stream *stream;
+    uint64_t wanted;
+    struct found in;      /* the region */
+    uint64_t page, pages; /* the run in it; pages 0: none found */
+    unsigned looked;
+};
+
+/* The pieces may be changing: lengths are held against the region's, and the claim by its word decides. */
+static bool look_inside(const struct found *found, void *data)
+{
+    enum { REGIONS_LOOKED_AT = 128 };
+    struct part *part = data;
+    uint64_t end = found->page + found->pages, run = found->page, length;
+    for (uint64_t piece = run; piece < end; piece += length) {
+        length = piece_pages(part->arena, piece);
+        if (!length || piece + length > end)
+            break;
+        if (!fence_usable(&part->arena->streams, piece_fence(part->arena, piece), part->stream)) {
+            run = piece + length;
+        } else if (piece + length - run >= part->wanted) {
+            part->in = *found;
+            part->page = run;
+            part->pages = piece + length - run;
+            return false;
+        }
+    }
+    return ++part->looked < REGIONS_LOOKED_AT;
+}
+
+/* Publishes what lies before and after the run, under the region's fence; the run itself has passed. */
+static struct region take_out(struct arena *arena, struct region region, uint64_t page, uint64_t pages)
+{
+    struct region run = region, rest = {0};
+    if (page > region.page) {
+        run = cut_off_front(arena, region, page - region.page);
+        page_set(at(arena, run.page), PAGE_OWN, run.pages);
+        region.pages = page - region.page;
+        region_publish(arena, region);
+    }
+    if (run.pages > pages) {
+        rest = cut_off_front(arena, run, pages);
+        page_set(at(arena, rest.page), PAGE_OWN, rest.pages);
+        region_publish(arena, rest);
+    }
+    return (struct region){page, pages, FENCE_PASSED, false};
+}
+
+bool region_take_part(struct arena *arena, struct stream *stream, uint64_t pages, struct region *region)
+{
+    enum { TRIES = 4 };
+    if (!load_relaxed_u32(&arena->mixed))
+        return false;
+    for (int i = 0; i < TRIES; i++) {
+        struct part part = {.arena = arena, .stream = stream, .wanted = pages};
+        for (uint32_t slot = 1, n = load_acquire_u32(&arena->streams.slots); slot < n && !part.pages; slot++)
+            if (stream_at(&arena->streams, slot) != stream)
+                hints_each(&stream_at(&arena->streams, slot)->free, &arena->pages, PAGE_FREE, look_inside, &part);
+        if (!part.pages)
+            return false;
+        if (region_claim(arena, &part.in, region)) {
+            *region = take_out(arena, *region, part.page, part.pages);
+            return true;
+        }
+    }
+    return false;
+}
+
 bool region_take_waiting(struct arena *arena, struct stream *stream, uint64_t pages, bool every_bin,
                          struct region *region)
 {
@@ -286,14 +415,16 @@ bool region_take_waiting(struct arena *arena, struct stream *stream, uint64_t pa
 CUdeviceptr region_hand_out(struct arena *arena, struct region region, uint64_t pages, uint64_t requested)
 {
     struct page *first = at(arena, region.page);
-    uint64_t rest = region.pages - pages;
-    if (rest)
-        page_set(at(arena, region.page + pages), PAGE_OWN, rest);
+    struct region rest = {0};
+    if (region.pages > pages) {
+        rest = cut_off_front(arena, region, pages);
+        page_set(at(arena, rest.page), PAGE_OWN, rest.pages);
+    }
     store_relaxed_u64(&first->requested, requested);
     stats_begin_live(arena->stats, pages << arena->pages.page_shift, requested);
     page_set(first, PAGE_LIVE, pages); /* release: pairs with the acquire in region_take_back */
-    if (rest)
-        region_publish(arena, (struct region){region.page + pages, rest, region.fence});
+    if (rest.pages)
+        region_publish(arena, rest);
     return page_address(&arena->pages, region.page);
 }
 
@@ -309,7 +440,7 @@ vpmm_status region_take_back(struct arena *arena, CUdeviceptr address, struct re
         return fail(VPMM_ERROR_INVALID_POINTER,
                     "0x%llx is not the start of a live allocation of this pool: it was freed before, or lies inside one",
                     (unsigned long long)address);
-    *region = (struct region){page, word_pages(word), FENCE_PASSED};
+    *region = (struct region){page, word_pages(word), FENCE_PASSED, false};
     stats_end_live(arena->stats, region->pages << arena->pages.page_shift, load_relaxed_u64(&first->requested));
     return VPMM_SUCCESS;
 }

@@ -5,7 +5,12 @@
  * anywhere in it hides at most the regions that it has in its own hands (OWN) from the others.
  *
  * Merging. Two adjacent FREE regions of a chunk merge if both have passed, or if both wait for the same stream, when
- * the larger fence counts: idle memory is never made to look busy. That two neighbours which are published at the
+ * the larger fence counts. In a pool that one stream alone uses, memory that has passed also merges with what that
+ * stream has just freed. Idle memory is not made to look busy by it, because a region remembers its pieces: runs of it
+ * whose fences passed or will pass on their own. When another stream comes, it finds the passed ones (region_take_part).
+ *   sum of the pieces' pages = the region's pages; the region's fence is the latest of the pieces'
+ * Pieces are chained by length from the region's first page; merging leaves them as they are, and a region that has
+ * passed is a single one. That two neighbours which are published at the
  * same time do not both miss each other is argued at region_publish.
  */
 #ifndef VPMM_LIB_REGION_H
@@ -17,6 +22,7 @@
 struct region {
     uint64_t page, pages;
     struct fence fence;
+    bool has_pieces; /* written in its pages; not so: it is a single one, with its fence */
 };
 
 enum region_source { REGION_NONE, REGION_OWN_STREAM, REGION_COMPLETED, REGION_WAITED };
@@ -29,6 +35,9 @@ enum region_source region_take(struct arena *, struct stream *, uint64_t pages, 
 
 /* A run of adjacent free regions that only their fences keep apart, all usable by the stream without waiting. */
 enum region_source region_join(struct arena *, struct stream *, uint64_t pages, struct region *);
+
+/* A run of passed pieces inside a longer region of another stream that has not passed as a whole. */
+bool region_take_part(struct arena *, struct stream *, uint64_t pages, struct region *);
 
 /* The best fit among what other streams have freed; the caller waits for its fence. */
 bool region_take_waiting(struct arena *, struct stream *, uint64_t pages, bool every_bin, struct region *);

@@ -223,6 +223,7 @@ static void unregister(struct streams *streams, struct stream *stream, enum stre
 {
     store_sc_u32(&stream->state, state); /* before users is read: see enter_known */
     object_map_remove(streams->registry, stream->key);
+    fetch_sub_relaxed_u32(&streams->active, 1);
 }
 
 static vpmm_status register_stream(struct streams *streams, CUstream handle, const struct identity *identity)
@@ -250,7 +251,9 @@ static vpmm_status register_stream(struct streams *streams, CUstream handle, con
         if (stream->thread)
             fetch_add_relaxed_u32(&stream->thread->references, 1);
         store_sc_u32(&stream->state, STREAM_ACTIVE); /* pairs with enter_known's load: the fields above are set */
-        if (!object_map_put(streams->registry, stream)) {
+        if (object_map_put(streams->registry, stream)) {
+            fetch_add_relaxed_u32(&streams->active, 1);
+        } else {
             store_sc_u32(&stream->state, STREAM_RELEASED); /* the reaper takes it back */
             stream = NULL;
         }
@@ -672,14 +675,22 @@ bool streams_pending(const struct streams *streams)
     return false;
 }
 
+/* Counted in: a record that is in use keeps its thread. */
+static bool is_unmarked(struct stream *stream)
+{
+    if (load_sc_u64(&stream->published) <= load_relaxed_u64(&stream->recorded))
+        return false;
+    fetch_add_sc_u32(&stream->users, 1);
+    bool unmarked = load_sc_u32(&stream->state) == STREAM_ACTIVE && !stream->thread;
+    stream_leave(stream);
+    return unmarked;
+}
+
 bool streams_unmarked(const struct streams *streams)
 {
-    for (uint32_t slot = 1, n = load_acquire_u32(&streams->slots); slot < n; slot++) {
-        struct stream *stream = stream_at(streams, slot);
-        if (load_sc_u32(&stream->state) == STREAM_ACTIVE && !stream->thread &&
-            load_sc_u64(&stream->published) > load_relaxed_u64(&stream->recorded))
+    for (uint32_t slot = 1, n = load_acquire_u32(&streams->slots); slot < n; slot++)
+        if (is_unmarked(stream_at(streams, slot)))
             return true;
-    }
     return false;
 }
 
