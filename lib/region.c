@@ -17,10 +17,7 @@ static bool may_merge(const struct arena *arena, struct fence a, struct fence b,
     a = settled(arena, a);
     b = settled(arena, b);
     *merged = a.number > b.number ? a : b;
-    if (a.stream == b.stream)
-        return true;
-    /* A hint, which may be out of date: pieces keep what has passed findable in any case. */
-    return (!a.stream || !b.stream) && load_relaxed_u32(&arena->streams.active) == 1;
+    return a.stream == b.stream || !a.stream || !b.stream;
 }
 
 /* ---- pieces ---- */

@@ -4,10 +4,11 @@
  * Every function is lock-free (but hole_*, under the build turn): it waits for no other thread, and a thread stopped
  * anywhere in it hides at most the regions that it has in its own hands (OWN) from the others.
  *
- * Merging. Two adjacent FREE regions of a chunk merge if both have passed, or if both wait for the same stream, when
- * the larger fence counts. In a pool that one stream alone uses, memory that has passed also merges with what that
- * stream has just freed. Idle memory is not made to look busy by it, because a region remembers its pieces: runs of it
- * whose fences passed or will pass on their own. When another stream comes, it finds the passed ones (region_take_part).
+ * Merging. Two adjacent FREE regions of a chunk merge unless they wait for two different streams; the larger fence
+ * counts. (Only what has passed with what has passed: on a GPU that lags 64 events behind, held rises from 1.04 to 1.21
+ * with one stream, from 1.05 to 1.11 with four.) Idle memory is not made to look busy by it, because a region remembers
+ * its pieces: runs of it whose fences passed or will pass on their own. Another stream finds the passed ones
+ * (region_take_part) before it waits or builds.
  *   sum of the pieces' pages = the region's pages; the region's fence is the latest of the pieces'
  * Pieces are chained by length from the region's first page; merging leaves them as they are, and a region that has
  * passed is a single one. That two neighbours which are published at the

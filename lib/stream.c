@@ -223,7 +223,6 @@ static void unregister(struct streams *streams, struct stream *stream, enum stre
 {
     store_sc_u32(&stream->state, state); /* before users is read: see enter_known */
     object_map_remove(streams->registry, stream->key);
-    fetch_sub_relaxed_u32(&streams->active, 1);
 }
 
 static vpmm_status register_stream(struct streams *streams, CUstream handle, const struct identity *identity)
@@ -251,9 +250,7 @@ static vpmm_status register_stream(struct streams *streams, CUstream handle, con
         if (stream->thread)
             fetch_add_relaxed_u32(&stream->thread->references, 1);
         store_sc_u32(&stream->state, STREAM_ACTIVE); /* pairs with enter_known's load: the fields above are set */
-        if (object_map_put(streams->registry, stream)) {
-            fetch_add_relaxed_u32(&streams->active, 1);
-        } else {
+        if (!object_map_put(streams->registry, stream)) {
             store_sc_u32(&stream->state, STREAM_RELEASED); /* the reaper takes it back */
             stream = NULL;
         }

@@ -88,7 +88,6 @@ struct streams {
     struct object_map *registry;
     _Atomic(void *) segment[STREAMS_MAX / STREAMS_A_SEGMENT]; /* struct stream *[STREAMS_A_SEGMENT] */
     _Atomic(uint32_t) slots;                                  /* slots 1 .. slots - 1 exist */
-    _Atomic(uint32_t) active;                                 /* records in the registry */
 };
 
 vpmm_status streams_init(struct streams *, struct device *);
