@@ -118,6 +118,11 @@ count_tests() {
   grep -cE '^[[:space:]]*(Parameterized|Theory)?(Test|Theory)[[:space:]]*\(' "$1" || true
 }
 
+# Criterion 2.4.1 leaks 48 bytes of its own now and then when it runs tests side by side.
+criterion_jobs() {
+  if [ "$stage" = asan ]; then echo 1; else echo "$cores"; fi
+}
+
 run_criterion_test() {
   local source=$1 name log status=0 expected tested good skipped
   name=$(basename "$source" .c)
@@ -126,7 +131,7 @@ run_criterion_test() {
     failure "$stage: $name was not built"
     return
   fi
-  run_program "$log" "$build/$stage/tests/$name" --verbose=1 --full-stats --jobs "$cores" --color=never ||
+  run_program "$log" "$build/$stage/tests/$name" --verbose=1 --full-stats --jobs "$(criterion_jobs)" --color=never ||
     status=$?
 
   expected=$(count_tests "$source")
