@@ -13,8 +13,8 @@
  * the driver after giving the turn up; builders therefore never wait for one another's driver calls.
  *
  * The reaper's turn is held by whoever makes a pass (the pool's thread, vpmm_poll, reclaim): one at a time unmaps
- * zombies and works ahead. `watching` is held by whoever asks the driver about events: a pass, or a malloc that is about
- * to build. No malloc or free of tiers 1 to 4 takes any of the three.
+ * zombies and works ahead. `watching` is held by whoever asks the driver about events: a pass, or a malloc that is
+ * about to build. No malloc or free of tiers 1 to 4 takes any of the three.
  */
 #ifndef VPMM_LIB_ARENA_H
 #define VPMM_LIB_ARENA_H
@@ -36,7 +36,7 @@ struct arena {
     struct device *device;
     struct stats *stats;
     vpmm_reuse reuse;
-    size_t max_mapped; /* bytes; 0: no cap */
+    size_t max_mapped;                  /* bytes; 0: no cap */
     _Atomic(uint32_t) exportable, rdma; /* cleared if the device refuses the first handle for it */
 
     struct pages pages;
@@ -52,7 +52,7 @@ struct arena {
     uint64_t budgeted_pages;  /* mapped, and promised to builds under way; under the turn */
 
     struct pile zombies;
-    _Atomic(uint32_t) mixed;         /* set once: there may be regions whose pieces have passed in part */
+    _Atomic(uint32_t) mixed;        /* set once: there may be regions whose pieces have passed in part */
     _Atomic(uint64_t) publications; /* counts memory that became FREE: a search that saw it move looks again */
     _Atomic(uint32_t) builders;     /* threads between claiming and publishing */
     struct wakeup work;             /* for the reaper: something was published, marked or retired */

@@ -18,7 +18,7 @@ struct auditor {
 };
 
 __attribute__((format(printf, 2, 3))) static vpmm_status violation(const struct auditor *auditor, const char *format,
-                                                                  ...)
+                                                                   ...)
 {
     char what[256];
     va_list arguments;
@@ -29,7 +29,10 @@ __attribute__((format(printf, 2, 3))) static vpmm_status violation(const struct 
                 auditor->page, what);
 }
 
-static struct page *at(const struct auditor *auditor, uint64_t page) { return page_at(&auditor->arena->pages, page); }
+static struct page *at(const struct auditor *auditor, uint64_t page)
+{
+    return page_at(&auditor->arena->pages, page);
+}
 
 static vpmm_status check_interior(const struct auditor *auditor)
 {
@@ -86,8 +89,8 @@ static vpmm_status check_free(struct auditor *auditor, enum page_state left)
     if (left == PAGE_FREE) {
         uint64_t length = load_relaxed_u32(&at(auditor, auditor->page - 1)->back);
         struct fence other = page_fence(at(auditor, auditor->page - length));
-        if (other.stream == fence.stream && (!fence.stream || fence_passed(&arena->streams, other) ==
-                                                                  fence_passed(&arena->streams, fence)))
+        if (other.stream == fence.stream &&
+            (!fence.stream || fence_passed(&arena->streams, other) == fence_passed(&arena->streams, fence)))
             return violation(auditor, "it is not merged with the free region before it");
     }
     return VPMM_SUCCESS;
@@ -171,8 +174,7 @@ static vpmm_status check_tally(const struct auditor *auditor)
     const struct tally *tally = &auditor->tally;
     unsigned shift = arena->pages.page_shift;
     uint64_t mapped = stats_sum(arena->stats, STAT_mapped_bytes);
-    uint64_t extents =
-        stats_sum(arena->stats, STAT_extents_created) - stats_sum(arena->stats, STAT_extents_released);
+    uint64_t extents = stats_sum(arena->stats, STAT_extents_created) - stats_sum(arena->stats, STAT_extents_released);
     const struct {
         const char *what;
         uint64_t walked, counted;
@@ -208,8 +210,8 @@ vpmm_status audit(struct arena *arena)
 
 void dump_regions(struct arena *arena, FILE *file)
 {
-    static const char *const sign[] = {
-        [PAGE_LIVE] = "", [PAGE_FREE] = "-", [PAGE_CACHED] = "-", [PAGE_OWN] = "?", [PAGE_HOLE] = "*", [PAGE_ZOMBIE] = "~"};
+    static const char *const sign[] = {[PAGE_LIVE] = "", [PAGE_FREE] = "-", [PAGE_CACHED] = "-",
+                                       [PAGE_OWN] = "?", [PAGE_HOLE] = "*", [PAGE_ZOMBIE] = "~"};
     for (uint32_t chunk = 0; chunk < load_acquire_u32(&arena->pages.chunks); chunk++) {
         uint64_t page = (uint64_t)chunk << arena->pages.chunk_shift, end = page + arena->pages.chunk_pages;
         fprintf(file, "0x%llx ", (unsigned long long)page_address(&arena->pages, page));

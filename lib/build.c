@@ -14,10 +14,10 @@ struct donor {
 
 struct build {
     struct arena *arena;
-    struct stream *stream; /* NULL: for nobody yet */
-    struct region base;    /* the run that is extended; pages 0: none */
-    struct region target;  /* the carved hole */
-    bool base_first;       /* base lies before target */
+    struct stream *stream;  /* NULL: for nobody yet */
+    struct region base;     /* the run that is extended; pages 0: none */
+    struct region target;   /* the carved hole */
+    bool base_first;        /* base lies before target */
     struct extent **extent; /* in address order: moved, then created */
     size_t extents, moved, created, mapped;
     struct zombie *spare; /* for an unwind whose unmap is refused */
@@ -114,8 +114,8 @@ static void donor_add(struct build *build, struct extent *extent, uint64_t page,
         return;
     }
     struct zombie *zombie = build->donor[build->donors].zombie;
-    build->donor[build->donors++] = (struct donor){
-        .region = {page, extent->pages, fence, false}, .first = index, .extents = 1, .zombie = zombie};
+    build->donor[build->donors++] =
+        (struct donor){.region = {page, extent->pages, fence, false}, .first = index, .extents = 1, .zombie = zombie};
 }
 
 /*
@@ -129,8 +129,7 @@ static void divide(struct build *build, const struct view *view, const struct po
     uint64_t done = region.page, end = region.page + region.pages;
     for (size_t i = first; i < last; i++) {
         const struct policy_extent *seen = &view->extent[plan->move[i]];
-        donor_add(build, page_extent(page_at(&arena->pages, seen->page)), seen->page, region.fence, i,
-                  i == first);
+        donor_add(build, page_extent(page_at(&arena->pages, seen->page)), seen->page, region.fence, i, i == first);
         publish_part(arena, region, done, seen->page);
         done = seen->page + seen->pages;
     }
@@ -239,8 +238,8 @@ static CUresult try_create(struct arena *arena, struct extent *extent)
 {
     CUmemAllocationProp prop = properties(arena);
     CUmemGenericAllocationHandle handle = 0;
-    CUresult result = device_call(arena->device, cuMemCreate, &handle,
-                                  (size_t)extent->pages << arena->pages.page_shift, &prop, 0);
+    CUresult result =
+        device_call(arena->device, cuMemCreate, &handle, (size_t)extent->pages << arena->pages.page_shift, &prop, 0);
     if (result == CUDA_SUCCESS)
         extent->handle = handle;
     else if (handle)
@@ -515,8 +514,9 @@ static vpmm_status reserve_chunk(struct arena *arena, uint32_t seen)
     if (device_call(arena->device, cuMemAddressReserve, &base, bytes, arena->pages.page_size, 0, 0) != CUDA_SUCCESS) {
         status = device_failed(arena->device, "reserving address space");
         if (status == VPMM_ERROR_OUT_OF_MEMORY)
-            status = fail(VPMM_ERROR_OUT_OF_ADDRESS_SPACE, "cuMemAddressReserve refused another %zu bytes: the device's "
-                                                           "addresses are exhausted, or VPMM_VA_SIZE is too large",
+            status = fail(VPMM_ERROR_OUT_OF_ADDRESS_SPACE,
+                          "cuMemAddressReserve refused another %zu bytes: the device's "
+                          "addresses are exhausted, or VPMM_VA_SIZE is too large",
                           bytes);
     } else {
         pthread_mutex_lock(&arena->turn);
@@ -561,8 +561,7 @@ static enum claim_result plan_and_claim(struct build *build, uint64_t pages, con
         *status = no_host_memory();
         return CLAIM_FAILED;
     }
-    struct policy_view shown =
-        view_for_policy(view, with_runs, arena->budgeted_pages, creatable(arena, limits));
+    struct policy_view shown = view_for_policy(view, with_runs, arena->budgeted_pages, creatable(arena, limits));
     if (!policy_plan(&arena->policy, &shown, (uint32_t)pages, plan)) {
         *status = no_host_memory();
         return CLAIM_FAILED;

@@ -26,8 +26,8 @@ struct build_limits {
 };
 
 /*
- * A region of at least `pages` pages for the stream, in the caller's hands. OUT_OF_MEMORY: what may be moved and created
- * does not suffice; limits->creatable_pages then says how much the device gave. OUT_OF_ADDRESS_SPACE, DRIVER,
+ * A region of at least `pages` pages for the stream, in the caller's hands. OUT_OF_MEMORY: what may be moved and
+ * created does not suffice; limits->creatable_pages then says how much the device gave. OUT_OF_ADDRESS_SPACE, DRIVER,
  * HOST_MEMORY. The message is set. The source is REGION_NONE for memory that was built, else what tier 2 or 3 found: it
  * was freed while the thread waited for the turn.
  */

@@ -37,9 +37,15 @@ vpmm_status device_failed(struct device *device, const char *doing)
                 doing);
 }
 
-bool device_result_is_capture(CUresult result) { return result >= 900 && result < 910; }
+bool device_result_is_capture(CUresult result)
+{
+    return result >= 900 && result < 910;
+}
 
-void device_lose(struct device *device) { store_relaxed_u32(&device->lost, 1); }
+void device_lose(struct device *device)
+{
+    store_relaxed_u32(&device->lost, 1);
+}
 
 vpmm_status device_lost_status(void)
 {
@@ -107,8 +113,9 @@ vpmm_status device_open(struct device *device, const vpmm_driver *table, int ord
     const char *missing;
     *device = (struct device){.ordinal = ordinal, .stats = stats};
     if (!copy_table(&device->driver, table, &missing))
-        return fail(VPMM_ERROR_INVALID_VALUE, "the driver table has no %s: every entry but those newer than CUDA 11.8 "
-                                              "must be there",
+        return fail(VPMM_ERROR_INVALID_VALUE,
+                    "the driver table has no %s: every entry but those newer than CUDA 11.8 "
+                    "must be there",
                     missing);
     vpmm_status status = find_device(device);
     if (status == VPMM_SUCCESS)
@@ -129,8 +136,7 @@ vpmm_status device_close(struct device *device)
 static bool is_of_device(struct device *device, CUcontext current)
 {
     CUdevice id;
-    return current == device->primary ||
-           (device->driver.cuCtxGetDevice(&id) == CUDA_SUCCESS && id == device->id);
+    return current == device->primary || (device->driver.cuCtxGetDevice(&id) == CUDA_SUCCESS && id == device->id);
 }
 
 CUcontext device_current_context(struct device *device)

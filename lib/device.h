@@ -55,7 +55,10 @@ CUresult device_called(struct device *, const char *call, CUresult result);
 /* The status and the words for this thread's last failed device_call. `doing` says what it was for. */
 vpmm_status device_failed(struct device *, const char *doing);
 
-static inline bool device_lost(const struct device *device) { return load_relaxed_u32(&device->lost) != 0; }
+static inline bool device_lost(const struct device *device)
+{
+    return load_relaxed_u32(&device->lost) != 0;
+}
 void device_lose(struct device *);
 vpmm_status device_lost_status(void);
 

@@ -38,7 +38,7 @@ static unsigned bin_of(uint64_t pages)
 {
     if (pages <= HINT_EXACT_BINS)
         return (unsigned)pages - 1;
-    unsigned log = 63 - (unsigned)__builtin_clzll(pages);                    /* 6 or more */
+    unsigned log = 63 - (unsigned)__builtin_clzll(pages); /* 6 or more */
     unsigned eighth = (unsigned)(pages >> (log - 3)) & (HINT_BINS_A_DOUBLING - 1);
     return HINT_EXACT_BINS + (log - 6) * HINT_BINS_A_DOUBLING + eighth;
 }
@@ -67,7 +67,10 @@ static void clear_bit_if_empty(struct hints *hints, unsigned bin)
 
 /* ---- blocks ---- */
 
-static struct hint_block *next_block(const struct hint_block *block) { return load_acquire_ptr(&block->next); }
+static struct hint_block *next_block(const struct hint_block *block)
+{
+    return load_acquire_ptr(&block->next);
+}
 
 static struct hint_block *block_new(struct hints *hints, struct hint_bin *bin, struct hint_arena *arena)
 {
@@ -256,7 +259,8 @@ void hints_each(const struct hints *hints, const struct pages *pages, enum page_
     for (unsigned bin = 0; bin < HINT_BINS; bin++) {
         if (!load_sc_u64(&hints->bin[bin].count))
             continue;
-        for (const struct hint_block *block = load_acquire_ptr(&hints->bin[bin].first); block; block = next_block(block))
+        for (const struct hint_block *block = load_acquire_ptr(&hints->bin[bin].first); block;
+             block = next_block(block))
             for (uint64_t used = load_relaxed_u64(&block->used); used; used &= used - 1) {
                 struct found found;
                 if (look(pages, block, __builtin_ctzll(used), state, &found) && !visit(&found, data))

@@ -78,7 +78,7 @@ void hints_each(const struct hints *, const struct pages *, enum page_state stat
                 bool (*visit)(const struct found *, void *), void *data);
 
 uint64_t hints_count(const struct hints *);
-bool hints_holds(const struct hints *, const struct page *, uint64_t page); /* for the audit */
+bool hints_holds(const struct hints *, const struct page *, uint64_t page);          /* for the audit */
 uint64_t hints_longest(const struct hints *, const struct pages *, enum page_state); /* pages; 0: none */
 
 #endif

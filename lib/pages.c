@@ -15,7 +15,10 @@ void pages_init(struct pages *pages, size_t page_size, size_t va_size)
     store_relaxed_u32(&pages->chunks, 0);
 }
 
-static size_t table_bytes(const struct pages *pages) { return pages->chunk_pages * sizeof(struct page); }
+static size_t table_bytes(const struct pages *pages)
+{
+    return pages->chunk_pages * sizeof(struct page);
+}
 
 void pages_free(struct pages *pages)
 {
@@ -27,11 +30,12 @@ vpmm_status pages_add_chunk(struct pages *pages, CUdeviceptr base, uint64_t *fir
 {
     uint32_t n = load_relaxed_u32(&pages->chunks);
     if (n == pages->max_chunks)
-        return fail(VPMM_ERROR_OUT_OF_ADDRESS_SPACE, "%u chunks of %zu bytes are reserved, and no pool holds more; "
-                                                     "raise VPMM_VA_SIZE",
+        return fail(VPMM_ERROR_OUT_OF_ADDRESS_SPACE,
+                    "%u chunks of %zu bytes are reserved, and no pool holds more; "
+                    "raise VPMM_VA_SIZE",
                     n, (size_t)pages->chunk_pages << pages->page_shift);
-    void *table = mmap(NULL, table_bytes(pages), PROT_READ | PROT_WRITE,
-                       MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    void *table =
+        mmap(NULL, table_bytes(pages), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (table == MAP_FAILED)
         return fail(VPMM_ERROR_HOST_MEMORY, "mmap of %zu bytes of page descriptors failed: lower VPMM_VA_SIZE",
                     table_bytes(pages));

@@ -79,8 +79,8 @@ struct chunk {
 
 struct pages {
     size_t page_size;
-    unsigned page_shift;    /* page_size = 1 << page_shift */
-    unsigned chunk_shift;   /* of a global page number */
+    unsigned page_shift;  /* page_size = 1 << page_shift */
+    unsigned chunk_shift; /* of a global page number */
     uint64_t chunk_pages;
     unsigned max_chunks;
     _Atomic(uint32_t) chunks; /* stored with release after the chunk is filled in; every reader's load is an acquire */
@@ -144,7 +144,10 @@ static inline void page_set_fence(struct page *page, struct fence fence)
     store_relaxed_u64(&page->fence_number, fence.number);
 }
 
-static inline struct extent *page_extent(const struct page *page) { return load_relaxed_ptr(&page->extent); }
+static inline struct extent *page_extent(const struct page *page)
+{
+    return load_relaxed_ptr(&page->extent);
+}
 
 /*
  * The owner's change of its region's first word. Pairs with the acquire load of whoever finds the region next. The

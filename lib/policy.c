@@ -417,7 +417,8 @@ struct filling {
     uint64_t pages;  /* in sum */
 };
 
-/* Driver time beyond what one malloc may take counts many times: rather a little more memory than a request that stalls. */
+/* Driver time beyond what one malloc may take counts many times: rather a little more memory than a request that
+ * stalls. */
 static double price_of(const struct filling *f)
 {
     double over = f->us > SLOW_US ? f->us - SLOW_US : 0;

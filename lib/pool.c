@@ -134,7 +134,8 @@ vpmm_status vpmm_pool_default(int device, vpmm_pool **out)
     if (!out)
         return fail(VPMM_ERROR_INVALID_VALUE, "vpmm_pool_default: the output is NULL");
     if (device < 0 || device >= DEVICES)
-        return fail(VPMM_ERROR_NO_DRIVER, "device %d does not exist: devices are numbered 0 to %d", device, DEVICES - 1);
+        return fail(VPMM_ERROR_NO_DRIVER, "device %d does not exist: devices are numbered 0 to %d", device,
+                    DEVICES - 1);
     vpmm_status status = VPMM_SUCCESS;
     pthread_mutex_lock(&lock);
     if (!pools[device]) {
@@ -157,8 +158,9 @@ static vpmm_status check_pool(const struct vpmm_pool *pool, const char *function
     if (!pool)
         return fail(VPMM_ERROR_INVALID_VALUE, "%s: the pool is NULL", function);
     if (pool->generation != process_generation())
-        return fail(VPMM_ERROR_NOT_SUPPORTED, "%s: the pool was made before this process was forked; CUDA cannot be "
-                                              "used in the child: make a pool after fork and exec",
+        return fail(VPMM_ERROR_NOT_SUPPORTED,
+                    "%s: the pool was made before this process was forked; CUDA cannot be "
+                    "used in the child: make a pool after fork and exec",
                     function);
     if (device_lost(&pool->device))
         return device_lost_status();
@@ -178,8 +180,9 @@ vpmm_status vpmm_pool_destroy(vpmm_pool *pool)
     if (status == VPMM_ERROR_NOT_SUPPORTED)
         return status;
     if (status == VPMM_SUCCESS && live_allocations(pool))
-        return fail(VPMM_ERROR_BUSY, "the pool has %" PRIu64 " bytes of pages and %" PRIu64 " small allocations live: free "
-                                     "them first",
+        return fail(VPMM_ERROR_BUSY,
+                    "the pool has %" PRIu64 " bytes of pages and %" PRIu64 " small allocations live: free "
+                    "them first",
                     stats_sum(&pool->stats, STAT_live_bytes), load_relaxed_u64(&pool->small.count));
     bool lost = device_lost(&pool->device);
     reaper_stop(process_remove(&pool->process));
@@ -207,9 +210,8 @@ static enum region_source take_waiting(struct arena *arena, struct stream *strea
     if (!region_take_waiting(arena, stream, pages, every_bin, region))
         return REGION_NONE;
     bool passed = fence_passed(&arena->streams, region->fence);
-    vpmm_status status = arena->reuse == VPMM_REUSE_WAIT_HOST
-                             ? stream_wait_host(&arena->streams, region->fence)
-                             : stream_wait(&arena->streams, stream, region->fence);
+    vpmm_status status = arena->reuse == VPMM_REUSE_WAIT_HOST ? stream_wait_host(&arena->streams, region->fence)
+                                                              : stream_wait(&arena->streams, stream, region->fence);
     if (status != VPMM_SUCCESS) {
         region_publish(arena, *region);
         return REGION_NONE;
@@ -334,8 +336,7 @@ static vpmm_status malloc_pages(struct vpmm_pool *pool, size_t bytes, struct str
     struct region region;
     uint64_t pages = (bytes - 1) / pool->config.page_size + 1;
     policy_note(&arena->policy, (uint32_t)pages);
-    vpmm_status status =
-        find_or_build(pool, stream, pages, arena->reuse != VPMM_REUSE_COMPLETED, &limits, &region);
+    vpmm_status status = find_or_build(pool, stream, pages, arena->reuse != VPMM_REUSE_COMPLETED, &limits, &region);
     if (is_shortage(status) && pages <= arena->pages.chunk_pages)
         status = reclaim(pool, stream, pages, limits.creatable_pages, &region);
     if (status == VPMM_ERROR_OUT_OF_MEMORY)
@@ -360,8 +361,9 @@ static void release_pages(struct vpmm_pool *pool)
 static vpmm_status malloc_small(struct vpmm_pool *pool, size_t bytes, CUstream stream, CUdeviceptr *out)
 {
     if (!pool->device.has_pools)
-        return fail(VPMM_ERROR_NOT_SUPPORTED, "%zu bytes are less than a page of %zu, and the device has no memory pools "
-                                              "to take them from",
+        return fail(VPMM_ERROR_NOT_SUPPORTED,
+                    "%zu bytes are less than a page of %zu, and the device has no memory pools "
+                    "to take them from",
                     bytes, pool->config.page_size);
     vpmm_status status = small_malloc(&pool->small, bytes, stream, out);
     if (status == VPMM_ERROR_OUT_OF_MEMORY && pool->paged) {
@@ -384,9 +386,11 @@ static vpmm_status check_size(const struct vpmm_pool *pool, size_t bytes)
 {
     if (!bytes)
         return fail(VPMM_ERROR_INVALID_VALUE, "vpmm_malloc: zero bytes were asked for; at least 1 is allowed");
-    if (bytes > SIZE_MAX - (pool->config.page_size - 1) || (pool->paged && bytes / pool->config.page_size >= UINT32_MAX))
-        return fail(VPMM_ERROR_INVALID_VALUE, "vpmm_malloc: %zu bytes overflow when they are rounded up to pages of %zu",
-                    bytes, pool->config.page_size);
+    if (bytes > SIZE_MAX - (pool->config.page_size - 1) ||
+        (pool->paged && bytes / pool->config.page_size >= UINT32_MAX))
+        return fail(VPMM_ERROR_INVALID_VALUE,
+                    "vpmm_malloc: %zu bytes overflow when they are rounded up to pages of %zu", bytes,
+                    pool->config.page_size);
     return VPMM_SUCCESS;
 }
 
@@ -567,4 +571,7 @@ vpmm_status vpmm_check(vpmm_pool *pool)
     return status;
 }
 
-const vpmm_driver *vpmm_pool_driver(vpmm_pool *pool) { return pool ? &pool->device.driver : NULL; }
+const vpmm_driver *vpmm_pool_driver(vpmm_pool *pool)
+{
+    return pool ? &pool->device.driver : NULL;
+}

@@ -10,9 +10,15 @@ static pthread_cond_t stopped = PTHREAD_COND_INITIALIZER; /* an entry's reaper, 
 static struct process_entry *entries;
 static uint32_t entries_generation; /* under the lock: of the process that made the entries */
 
-static void before_fork(void) { pthread_mutex_lock(&lock); }
+static void before_fork(void)
+{
+    pthread_mutex_lock(&lock);
+}
 
-static void after_fork_in_parent(void) { pthread_mutex_unlock(&lock); }
+static void after_fork_in_parent(void)
+{
+    pthread_mutex_unlock(&lock);
+}
 
 static void after_fork_in_child(void)
 {
@@ -55,13 +61,17 @@ static void set_up(void)
     atexit(at_exit);
 }
 
-uint32_t process_generation(void) { return load_relaxed_u32(&generation); }
+uint32_t process_generation(void)
+{
+    return load_relaxed_u32(&generation);
+}
 
 void process_add(struct process_entry *entry)
 {
     pthread_once(&once, set_up);
     pthread_mutex_lock(&lock);
-    if (entries_generation != process_generation()) { /* this process is a child: the parent's entries are not its own */
+    if (entries_generation !=
+        process_generation()) { /* this process is a child: the parent's entries are not its own */
         entries = NULL;
         entries_generation = process_generation();
     }

@@ -15,11 +15,23 @@
 #ifdef VPMM_TSAN
 void __tsan_acquire(void *);
 void __tsan_release(void *);
-static void handed_over(const void *by) { __tsan_release((void *)by); }
-static void received(const void *from) { __tsan_acquire((void *)from); }
+static void handed_over(const void *by)
+{
+    __tsan_release((void *)by);
+}
+static void received(const void *from)
+{
+    __tsan_acquire((void *)from);
+}
 #else
-static void handed_over(const void *by) { (void)by; }
-static void received(const void *from) { (void)from; }
+static void handed_over(const void *by)
+{
+    (void)by;
+}
+static void received(const void *from)
+{
+    (void)from;
+}
 #endif
 
 /* ---- object_map ---- */
@@ -35,7 +47,8 @@ struct object_map {
     unsigned removals;
 };
 
-static _Thread_local struct object_map *writing; /* the map whose writer this thread is: ck's allocator has no context */
+static _Thread_local struct object_map
+    *writing; /* the map whose writer this thread is: ck's allocator has no context */
 
 static void *table_malloc(size_t size)
 {
@@ -138,9 +151,15 @@ void object_map_each(struct object_map *map, void (*visit)(void *, void *), void
 _Static_assert(sizeof(struct pile) >= sizeof(struct ck_stack), "a pile holds a ck_stack");
 _Static_assert(sizeof(struct pile_node) == sizeof(struct ck_stack_entry), "a pile node is a ck_stack entry");
 
-static struct ck_stack *stack_of(const struct pile *pile) { return (struct ck_stack *)(void *)pile; }
+static struct ck_stack *stack_of(const struct pile *pile)
+{
+    return (struct ck_stack *)(void *)pile;
+}
 
-void pile_init(struct pile *pile) { ck_stack_init(stack_of(pile)); }
+void pile_init(struct pile *pile)
+{
+    ck_stack_init(stack_of(pile));
+}
 
 void pile_push(struct pile *pile, struct pile_node *node)
 {
@@ -155,7 +174,10 @@ struct pile_node *pile_take(struct pile *pile)
     return all;
 }
 
-bool pile_empty(const struct pile *pile) { return ck_pr_load_ptr(&stack_of(pile)->head) == NULL; }
+bool pile_empty(const struct pile *pile)
+{
+    return ck_pr_load_ptr(&stack_of(pile)->head) == NULL;
+}
 
 /* ---- ring ---- */
 
@@ -172,7 +194,10 @@ struct ring *ring_create(void)
     return ring;
 }
 
-void ring_destroy(struct ring *ring) { free(ring); }
+void ring_destroy(struct ring *ring)
+{
+    free(ring);
+}
 
 bool ring_put(struct ring *ring, void *value)
 {
@@ -220,9 +245,15 @@ static const struct ck_ec_mode ec_mode = {.ops = &ec_ops, .single_producer = fal
 
 _Static_assert(sizeof(struct wakeup) >= sizeof(struct ck_ec32), "a wakeup holds a ck_ec32");
 
-static struct ck_ec32 *count_of(struct wakeup *wakeup) { return (struct ck_ec32 *)(void *)wakeup; }
+static struct ck_ec32 *count_of(struct wakeup *wakeup)
+{
+    return (struct ck_ec32 *)(void *)wakeup;
+}
 
-void wakeup_init(struct wakeup *wakeup) { ck_ec32_init(count_of(wakeup), 0); }
+void wakeup_init(struct wakeup *wakeup)
+{
+    ck_ec32_init(count_of(wakeup), 0);
+}
 
 uint32_t wakeup_read(struct wakeup *wakeup)
 {

@@ -180,7 +180,8 @@ static void sleep_until_work(struct reaper *reaper)
     struct arena *arena = reaper->arena;
     uint32_t seen = wakeup_read(&arena->work);
     store_sc_u32(&arena->asleep, 1);
-    if (!streams_pending(&arena->streams) && !streams_unmarked(&arena->streams) && pile_empty(&arena->zombies) && !load_sc_u32(&reaper->stop))
+    if (!streams_pending(&arena->streams) && !streams_unmarked(&arena->streams) && pile_empty(&arena->zombies) &&
+        !load_sc_u32(&reaper->stop))
         wakeup_wait(&arena->work, seen, 0);
     store_sc_u32(&arena->asleep, 0);
 }
@@ -248,8 +249,8 @@ vpmm_status reaper_start(struct arena *arena, struct reaper **out)
     pthread_sigmask(SIG_SETMASK, &before, NULL);
     if (error) {
         free(reaper);
-        return fail(VPMM_ERROR_HOST_MEMORY, "pthread_create answered %d for the reaper: the process has too many threads",
-                    error);
+        return fail(VPMM_ERROR_HOST_MEMORY,
+                    "pthread_create answered %d for the reaper: the process has too many threads", error);
     }
     *out = reaper;
     return VPMM_SUCCESS;

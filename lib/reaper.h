@@ -6,8 +6,8 @@
  * and, with time to spare, does the policy's work ahead of need.
  *
  * The thread makes passes while anything is pending, with pauses of REAPER_TICK_US in between, and otherwise sleeps
- * on an event count until there is work: an idle process has no wake-ups. It begins only when the pool is created with `reaper`,
- * and is stopped by destroy, or by exit() before the driver's own exit handler runs. A forked child has none.
+ * on an event count until there is work: an idle process has no wake-ups. It begins only when the pool is created with
+ * `reaper`, and is stopped by destroy, or by exit() before the driver's own exit handler runs. A forked child has none.
  */
 #ifndef VPMM_LIB_REAPER_H
 #define VPMM_LIB_REAPER_H

@@ -1,6 +1,9 @@
 #include "region.h"
 
-static struct page *at(const struct arena *arena, uint64_t page) { return page_at(&arena->pages, page); }
+static struct page *at(const struct arena *arena, uint64_t page)
+{
+    return page_at(&arena->pages, page);
+}
 
 static struct hints *shard_of(struct arena *arena, struct fence fence)
 {
@@ -208,9 +211,9 @@ void region_publish(struct arena *arena, struct region region)
 /* ---- finding ---- */
 
 /*
- * Where a hint was found says nothing about the fence: between the look at the hint and the look at the word, the region
- * may have been taken, used and freed elsewhere. The fence is read after the word; if the claim by that word succeeds,
- * it was the fence of that word.
+ * Where a hint was found says nothing about the fence: between the look at the hint and the look at the word, the
+ * region may have been taken, used and freed elsewhere. The fence is read after the word; if the claim by that word
+ * succeeds, it was the fence of that word.
  */
 static bool usable(const struct arena *arena, const struct stream *stream, uint64_t page)
 {
@@ -262,7 +265,8 @@ static bool look_around(const struct found *found, void *data)
     return !join->pages && ++join->looked < REGIONS_LOOKED_AT;
 }
 
-/* Of two pieces that one stream may use: own fences are of one stream, and a passed one counts less than any of them. */
+/* Of two pieces that one stream may use: own fences are of one stream, and a passed one counts less than any of them.
+ */
 static struct region unite_usable(struct arena *arena, struct region left, struct region right)
 {
     struct fence a = settled(arena, left.fence), b = settled(arena, right.fence);
@@ -434,9 +438,10 @@ vpmm_status region_take_back(struct arena *arena, CUdeviceptr address, struct re
     struct page *first = at(arena, page);
     uint64_t word = load_acquire_u64(&first->word);
     if (word_state(word) != PAGE_LIVE || !page_take(first, word))
-        return fail(VPMM_ERROR_INVALID_POINTER,
-                    "0x%llx is not the start of a live allocation of this pool: it was freed before, or lies inside one",
-                    (unsigned long long)address);
+        return fail(
+            VPMM_ERROR_INVALID_POINTER,
+            "0x%llx is not the start of a live allocation of this pool: it was freed before, or lies inside one",
+            (unsigned long long)address);
     *region = (struct region){page, word_pages(word), FENCE_PASSED, false};
     stats_end_live(arena->stats, region->pages << arena->pages.page_shift, load_relaxed_u64(&first->requested));
     return VPMM_SUCCESS;

@@ -11,8 +11,8 @@
  * (region_take_part) before it waits or builds.
  *   sum of the pieces' pages = the region's pages; the region's fence is the latest of the pieces'
  * Pieces are chained by length from the region's first page; merging leaves them as they are, and a region that has
- * passed is a single one. That two neighbours which are published at the same time do not both miss each other is argued
- * at take_again (region.c).
+ * passed is a single one. That two neighbours which are published at the same time do not both miss each other is
+ * argued at take_again (region.c).
  */
 #ifndef VPMM_LIB_REGION_H
 #define VPMM_LIB_REGION_H

@@ -9,9 +9,15 @@ struct small_record {
     bool refused; /* whose free has it: the driver refused an earlier one */
 };
 
-static struct object_key key_of(CUdeviceptr address) { return (struct object_key){address, 0}; }
+static struct object_key key_of(CUdeviceptr address)
+{
+    return (struct object_key){address, 0};
+}
 
-static unsigned map_of(CUdeviceptr address) { return (unsigned)(address >> 9 ^ address >> 15) % SMALL_MAPS; }
+static unsigned map_of(CUdeviceptr address)
+{
+    return (unsigned)(address >> 9 ^ address >> 15) % SMALL_MAPS;
+}
 
 static vpmm_status make_pool(struct small *small)
 {

@@ -25,9 +25,15 @@ uint64_t stats_sum(const struct stats *stats, enum stat which)
 }
 
 /* A sum read while others add may lack one thread's part of a pair of changes; a level below zero is such a tear. */
-static uint64_t level(uint64_t sum) { return (int64_t)sum < 0 ? 0 : sum; }
+static uint64_t level(uint64_t sum)
+{
+    return (int64_t)sum < 0 ? 0 : sum;
+}
 
-static uint64_t difference(uint64_t a, uint64_t b) { return a > b ? a - b : 0; }
+static uint64_t difference(uint64_t a, uint64_t b)
+{
+    return a > b ? a - b : 0;
+}
 
 /* Of the stripes that allocate alone: others' levels are 0. */
 static uint64_t live_now(const struct stats *stats, uint64_t allocating)

@@ -20,7 +20,7 @@ enum stat {
 #define STAT_INDEX(name, kind, help) STAT_##name,
     VPMM_STATS(STAT_INDEX)
 #undef STAT_INDEX
-    STATS_COUNT
+        STATS_COUNT
 };
 
 struct stats {
@@ -31,7 +31,7 @@ struct stats {
     _Atomic(uint64_t) peak_live, peak_mapped;
 };
 
-unsigned stats_stripe(void);      /* the calling thread's */
+unsigned stats_stripe(void);       /* the calling thread's */
 unsigned stats_stripes_used(void); /* stripes that any thread of the process has taken */
 
 static inline void stats_add(struct stats *stats, enum stat which, uint64_t amount)
@@ -44,7 +44,10 @@ static inline void stats_sub(struct stats *stats, enum stat which, uint64_t amou
     fetch_sub_relaxed_u64(&stats->stripe[stats_stripe()].value[which], amount);
 }
 
-static inline void stats_count(struct stats *stats, enum stat which) { stats_add(stats, which, 1); }
+static inline void stats_count(struct stats *stats, enum stat which)
+{
+    stats_add(stats, which, 1);
+}
 
 uint64_t stats_sum(const struct stats *, enum stat);
 

@@ -27,7 +27,10 @@ static void thread_exits(void *data)
     thread_unref(thread);
 }
 
-static void make_thread_key(void) { pthread_key_create(&thread_key, thread_exits); }
+static void make_thread_key(void)
+{
+    pthread_key_create(&thread_key, thread_exits);
+}
 
 /* The calling thread, NULL: no memory. The record that keeps it takes a reference. */
 static struct thread *thread_self(void)
@@ -138,7 +141,10 @@ struct identity {
     struct thread *thread;
 };
 
-static bool is_legacy(CUstream handle) { return !handle || handle == CU_STREAM_LEGACY; }
+static bool is_legacy(CUstream handle)
+{
+    return !handle || handle == CU_STREAM_LEGACY;
+}
 
 static vpmm_status check_device(struct device *device, CUcontext context)
 {
@@ -169,8 +175,8 @@ static vpmm_status find_key(struct streams *streams, CUstream handle, struct ide
         identity->thread = thread_self();
         if (!identity->thread)
             return fail(VPMM_ERROR_HOST_MEMORY, "no host memory for this thread's record");
-        identity->key = (struct object_key){(uint64_t)(uintptr_t)identity->context,
-                                            (uint64_t)(uintptr_t)identity->thread};
+        identity->key =
+            (struct object_key){(uint64_t)(uintptr_t)identity->context, (uint64_t)(uintptr_t)identity->thread};
     }
     return VPMM_SUCCESS;
 }
@@ -276,7 +282,10 @@ static bool enter_known(struct stream *stream, struct object_key key)
     return false;
 }
 
-void stream_leave(struct stream *stream) { fetch_add_sc_u32(&stream->users, UINT32_MAX); }
+void stream_leave(struct stream *stream)
+{
+    fetch_add_sc_u32(&stream->users, UINT32_MAX);
+}
 
 /* The handle names another stream now: the record keeps what the old one left. */
 static void orphan(struct streams *streams, struct stream *stream, const struct identity *identity)
@@ -347,8 +356,8 @@ static CUevent event_of(struct streams *streams, struct mark *mark)
 static bool mark_once(struct streams *streams, struct stream *stream, uint32_t limit)
 {
     uint64_t number = load_sc_u64(&stream->published); /* before the event is recorded */
-    if (number <= load_relaxed_u64(&stream->recorded) ||
-        load_acquire_u32(&stream->outstanding) >= limit || !stream_recordable(streams, stream))
+    if (number <= load_relaxed_u64(&stream->recorded) || load_acquire_u32(&stream->outstanding) >= limit ||
+        !stream_recordable(streams, stream))
         return false;
     struct mark *mark = &stream->mark[stream->next_mark];
     CUevent event = event_of(streams, mark);

@@ -61,7 +61,7 @@ struct stream {
     CUstream handle;
     CUcontext context;
     unsigned long long id;
-    bool has_id;      /* not so: stream 0, per-thread, a driver without cuStreamGetId */
+    bool has_id;           /* not so: stream 0, per-thread, a driver without cuStreamGetId */
     struct thread *thread; /* of a per-thread stream: the only one that may record; NULL: any */
     uint32_t next_unused;  /* under the registry's lock */
     _Atomic(uint32_t) state;
@@ -72,13 +72,13 @@ struct stream {
     _Alignas(64) _Atomic(uint32_t) marking; /* the try-lock */
     uint32_t next_mark;                     /* under marking */
     struct mark mark[STREAM_MARKS];
-    struct ring *pending;   /* of struct mark, from the marker to the reaper */
+    struct ring *pending; /* of struct mark, from the marker to the reaper */
     _Atomic(uint32_t) outstanding;
-    _Atomic(uint32_t) freed_small; /* to the driver's own pool, with no fence of ours, since the last settling */
+    _Atomic(uint32_t) freed_small;    /* to the driver's own pool, with no fence of ours, since the last settling */
     struct mark *taken[STREAM_MARKS]; /* the reaper's: from the ring, oldest first, not yet seen to have passed */
     uint32_t taken_marks;
-    uint64_t moved_until;   /* likewise: the regions behind fences up to here were moved to those that wait for nothing */
-    struct hints free;      /* FREE regions whose fence is of this stream */
+    uint64_t moved_until; /* likewise: the regions behind fences up to here were moved to those that wait for nothing */
+    struct hints free;    /* FREE regions whose fence is of this stream */
 };
 
 struct streams {
@@ -151,8 +151,8 @@ vpmm_status stream_wait(struct streams *, struct stream *waiter, struct fence);
 vpmm_status stream_wait_host(struct streams *, struct fence);
 
 /*
- * Under `watching` (arena.h). Asks the driver for each stream's oldest marks and publishes those that have passed; marks
- * what is left over; frees records whose work has ended. True: something has passed. May lose the device.
+ * Under `watching` (arena.h). Asks the driver for each stream's oldest marks and publishes those that have passed;
+ * marks what is left over; frees records whose work has ended. True: something has passed. May lose the device.
  */
 bool streams_complete(struct streams *);
 

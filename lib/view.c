@@ -70,7 +70,10 @@ static int by_page(const void *one, const void *other)
     return a < b ? -1 : a > b;
 }
 
-static uint32_t cut_off(uint64_t pages) { return pages > UINT32_MAX ? UINT32_MAX : (uint32_t)pages; }
+static uint32_t cut_off(uint64_t pages)
+{
+    return pages > UINT32_MAX ? UINT32_MAX : (uint32_t)pages;
+}
 
 /* The extents that lie wholly inside the run. */
 static bool add_extents(struct view *view, const struct arena *arena, struct policy_run *run, uint32_t index)

@@ -77,8 +77,8 @@ static bool unmap_some(struct arena *arena, struct zombie *zombie)
  */
 static bool give_way(const struct arena *arena)
 {
-    return load_relaxed_u32(&arena->builders) && stats_sum(arena->stats, STAT_pending_unmap_bytes) <
-                                                     stats_sum(arena->stats, STAT_mapped_bytes);
+    return load_relaxed_u32(&arena->builders) &&
+           stats_sum(arena->stats, STAT_pending_unmap_bytes) < stats_sum(arena->stats, STAT_mapped_bytes);
 }
 
 /* True: nothing of it is left. */

@@ -23,10 +23,10 @@ struct zombie {
     uint64_t page, pages;
     struct fence fence;
     CUmemGenericAllocationHandle handle; /* released after the unmap, if it has one; pages 0: nothing to unmap */
-    bool has_handle, next_try_is_last; /* a handle refused twice is given up: it may have been taken the first time */
-    bool has_pages;                    /* at first; for the count of those retired */
-    uint32_t first, mappings; /* of `length`, those not yet unmapped */
-    uint32_t length[];        /* pages of each mapping, in address order */
+    bool has_handle, next_try_is_last;   /* a handle refused twice is given up: it may have been taken the first time */
+    bool has_pages;                      /* at first; for the count of those retired */
+    uint32_t first, mappings;            /* of `length`, those not yet unmapped */
+    uint32_t length[];                   /* pages of each mapping, in address order */
 };
 
 struct zombie *zombie_create(uint32_t mappings); /* NULL: no memory. To be filled in */
