@@ -50,6 +50,17 @@ static void ensure_pieces(struct arena *arena, struct region region)
         write_piece(arena, region.page, region.pages, region.fence);
 }
 
+/* The latest of a region's pieces, which are all of one stream or passed. */
+static struct fence latest_fence(const struct arena *arena, uint64_t page, uint64_t end)
+{
+    struct fence latest = FENCE_PASSED;
+    for (; page < end; page += piece_pages(arena, page)) {
+        struct fence fence = settled(arena, piece_fence(arena, page));
+        latest = fence.number > latest.number ? fence : latest;
+    }
+    return latest;
+}
+
 /* Cuts an owned region in two at `pages`; the piece that lies across becomes two. */
 static struct region cut_off_front(struct arena *arena, struct region region, uint64_t pages)
 {
@@ -65,6 +76,7 @@ static struct region cut_off_front(struct arena *arena, struct region region, ui
         write_piece(arena, rest.page, end - rest.page, fence);
         write_piece(arena, piece, rest.page - piece, fence);
     }
+    rest.fence = latest_fence(arena, rest.page, rest.page + rest.pages);
     return rest;
 }
 
@@ -265,27 +277,11 @@ static bool look_around(const struct found *found, void *data)
     return !join->pages && ++join->looked < REGIONS_LOOKED_AT;
 }
 
-/* Of two pieces that one stream may use: own fences are of one stream, and a passed one counts less than any of them.
- */
-static struct region unite_usable(struct arena *arena, struct region left, struct region right)
+/* Own fences are of one stream, and a passed one counts less than any of them. */
+struct region region_unite(struct arena *arena, struct region left, struct region right)
 {
     struct fence a = settled(arena, left.fence), b = settled(arena, right.fence);
     return unite(arena, left, right, a.number > b.number ? a : b);
-}
-
-bool region_claim_run(struct arena *arena, const struct found *piece, size_t pieces, struct region *region)
-{
-    struct region next;
-    if (!region_claim(arena, &piece[0], region))
-        return false;
-    for (size_t i = 1; i < pieces; i++) {
-        if (!region_claim(arena, &piece[i], &next)) {
-            region_publish(arena, *region);
-            return false;
-        }
-        *region = unite_usable(arena, *region, next);
-    }
-    return true;
 }
 
 /* Claims regions from `page` on until `wanted` pages are together; false: something changed, nothing is kept. */
@@ -304,7 +300,7 @@ static bool claim_run(struct arena *arena, const struct stream *stream, uint64_t
             region_publish(arena, *region);
             return false;
         }
-        *region = unite_usable(arena, *region, piece);
+        *region = region_unite(arena, *region, piece);
     }
     return true;
 }
@@ -325,7 +321,6 @@ enum region_source region_join(struct arena *arena, struct stream *stream, uint6
 
 struct part {
     struct arena *arena;
-    const struct stream *stream;
     uint64_t wanted;
     struct found in;      /* the region */
     uint64_t page, pages; /* the run in it; pages 0: none found */
@@ -333,29 +328,39 @@ struct part {
 };
 
 /* The pieces may be changing: lengths are held against the region's, and the claim by its word decides. */
+void region_longest_part(const struct arena *arena, const struct found *found, uint64_t *page, uint64_t *pages)
+{
+    uint64_t end = found->page + found->pages, run = found->page, length;
+    *pages = 0;
+    for (uint64_t piece = run; piece < end; piece += length) {
+        length = piece_pages(arena, piece);
+        if (!length || piece + length > end)
+            break;
+        if (!fence_passed(&arena->streams, piece_fence(arena, piece))) {
+            run = piece + length;
+        } else if (piece + length - run > *pages) {
+            *page = run;
+            *pages = piece + length - run;
+        }
+    }
+}
+
 static bool look_inside(const struct found *found, void *data)
 {
     enum { REGIONS_LOOKED_AT = 128 };
     struct part *part = data;
-    uint64_t end = found->page + found->pages, run = found->page, length;
-    for (uint64_t piece = run; piece < end; piece += length) {
-        length = piece_pages(part->arena, piece);
-        if (!length || piece + length > end)
-            break;
-        if (!fence_usable(&part->arena->streams, piece_fence(part->arena, piece), part->stream)) {
-            run = piece + length;
-        } else if (piece + length - run >= part->wanted) {
-            part->in = *found;
-            part->page = run;
-            part->pages = piece + length - run;
-            return false;
-        }
+    uint64_t page, pages;
+    region_longest_part(part->arena, found, &page, &pages);
+    if (pages >= part->wanted) {
+        part->in = *found;
+        part->page = page;
+        part->pages = pages;
+        return false;
     }
     return ++part->looked < REGIONS_LOOKED_AT;
 }
 
-/* Publishes what lies before and after the run, under the region's fence; the run itself has passed. */
-static struct region take_out(struct arena *arena, struct region region, uint64_t page, uint64_t pages)
+struct region region_take_out(struct arena *arena, struct region region, uint64_t page, uint64_t pages)
 {
     struct region run = region, rest = {0};
     if (page > region.page) {
@@ -378,14 +383,14 @@ bool region_take_part(struct arena *arena, struct stream *stream, uint64_t pages
     if (!load_relaxed_u32(&arena->mixed))
         return false;
     for (int i = 0; i < TRIES; i++) {
-        struct part part = {.arena = arena, .stream = stream, .wanted = pages};
+        struct part part = {.arena = arena, .wanted = pages};
         for (uint32_t slot = 1, n = load_acquire_u32(&arena->streams.slots); slot < n && !part.pages; slot++)
             if (stream_at(&arena->streams, slot) != stream)
                 hints_each(&stream_at(&arena->streams, slot)->free, &arena->pages, PAGE_FREE, look_inside, &part);
         if (!part.pages)
             return false;
         if (region_claim(arena, &part.in, region)) {
-            *region = take_out(arena, *region, part.page, part.pages);
+            *region = region_take_out(arena, *region, part.page, part.pages);
             return true;
         }
     }

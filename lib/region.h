@@ -37,6 +37,12 @@ enum region_source region_take(struct arena *, struct stream *, uint64_t pages, 
 /* A run of adjacent free regions that only their fences keep apart, all usable by the stream without waiting. */
 enum region_source region_join(struct arena *, struct stream *, uint64_t pages, struct region *);
 
+/* The longest run of pieces in a region, as it was seen, that have passed; pages 0: none. */
+void region_longest_part(const struct arena *, const struct found *, uint64_t *page, uint64_t *pages);
+
+/* Publishes what lies before and after such a run in an owned region, under their latest fences, and keeps the run. */
+struct region region_take_out(struct arena *, struct region, uint64_t page, uint64_t pages);
+
 /* A run of passed pieces inside a longer region of another stream that has not passed as a whole. */
 bool region_take_part(struct arena *, struct stream *, uint64_t pages, struct region *);
 
@@ -46,11 +52,8 @@ bool region_take_waiting(struct arena *, struct stream *, uint64_t pages, bool e
 /* Takes a FREE region as it was seen; false: it has changed. */
 bool region_claim(struct arena *, const struct found *, struct region *);
 
-/*
- * The same for a run of adjacent ones that one stream may use without waiting, as a single region behind the latest of
- * their fences. What has passed may look busy to others then, until that fence has passed too.
- */
-bool region_claim_run(struct arena *, const struct found *, size_t pieces, struct region *);
+/* Two adjacent owned regions that one stream may use without waiting, as one behind the later of their fences. */
+struct region region_unite(struct arena *, struct region left, struct region right);
 
 /* Keeps the first `pages` pages as a live allocation of `requested` bytes and publishes the rest. */
 CUdeviceptr region_hand_out(struct arena *, struct region, uint64_t pages, uint64_t requested);

@@ -372,22 +372,24 @@ static bool mark_once(struct streams *streams, struct stream *stream, uint32_t l
     return true;
 }
 
-/* At most `limit` marks may then be outstanding. */
-static void mark(struct streams *streams, struct stream *stream, uint32_t limit)
+/* At most `limit` marks may then be outstanding. False: another thread is at it. */
+static bool mark(struct streams *streams, struct stream *stream, uint32_t limit)
 {
     struct device_scope scope;
     if (load_sc_u64(&stream->published) <= load_relaxed_u64(&stream->recorded) || device_lost(streams->device))
-        return;
+        return true;
     if (device_enter_context(streams->device, stream->context, &scope) != VPMM_SUCCESS)
-        return;
+        return true;
     /* Each turn of the loop has marked what another thread published meanwhile, and left to this one to mark. */
-    bool again = true;
+    bool again = true, had_it = false;
     while (again && !exchange_acq_rel_u32(&stream->marking, 1)) {
+        had_it = true;
         bool marked = mark_once(streams, stream, limit);
         store_sc_u32(&stream->marking, 0); /* pairs with the exchange */
         again = marked && load_sc_u64(&stream->published) > load_relaxed_u64(&stream->recorded);
     }
     device_leave(streams->device, &scope);
+    return had_it;
 }
 
 void stream_mark(struct streams *streams, struct stream *stream)
@@ -528,7 +530,7 @@ vpmm_status stream_wait_host(struct streams *streams, struct fence fence)
 
 vpmm_status stream_release(struct streams *streams, CUstream handle)
 {
-    enum { TRIES = 10000 }; /* another thread may hold the try-lock */
+    enum { TRIES = 3 }; /* that the driver refused */
     struct identity identity;
     vpmm_status status = identify(streams, handle, &identity);
     if (status != VPMM_SUCCESS)
@@ -544,11 +546,11 @@ vpmm_status stream_release(struct streams *streams, CUstream handle)
         return fail(VPMM_ERROR_INVALID_VALUE, "the pool does not know the stream: nothing was allocated or freed on it "
                                               "since it was created or last released");
     uint64_t last = load_sc_u64(&stream->published);
-    for (int i = 0; load_relaxed_u64(&stream->recorded) < last && i < TRIES; i++) {
-        mark(streams, stream, STREAM_MARKS);
-        if (load_relaxed_u64(&stream->recorded) < last)
-            sched_yield();
-    }
+    for (int tries = 0; load_relaxed_u64(&stream->recorded) < last && tries < TRIES;)
+        if (mark(streams, stream, STREAM_MARKS))
+            tries++;
+        else
+            sched_yield(); /* another thread is marking, and will be done */
     bool marked = load_relaxed_u64(&stream->recorded) >= last;
     stream_leave(stream);
     if (!marked)

@@ -23,32 +23,33 @@ struct collector {
     enum view_reach reach;
 };
 
-/* By the region's own fence, not by where its hint was: see region.c. */
-static bool is_in_reach(const struct collector *collector, const struct found *found)
+/* By the region's own fence, not by where its hint was: see region.c. What of it is in reach; pages 0: nothing. */
+static struct view_region in_reach(const struct collector *collector, const struct found *found)
 {
     const struct streams *streams = &collector->arena->streams;
     struct fence fence = page_fence(page_at(&collector->arena->pages, found->page));
-    switch (collector->reach) {
-    case VIEW_PASSED:
-        return fence_passed(streams, fence);
-    case VIEW_USABLE:
-        return fence_usable(streams, fence, collector->stream);
-    default:
-        return fence_waitable(streams, fence);
-    }
+    struct view_region region = {found->page, found->pages, *found, false};
+    bool whole = collector->reach == VIEW_ALL      ? fence_waitable(streams, fence)
+                 : collector->reach == VIEW_USABLE ? fence_usable(streams, fence, collector->stream)
+                                                   : fence_passed(streams, fence);
+    region.part = !whole;
+    if (region.part)
+        region_longest_part(collector->arena, found, &region.page, &region.pages);
+    return region;
 }
 
-static bool add_found(const struct found *found, void *data)
+static bool add_region(const struct found *found, void *data)
 {
     const struct collector *collector = data;
     struct view *view = collector->view;
-    if (!is_in_reach(collector, found))
+    struct view_region region = in_reach(collector, found);
+    if (!region.pages)
         return true;
-    if (!room((void **)&view->found, &view->found_capacity, view->regions, sizeof *view->found)) {
+    if (!room((void **)&view->region, &view->region_capacity, view->regions, sizeof *view->region)) {
         view->out_of_memory = true;
         return false;
     }
-    view->found[view->regions++] = *found;
+    view->region[view->regions++] = region;
     return true;
 }
 
@@ -65,7 +66,7 @@ static bool add_hole(const struct found *found, void *data)
 
 static int by_page(const void *one, const void *other)
 {
-    /* Of struct found and of struct policy_hole the page is the first member. */
+    /* Of struct view_region and of struct policy_hole the page is the first member. */
     uint64_t a = *(const uint64_t *)one, b = *(const uint64_t *)other;
     return a < b ? -1 : a > b;
 }
@@ -98,32 +99,34 @@ static bool add_extents(struct view *view, const struct arena *arena, struct pol
     return true;
 }
 
-static bool is_usable(const struct arena *arena, const struct stream *stream, const struct found *found)
+/* In VIEW_ALL, what one stream would have to wait for is not joined to anything. */
+static bool is_usable(const struct arena *arena, const struct stream *stream, const struct view_region *region)
 {
-    struct fence fence = page_fence(page_at(&arena->pages, found->page));
-    return stream ? fence_usable(&arena->streams, fence, stream) : fence_passed(&arena->streams, fence);
+    struct fence fence = page_fence(page_at(&arena->pages, region->found.page));
+    return region->part ||
+           (stream ? fence_usable(&arena->streams, fence, stream) : fence_passed(&arena->streams, fence));
 }
 
 /* How many regions from the ith on adjoin and are usable without waiting; at least 1. */
 static uint32_t count_pieces(const struct view *view, const struct arena *arena, const struct stream *stream, size_t i)
 {
     uint32_t n = 1;
-    if (!is_usable(arena, stream, &view->found[i]))
+    if (!is_usable(arena, stream, &view->region[i]))
         return n;
     while (i + n < view->regions &&
-           view->found[i + n].page == view->found[i + n - 1].page + view->found[i + n - 1].pages &&
-           is_usable(arena, stream, &view->found[i + n]))
+           view->region[i + n].page == view->region[i + n - 1].page + view->region[i + n - 1].pages &&
+           is_usable(arena, stream, &view->region[i + n]))
         n++;
     return n;
 }
 
 static bool add_run(struct view *view, struct arena *arena, size_t first, uint32_t regions)
 {
-    const struct found *last = &view->found[first + regions - 1];
+    const struct view_region *last = &view->region[first + regions - 1];
     if (!room((void **)&view->run, &view->run_capacity, view->runs, sizeof *view->run) ||
         !room((void **)&view->pieces, &view->pieces_capacity, view->runs, sizeof *view->pieces))
         return false;
-    uint64_t page = view->found[first].page, end = last->page + last->pages;
+    uint64_t page = view->region[first].page, end = last->page + last->pages;
     bool at_end = last->pages == pages_to_chunk_end(&arena->pages, last->page);
     view->pieces[view->runs] = (struct view_pieces){(uint32_t)first, regions};
     view->run[view->runs] = (struct policy_run){.page = page,
@@ -145,10 +148,29 @@ static bool add_runs(struct view *view, struct arena *arena, const struct stream
     return true;
 }
 
+static bool claim_piece(const struct view_region *seen, struct arena *arena, struct region *region)
+{
+    if (!region_claim(arena, &seen->found, region))
+        return false;
+    if (seen->part)
+        *region = region_take_out(arena, *region, seen->page, seen->pages);
+    return true;
+}
+
 bool view_claim_run(const struct view *view, struct arena *arena, uint32_t run, struct region *region)
 {
     const struct view_pieces *pieces = &view->pieces[run];
-    return region_claim_run(arena, &view->found[pieces->first], pieces->regions, region);
+    struct region next;
+    if (!claim_piece(&view->region[pieces->first], arena, region))
+        return false;
+    for (uint32_t i = 1; i < pieces->regions; i++) {
+        if (!claim_piece(&view->region[pieces->first + i], arena, &next)) {
+            region_publish(arena, *region);
+            return false;
+        }
+        *region = region_unite(arena, *region, next);
+    }
+    return true;
 }
 
 /* A region that changed while it was looked for may have been met twice. */
@@ -156,8 +178,8 @@ static void drop_doubles(struct view *view)
 {
     size_t kept = 0;
     for (size_t i = 0; i < view->regions; i++)
-        if (!kept || view->found[i].page >= view->found[kept - 1].page + view->found[kept - 1].pages)
-            view->found[kept++] = view->found[i];
+        if (!kept || view->region[i].page >= view->region[kept - 1].page + view->region[kept - 1].pages)
+            view->region[kept++] = view->region[i];
     view->regions = kept;
 }
 
@@ -166,16 +188,18 @@ bool view_make(struct view *view, struct arena *arena, const struct stream *stre
     view->regions = view->runs = view->extents = view->holes = 0;
     view->out_of_memory = false;
     struct collector collector = {view, arena, stream, reach};
-    hints_each(&arena->passed, &arena->pages, PAGE_FREE, add_found, &collector);
+    hints_each(&arena->passed, &arena->pages, PAGE_FREE, add_region, &collector);
     if (reach == VIEW_USABLE)
-        hints_each(&stream->free, &arena->pages, PAGE_FREE, add_found, &collector);
-    for (uint32_t slot = 1; reach == VIEW_ALL && slot < load_acquire_u32(&arena->streams.slots); slot++)
-        hints_each(&stream_at(&arena->streams, slot)->free, &arena->pages, PAGE_FREE, add_found, &collector);
+        hints_each(&stream->free, &arena->pages, PAGE_FREE, add_region, &collector);
+    bool others = reach == VIEW_ALL || load_relaxed_u32(&arena->mixed);
+    for (uint32_t slot = 1; others && slot < load_acquire_u32(&arena->streams.slots); slot++)
+        if (reach != VIEW_USABLE || slot != stream->slot)
+            hints_each(&stream_at(&arena->streams, slot)->free, &arena->pages, PAGE_FREE, add_region, &collector);
     hints_each(&arena->holes, &arena->pages, PAGE_HOLE, add_hole, view);
     if (view->out_of_memory)
         return false;
     if (view->regions)
-        qsort(view->found, view->regions, sizeof *view->found, by_page);
+        qsort(view->region, view->regions, sizeof *view->region, by_page);
     if (view->holes)
         qsort(view->hole, view->holes, sizeof *view->hole, by_page);
     drop_doubles(view);
@@ -184,7 +208,7 @@ bool view_make(struct view *view, struct arena *arena, const struct stream *stre
 
 void view_free(struct view *view)
 {
-    free(view->found);
+    free(view->region);
     free(view->pieces);
     free(view->run);
     free(view->extent);
