@@ -1,0 +1,56 @@
+#!/usr/bin/env bash
+set -euo pipefail
+
+usage() {
+  cat <<'EOF'
+usage: stress/on_gpu.sh BUILD_DIR TRACE...
+
+On a machine with a GPU: runs what the README's figures come from, with the programs in BUILD_DIR, and the tests that
+need no simulated GPU if they were built. The programs may have been built elsewhere. About four minutes on an H200.
+
+  1  vpmm and cuMemAllocAsync in turn, three times: dense, one thread, requests of at least 2 MiB, cold and warm
+  2  the same with --verify, with four threads and all sizes, at the traces' own pace, and with one handle a page
+  3  the server example, and the tests with VPMM_TEST_DRIVER=cuda
+
+Exit status 0: every program ended with 0.
+EOF
+}
+
+if [ $# -lt 2 ]; then
+  usage
+  [ "${1:-}" = --help ] && exit 0
+  exit 2
+fi
+programs=$(cd "$1" && pwd)
+shift
+failed=0
+
+# run <title> <command>...
+run() {
+  local title=$1 status=0
+  shift
+  echo "== $title"
+  timeout --kill-after=10 200 "$@" || status=$?
+  if [ "$status" -ne 0 ]; then
+    echo "FAILED: $title: exit status $status"
+    failed=1
+  fi
+}
+
+replay=("$programs/vpmm-replay" --driver cuda)
+nvidia-smi --query-gpu=name,driver_version --format=csv,noheader || true
+for i in 1 2 3; do
+  run "dense, cuMemAllocAsync, $i" "${replay[@]}" --allocator async --min-bytes 2M "$@"
+  run "dense, vpmm, $i" "${replay[@]}" --min-bytes 2M "$@"
+done
+run "verified" "${replay[@]}" --verify --min-bytes 2M "$@"
+run "verified, four threads, all sizes" "${replay[@]}" --verify --threads 4 "$@"
+run "at the traces' own pace" "${replay[@]}" --pace --min-bytes 2M "$@"
+run "one handle a page, verified" env VPMM_EXTENT_SIZE=2M "${replay[@]}" --verify --min-bytes 2M "$@"
+run "server" "$programs/vpmm-server" --driver cuda --seconds 5
+for test in walkthrough streams limits capture defects model process; do
+  if [ -x "$programs/tests/test_$test" ]; then
+    run "test_$test" env VPMM_TEST_DRIVER=cuda "$programs/tests/test_$test" --jobs 6 --timeout 60
+  fi
+done
+exit "$failed"
