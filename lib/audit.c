@@ -89,8 +89,7 @@ static vpmm_status check_free(struct auditor *auditor, enum page_state left)
     if (left == PAGE_FREE) {
         uint64_t length = load_relaxed_u32(&at(auditor, auditor->page - 1)->back);
         struct fence other = page_fence(at(auditor, auditor->page - length));
-        if (other.stream == fence.stream &&
-            (!fence.stream || fence_passed(&arena->streams, other) == fence_passed(&arena->streams, fence)))
+        if (other.stream == fence.stream || !other.stream || !fence.stream)
             return violation(auditor, "it is not merged with the free region before it");
     }
     return VPMM_SUCCESS;

@@ -296,7 +296,7 @@ static bool claim_run(struct arena *arena, const struct stream *stream, uint64_t
     while (region->pages < wanted) {
         if (!right_of(arena, region->page, region->pages, &next) || !usable(arena, stream, next.page) ||
             !region_claim(arena, &next, &piece)) {
-            /* Published whole, under the later fence: it may look busy to others until that has passed. */
+            /* As one region: its pieces keep the fences that they had. */
             region_publish(arena, *region);
             return false;
         }
@@ -452,13 +452,9 @@ vpmm_status region_take_back(struct arena *arena, CUdeviceptr address, struct re
     return VPMM_SUCCESS;
 }
 
-struct passing {
-    struct arena *arena;
-};
-
 static bool pass_one(const struct found *found, void *data)
 {
-    struct arena *arena = ((struct passing *)data)->arena;
+    struct arena *arena = data;
     struct region region;
     if (fence_passed(&arena->streams, page_fence(at(arena, found->page))) && region_claim(arena, found, &region))
         region_publish(arena, region);
@@ -467,8 +463,7 @@ static bool pass_one(const struct found *found, void *data)
 
 void region_pass(struct arena *arena, struct stream *stream)
 {
-    struct passing passing = {arena};
-    hints_each(&stream->free, &arena->pages, PAGE_FREE, pass_one, &passing);
+    hints_each(&stream->free, &arena->pages, PAGE_FREE, pass_one, arena);
 }
 
 /* ---- holes ---- */
