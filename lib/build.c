@@ -1,6 +1,7 @@
 #include "build.h"
 
 #include "clock.h"
+#include "lock.h"
 #include "zombie.h"
 
 #include <stdlib.h>
@@ -459,7 +460,7 @@ static void unwind(struct build *build)
         release_or_keep(arena, build->extent[build->moved + i]->handle);
     if (!gone)
         quarantine(build);
-    pthread_mutex_lock(&arena->turn);
+    lock_take(&arena->turn);
     if (gone)
         hole_add(arena, build->target.page, build->target.pages);
     arena->budgeted_pages -= build->new_pages;
@@ -519,7 +520,7 @@ static vpmm_status reserve_chunk(struct arena *arena, uint32_t seen)
                           "addresses are exhausted, or VPMM_VA_SIZE is too large",
                           bytes);
     } else {
-        pthread_mutex_lock(&arena->turn);
+        lock_take(&arena->turn);
         status = pages_add_chunk(&arena->pages, base, &first);
         if (status == VPMM_SUCCESS) {
             hole_add(arena, first, arena->pages.chunk_pages);
@@ -601,7 +602,7 @@ vpmm_status build_region(struct arena *arena, struct stream *stream, uint64_t pa
         struct build build = {.arena = arena, .stream = stream};
         bool needs_chunk = false;
         vpmm_status status = VPMM_SUCCESS;
-        pthread_mutex_lock(&arena->turn);
+        lock_take(&arena->turn);
         *source = stream ? region_take(arena, stream, pages, false, result) : REGION_NONE;
         if (*source != REGION_NONE) {
             pthread_mutex_unlock(&arena->turn);
@@ -666,7 +667,7 @@ static void count_removed(struct arena *arena, uint64_t pages, uint64_t promised
 {
     stats_sub(arena->stats, STAT_mapped_bytes, pages << arena->pages.page_shift);
     stats_count(arena->stats, STAT_extents_released);
-    pthread_mutex_lock(&arena->turn);
+    lock_take(&arena->turn);
     arena->budgeted_pages -= pages - promised;
     pthread_mutex_unlock(&arena->turn);
 }
@@ -692,7 +693,7 @@ static void release_extent(struct arena *arena, struct extent *extent, struct zo
     uint64_t page = load_relaxed_u64(&extent->page);
     uint32_t pages = extent->pages;
     if (remove_extent(arena, extent, spare)) {
-        pthread_mutex_lock(&arena->turn);
+        lock_take(&arena->turn);
         hole_add(arena, page, pages);
         pthread_mutex_unlock(&arena->turn);
     }
@@ -720,7 +721,7 @@ static bool release_one(struct arena *arena, uint64_t keep_pages, uint32_t *rele
     struct extent *extent = NULL;
     struct zombie *spare = zombie_create(1);
     *status = spare ? VPMM_SUCCESS : no_host_memory();
-    pthread_mutex_lock(&arena->turn);
+    lock_take(&arena->turn);
     uint64_t mapped = arena->budgeted_pages;
     if (spare && mapped > keep_pages && view_make(arena->view, arena, NULL, VIEW_PASSED)) {
         uint32_t chosen = choose_release(arena->view, mapped - keep_pages);
@@ -797,7 +798,7 @@ vpmm_status build_ahead(struct arena *arena, double budget_us, double *spent_us)
     vpmm_status status = VPMM_SUCCESS;
     uint32_t pages = 0;
     *spent_us = 0;
-    pthread_mutex_lock(&arena->turn);
+    lock_take(&arena->turn);
     plan->place = POLICY_NOTHING;
     if (view_make(arena->view, arena, NULL, VIEW_PASSED)) {
         struct policy_view shown = view_for_policy(arena->view, true, arena->budgeted_pages, creatable(arena, &limits));

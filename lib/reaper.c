@@ -3,6 +3,7 @@
 
 #include "build.h"
 #include "clock.h"
+#include "lock.h"
 #include "region.h"
 #include "zombie.h"
 
@@ -52,7 +53,7 @@ static bool publish_passed(struct arena *arena)
 /* Under the reaper's turn. True: something was done, and more may follow from it. */
 static bool pass(struct arena *arena, unsigned budget_us)
 {
-    pthread_mutex_lock(&arena->watching);
+    lock_take(&arena->watching);
     bool any = publish_passed(arena);
     pthread_mutex_unlock(&arena->watching);
     any |= zombies_retire(arena);
@@ -73,7 +74,7 @@ static vpmm_status locked_pass(struct arena *arena, unsigned budget_us, bool *an
 vpmm_status reaper_pass(struct arena *arena, unsigned budget_us)
 {
     bool any;
-    if (pthread_mutex_trylock(&arena->reaping))
+    if (!lock_try(&arena->reaping))
         return VPMM_SUCCESS;
     vpmm_status status = locked_pass(arena, budget_us, &any);
     pthread_mutex_unlock(&arena->reaping);
@@ -89,7 +90,7 @@ enum {
 static bool try_watching(struct arena *arena)
 {
     uint64_t end = clock_now_ns() + REFRESH_PATIENCE_NS;
-    while (pthread_mutex_trylock(&arena->watching)) {
+    while (!lock_try(&arena->watching)) {
         if (clock_now_ns() > end)
             return false;
         sched_yield();
@@ -117,7 +118,7 @@ void reaper_refresh(struct arena *arena)
 vpmm_status reaper_pass_now(struct arena *arena)
 {
     bool any;
-    pthread_mutex_lock(&arena->reaping);
+    lock_take(&arena->reaping);
     vpmm_status status = locked_pass(arena, 0, &any);
     pthread_mutex_unlock(&arena->reaping);
     return status;
@@ -129,7 +130,7 @@ static vpmm_status synchronise(struct arena *arena)
     vpmm_status status = device_enter(arena->device, &scope);
     if (status != VPMM_SUCCESS)
         return status;
-    pthread_mutex_lock(&arena->watching);
+    lock_take(&arena->watching);
     status = streams_synchronise(&arena->streams);
     pass_regions(arena);
     pthread_mutex_unlock(&arena->watching);
@@ -207,7 +208,7 @@ static long pass_and_plan(struct reaper *reaper)
     enum { BUDGET_US = 200 }; /* of work ahead in a pass: what a request may have to wait for behind it */
     struct arena *arena = reaper->arena;
     bool any = false, quiet = is_quiet(reaper);
-    pthread_mutex_lock(&arena->reaping);
+    lock_take(&arena->reaping);
     locked_pass(arena, quiet ? BUDGET_US : 0, &any);
     bool refused = arena->waiting != NULL;
     pthread_mutex_unlock(&arena->reaping);

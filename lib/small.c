@@ -1,5 +1,7 @@
 #include "small.h"
 
+#include "lock.h"
+
 #include <stdlib.h>
 
 struct small_record {
@@ -75,7 +77,7 @@ vpmm_status small_destroy(struct small *small)
 static bool record_add(struct small *small, struct small_record *record)
 {
     unsigned i = map_of(record->key.a);
-    pthread_mutex_lock(&small->map[i].lock);
+    lock_take(&small->map[i].lock);
     if (object_map_get(small->map[i].live, record->key))
         object_map_remove(small->map[i].live, record->key);
     bool added = object_map_put(small->map[i].live, record);
@@ -121,7 +123,7 @@ vpmm_status small_malloc(struct small *small, size_t bytes, CUstream stream, CUd
 static struct small_record *begin_free(struct small *small, CUdeviceptr address)
 {
     unsigned i = map_of(address);
-    pthread_mutex_lock(&small->map[i].lock);
+    lock_take(&small->map[i].lock);
     struct small_record *record = object_map_get(small->map[i].live, key_of(address));
     if (record && record->freeing)
         record = NULL;
@@ -134,7 +136,7 @@ static struct small_record *begin_free(struct small *small, CUdeviceptr address)
 static void end_free(struct small *small, struct small_record *record, bool freed)
 {
     unsigned i = map_of(record->key.a);
-    pthread_mutex_lock(&small->map[i].lock);
+    lock_take(&small->map[i].lock);
     if (!freed)
         record->freeing = false;
     else if (object_map_get(small->map[i].live, record->key) == record)

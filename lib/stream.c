@@ -1,5 +1,7 @@
 #include "stream.h"
 
+#include "lock.h"
+
 #include <sched.h>
 #include <stdlib.h>
 #include <string.h>
@@ -243,7 +245,7 @@ static vpmm_status register_stream(struct streams *streams, CUstream handle, con
     }
     if (status != VPMM_SUCCESS)
         return status;
-    pthread_mutex_lock(&streams->lock);
+    lock_take(&streams->lock);
     struct stream *known = object_map_get(streams->registry, identity->key);
     struct stream *stream = known ? NULL : record_take(streams, context);
     if (stream) {
@@ -290,7 +292,7 @@ void stream_leave(struct stream *stream)
 /* The handle names another stream now: the record keeps what the old one left. */
 static void orphan(struct streams *streams, struct stream *stream, const struct identity *identity)
 {
-    pthread_mutex_lock(&streams->lock);
+    lock_take(&streams->lock);
     if (object_map_get(streams->registry, identity->key) == stream && stream->id != identity->id)
         unregister(streams, stream, STREAM_ORPHAN);
     pthread_mutex_unlock(&streams->lock);
@@ -384,6 +386,7 @@ static bool mark(struct streams *streams, struct stream *stream, uint32_t limit)
     bool again = true, had_it = false;
     while (again && !exchange_acq_rel_u32(&stream->marking, 1)) {
         had_it = true;
+        lock_count();
         bool marked = mark_once(streams, stream, limit);
         store_sc_u32(&stream->marking, 0); /* pairs with the exchange */
         again = marked && load_sc_u64(&stream->published) > load_relaxed_u64(&stream->recorded);
@@ -556,7 +559,7 @@ vpmm_status stream_release(struct streams *streams, CUstream handle)
     if (!marked)
         return fail(VPMM_ERROR_DRIVER, "the stream's last point cannot be recorded now: synchronise the stream, call "
                                        "vpmm_poll, and release it again");
-    pthread_mutex_lock(&streams->lock);
+    lock_take(&streams->lock);
     if (load_sc_u32(&stream->state) == STREAM_ACTIVE && object_map_get(streams->registry, identity.key) == stream)
         unregister(streams, stream, STREAM_RELEASED);
     pthread_mutex_unlock(&streams->lock);
@@ -636,7 +639,7 @@ static void retire_record(struct streams *streams, struct stream *stream)
     bool thread_gone = state == STREAM_ACTIVE && stream->thread && load_acquire_u32(&stream->thread->exited);
     if (!thread_gone && state != STREAM_RELEASED && state != STREAM_ORPHAN)
         return;
-    pthread_mutex_lock(&streams->lock);
+    lock_take(&streams->lock);
     if (thread_gone && load_sc_u32(&stream->state) == STREAM_ACTIVE)
         unregister(streams, stream, STREAM_ORPHAN);
     if (load_sc_u32(&stream->state) != STREAM_UNUSED && !load_sc_u32(&stream->users) &&

@@ -1,5 +1,7 @@
 #include "zombie.h"
 
+#include "lock.h"
+
 #include <stdlib.h>
 
 struct zombie *zombie_create(uint32_t mappings)
@@ -44,7 +46,7 @@ static void advance(struct arena *arena, struct zombie *zombie, uint32_t mapping
     zombie->mappings -= mappings;
     zombie->page += pages;
     zombie->pages -= pages;
-    pthread_mutex_lock(&arena->turn);
+    lock_take(&arena->turn);
     if (zombie->pages)
         page_set(page_at(&arena->pages, zombie->page), PAGE_ZOMBIE, zombie->pages);
     page_set(first, PAGE_NONE, 0);
