@@ -1,0 +1,131 @@
+/*
+ * pairs.h - vpmm-pairs's parts.
+ *
+ *   pairs.c         options, and one case after the other
+ *   pairs_target.c  what is measured: a device, and an allocator on it
+ *   pairs_run.c     a case: its threads, its passes, its figures
+ *   pairs_report.c  the table and the JSON
+ */
+#ifndef VPMM_STRESS_PAIRS_H
+#define VPMM_STRESS_PAIRS_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+
+#include <vpmm/sim.h>
+#include <vpmm/vpmm.h>
+
+enum { PAIRS_LIST = 16, PAIRS_WINDOW = 64, PAIRS_LONGEST = 4 /* of a window's lengths, in --bytes */ };
+
+typedef enum pairs_pattern { PATTERN_PAIR, PATTERN_WINDOW, PATTERN_HANDOFF, PATTERNS } pairs_pattern;
+
+extern const char *const pairs_pattern_names[PATTERNS];
+extern const char *const pairs_allocator_names[2]; /* [async] */
+
+typedef struct pairs_list {
+    size_t n;
+    uint64_t value[PAIRS_LIST];
+} pairs_list;
+
+typedef struct pairs_options {
+    bool cuda;
+    bool no_p99;
+    uint64_t pairs; /* of each thread or couple; 0: what takes a quarter of a second */
+    unsigned streams_known;
+    pairs_list allocators, patterns, bytes, threads;
+    const char *json;   /* NULL: none; "-": standard output */
+    vpmm_config config; /* from the environment */
+} pairs_options;
+
+/* One line of the table. */
+typedef struct pairs_case {
+    const pairs_options *options;
+    bool async;
+    pairs_pattern pattern;
+    size_t bytes;
+    unsigned threads;
+} pairs_case;
+
+/* The device, once for all cases. What goes wrong is told on stderr. */
+typedef struct gpu {
+    vpmm_sim *sim; /* NULL on cuda */
+    const vpmm_driver *driver;
+    CUdevice device;
+    CUcontext context;
+} gpu;
+
+bool gpu_open(gpu *, const pairs_options *);
+bool gpu_enter(const gpu *); /* in each thread that calls */
+bool gpu_close(gpu *);       /* false: something leaked, or a destroyed object was used */
+bool gpu_ok(const gpu *, const char *what, CUresult result);
+
+/* The allocator of a case. */
+typedef struct target {
+    gpu *gpu;
+    vpmm_pool *pool;          /* NULL: cuMemAllocAsync */
+    CUmemoryPool memory_pool; /* of cuMemAllocAsync */
+} target;
+
+bool target_open(target *, gpu *, const pairs_case *);
+bool target_audit(target *);
+bool target_close(target *);
+bool target_release_stream(target *, CUstream);
+bool target_stats(target *, vpmm_stats *); /* zeros for cuMemAllocAsync */
+bool target_peak_mapped(target *, uint64_t *bytes);
+
+/* False: told on stderr. In two parts, so that the timed loop holds no more than the call and a test of its result. */
+bool target_malloc_failed(const target *, size_t bytes, vpmm_status, CUresult);
+bool target_free_failed(const target *, vpmm_status, CUresult);
+
+static inline bool target_malloc(target *t, size_t bytes, CUstream stream, CUdeviceptr *out)
+{
+    vpmm_status status = VPMM_SUCCESS;
+    CUresult result = CUDA_SUCCESS;
+    if (t->pool != NULL)
+        status = vpmm_malloc(t->pool, bytes, stream, out);
+    else
+        result = t->gpu->driver->cuMemAllocFromPoolAsync(out, bytes, t->memory_pool, stream);
+    return (status == VPMM_SUCCESS && result == CUDA_SUCCESS) || target_malloc_failed(t, bytes, status, result);
+}
+
+static inline bool target_free(target *t, CUdeviceptr address, CUstream stream)
+{
+    vpmm_status status = VPMM_SUCCESS;
+    CUresult result = CUDA_SUCCESS;
+    if (t->pool != NULL)
+        status = vpmm_free(t->pool, address, stream);
+    else
+        result = t->gpu->driver->cuMemFreeAsync(address, stream);
+    return (status == VPMM_SUCCESS && result == CUDA_SUCCESS) || target_free_failed(t, status, result);
+}
+
+/* What a case came to. */
+typedef struct pairs_result {
+    pairs_case of;
+    uint64_t pairs; /* in the timed loop, of all threads */
+    double ns_per_pair, pairs_per_second;
+    bool has_p99, has_locks;
+    double p99_ns;
+    uint64_t driver_calls, locks, peak_mapped_bytes;
+    vpmm_stats tiers; /* counters: differences over the timed loop */
+    bool good;        /* the audit passed, and everything could be given back */
+} pairs_result;
+
+/* False: told on stderr, and there is no result. */
+bool pairs_run(gpu *, const pairs_case *, pairs_result *);
+
+/* Report: a table, and JSON with an object a line. */
+typedef struct report {
+    FILE *json; /* NULL: none */
+    FILE *table;
+    const char *path;
+    bool headed;
+} report;
+
+bool report_open(report *, const char *json);
+void report_result(report *, const pairs_result *);
+bool report_close(report *); /* false: the JSON could not be written */
+
+#endif
