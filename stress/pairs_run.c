@@ -305,7 +305,7 @@ static void *lines_of(size_t n, size_t bytes)
 
 static bool make_streams(gpu *g, CUstream **streams, unsigned wanted, unsigned *made)
 {
-    *streams = lines_of(wanted + 1, sizeof **streams);
+    *streams = lines_of(wanted + 1, sizeof(CUstream));
     if (*streams == NULL)
         return false;
     for (; *made < wanted; ++*made)

@@ -4,8 +4,6 @@
 
 #include <string.h>
 
-#define SIM_MEMORY_BYTES ((size_t)128 << 30)
-
 bool gpu_ok(const gpu *g, const char *what, CUresult result)
 {
     const char *name = NULL;
@@ -26,18 +24,35 @@ static bool vpmm_ok(const char *what, vpmm_status status)
 
 /* ---- the device ---- */
 
+static uint64_t largest(const pairs_list *list)
+{
+    uint64_t most = 0;
+    for (size_t i = 0; i < list->n; i++)
+        most = list->value[i] > most ? list->value[i] : most;
+    return most;
+}
+
+/* What the largest case can have in flight, half as much again, and a little: valgrind has no room for 128 GiB. */
+static size_t simulated_bytes(const pairs_options *o)
+{
+    uint64_t in_flight = largest(&o->threads) * largest(&o->bytes) * PAIRS_WINDOW;
+    if (largest(&o->patterns) != PATTERN_PAIR)
+        in_flight *= PAIRS_LONGEST;
+    return in_flight / 2 * 3 + ((size_t)2 << 30);
+}
+
 /*
  * Its streams run by themselves: what is freed passes as on an idle GPU. Nothing here touches the memory, so there is
  * no race to find, and the looking for one would be charged to each pair.
  */
-static bool open_simulator(gpu *g)
+static bool open_simulator(gpu *g, const pairs_options *options)
 {
     vpmm_sim_config config = vpmm_sim_config_default();
-    config.memory_bytes = SIM_MEMORY_BYTES;
+    config.memory_bytes = simulated_bytes(options);
     config.detect_races = false;
     g->sim = vpmm_sim_create(&config);
     if (g->sim == NULL) {
-        fprintf(stderr, "vpmm-pairs: the simulator: %s\n", vpmm_last_error());
+        fprintf(stderr, "vpmm-pairs: the simulator: %s: use fewer --threads or --bytes\n", vpmm_last_error());
         return false;
     }
     g->driver = vpmm_sim_driver(g->sim);
@@ -55,7 +70,7 @@ static bool open_cuda(gpu *g)
 bool gpu_open(gpu *g, const pairs_options *options)
 {
     *g = (gpu){0};
-    return (options->cuda ? open_cuda(g) : open_simulator(g)) && gpu_ok(g, "cuInit", g->driver->cuInit(0)) &&
+    return (options->cuda ? open_cuda(g) : open_simulator(g, options)) && gpu_ok(g, "cuInit", g->driver->cuInit(0)) &&
            gpu_ok(g, "cuDeviceGet", g->driver->cuDeviceGet(&g->device, options->config.device)) &&
            gpu_ok(g, "cuDevicePrimaryCtxRetain", g->driver->cuDevicePrimaryCtxRetain(&g->context, g->device)) &&
            gpu_enter(g);
