@@ -6,11 +6,12 @@ usage() {
 usage: stress/on_gpu.sh BUILD_DIR TRACE...
 
 On a machine with a GPU: runs what the README's figures come from, with the programs in BUILD_DIR, and the tests that
-need no simulated GPU if they were built. The programs may have been built elsewhere. About four minutes on an H200.
+need no simulated GPU if they were built. The programs may have been built elsewhere. About five minutes on an H200.
 
   1  vpmm and cuMemAllocAsync in turn, three times: dense, one thread, requests of at least 2 MiB, cold and warm
   2  the same with --verify, with four threads and all sizes, at the traces' own pace, and with one handle a page
-  3  the server example, and the tests with VPMM_TEST_DRIVER=cuda
+  3  pairs: what a malloc and a free cost, with 1 and with 16 threads, beside cuMemAllocAsync
+  4  the server example, and the tests with VPMM_TEST_DRIVER=cuda
 
 Exit status 0: every program ended with 0.
 EOF
@@ -47,6 +48,19 @@ run "verified" "${replay[@]}" --verify --min-bytes 2M "$@"
 run "verified, four threads, all sizes" "${replay[@]}" --verify --threads 4 "$@"
 run "at the traces' own pace" "${replay[@]}" --pace --min-bytes 2M "$@"
 run "one handle a page, verified" env VPMM_EXTENT_SIZE=2M "${replay[@]}" --verify --min-bytes 2M "$@"
+
+# A window of 64 allocations around 64 MiB in each of 16 threads would be more than any GPU has.
+pairs=("$programs/vpmm-pairs" --driver cuda)
+allocators=vpmm,async
+for streams in trusted checked; do
+  pairs_with=(env "VPMM_STREAMS=$streams" "${pairs[@]}" --allocator "$allocators")
+  run "pairs, $streams streams" "${pairs_with[@]}" --pattern pair --bytes 2M,64M --threads 1,16
+  run "pairs, $streams streams, window of 2M" "${pairs_with[@]}" --pattern window --bytes 2M --threads 1,16
+  run "pairs, $streams streams, window of 64M" "${pairs_with[@]}" --pattern window --bytes 64M --threads 1
+  run "pairs, $streams streams, handoff" "${pairs_with[@]}" --pattern handoff --bytes 2M,64M --threads 16
+  allocators=vpmm # cuMemAllocAsync knows nothing of the setting
+done
+
 run "server" "$programs/vpmm-server" --driver cuda --seconds 5
 for test in walkthrough streams limits capture defects model process; do
   if [ -x "$programs/tests/test_$test" ]; then

@@ -172,10 +172,13 @@ run_check() {
 
 # The programs, each of which audits itself.
 run_programs() {
-  local trace
+  local trace pattern
   for trace in "$root"/tests/traces/*.csv; do
     [ -f "$trace" ] || continue
     run_check "vpmm-replay $(basename "$trace" .csv)" "$build/$stage/vpmm-replay" --verify --lag 16 "$trace"
+  done
+  for pattern in pair window handoff; do
+    run_check "vpmm-pairs $pattern" "$build/$stage/vpmm-pairs" --pattern "$pattern" --threads 4 --pairs 2000
   done
   run_check vpmm-server "$build/$stage/vpmm-server" --driver sim --seconds 3
 }
