@@ -4,6 +4,7 @@
  *   pages      the truth about every region                                   by exchange of words (pages.h)
  *   passed     hints of FREE regions that wait for nothing                    lock-free (hints.h)
  *   streams    records, each with hints of the FREE regions behind its fences lock-free (stream.h)
+ *   fronts     what threads keep for themselves, CACHED                       lock-free (front.h)
  *   holes      hints of HOLE regions                                          under the build turn
  *   policy     where to build and of what                                     under the build turn
  *   zombies    old addresses, pushed by builders, taken by the reaper         lock-free (queue.h)
@@ -29,6 +30,7 @@
 
 #include <pthread.h>
 
+struct fronts;
 struct view;
 struct zombie;
 
@@ -43,6 +45,7 @@ struct arena {
     struct hint_arena hint_arena;
     struct hints passed;
     struct streams streams;
+    struct fronts *fronts; /* the threads' caches; constant */
 
     pthread_mutex_t turn;
     struct hints holes;

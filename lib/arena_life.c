@@ -37,7 +37,7 @@ static void free_extents(struct pages *pages, uint64_t page, uint64_t end)
     for (uint64_t next; page < end; page = next) {
         uint64_t word = load_relaxed_u64(&page_at(pages, page)->word);
         next = page + word_pages(word);
-        bool mapped = word_state(word) == PAGE_LIVE || word_state(word) == PAGE_FREE;
+        bool mapped = word_state(word) == PAGE_LIVE || word_state(word) == PAGE_FREE || word_state(word) == PAGE_CACHED;
         for (uint64_t at = page > freed_until ? page : freed_until; mapped && at < next; at = freed_until) {
             struct extent *extent = page_extent(page_at(pages, at));
             freed_until = at + extent->pages;

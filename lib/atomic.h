@@ -67,6 +67,11 @@ static inline void vpmm_schedule_point(void) {}
     {                                                                                                                  \
         vpmm_schedule_point();                                                                                         \
         return atomic_exchange_explicit(p, v, memory_order_acq_rel);                                                   \
+    }                                                                                                                  \
+    static inline type exchange_sc_##suffix(_Atomic(type) *p, type v)                                                  \
+    {                                                                                                                  \
+        vpmm_schedule_point();                                                                                         \
+        return atomic_exchange_explicit(p, v, memory_order_seq_cst);                                                   \
     }
 
 #define VPMM_DEFINE_ATOMIC_ARITHMETIC(type, suffix)                                                                    \
@@ -114,6 +119,20 @@ VPMM_DEFINE_ATOMIC_ARITHMETIC(uint64_t, u64)
 VPMM_DEFINE_ATOMIC(uint32_t, u32)
 VPMM_DEFINE_ATOMIC_ARITHMETIC(uint32_t, u32)
 VPMM_DEFINE_ATOMIC(void *, ptr)
+
+/*
+ * Adds where the calling thread is the only writer, and others read: no more than a load and a store. x86-64 has both in
+ * one instruction, which compilers do not use for atomics.
+ */
+static inline void add_alone_u64(_Atomic(uint64_t) *p, uint64_t v)
+{
+    vpmm_schedule_point();
+#if defined __x86_64__ && !defined VPMM_TSAN
+    __asm__("addq %1, %0" : "+m"(*p) : "er"(v) : "cc");
+#else
+    atomic_store_explicit(p, atomic_load_explicit(p, memory_order_relaxed) + v, memory_order_relaxed);
+#endif
+}
 
 static inline void fence_sc(void)
 {

@@ -1,5 +1,6 @@
 #include "audit.h"
 
+#include "front.h"
 #include "region.h"
 #include "zombie.h"
 
@@ -7,7 +8,7 @@
 #include <stdarg.h>
 
 struct tally {
-    uint64_t live, free, hole, zombie, requested;
+    uint64_t live, free, cached, hole, zombie, requested;
     uint64_t free_regions, hole_regions, extents, extent_pages;
 };
 
@@ -123,6 +124,11 @@ static vpmm_status check_region(struct auditor *auditor, enum page_state state, 
     case PAGE_FREE:
         status = check_free(auditor, left);
         return status == VPMM_SUCCESS ? check_extents(auditor) : status;
+    case PAGE_CACHED:
+        auditor->tally.cached += auditor->pages;
+        if (!fronts_hold(auditor->arena->fronts, auditor->page))
+            return violation(auditor, "it is cached and in no cache of its stream that is noted");
+        return check_extents(auditor);
     case PAGE_HOLE:
         status = check_hole(auditor, left);
         return status == VPMM_SUCCESS ? check_unmapped(auditor, looked) : status;
@@ -179,12 +185,13 @@ static vpmm_status check_tally(const struct auditor *auditor)
         uint64_t walked, counted;
     } pair[] = {
         {"live bytes", tally->live << shift, stats_sum(arena->stats, STAT_live_bytes)},
-        {"mapped bytes", (tally->live + tally->free) << shift, mapped},
+        {"cached bytes", tally->cached << shift, stats_sum(arena->stats, STAT_cached_bytes)},
+        {"mapped bytes", (tally->live + tally->free + tally->cached) << shift, mapped},
         {"bytes of extents", tally->extent_pages << shift, mapped},
         {"pages in the budget", tally->extent_pages, arena->budgeted_pages},
         {"extents", tally->extents, extents},
         {"bytes pending unmap", tally->zombie << shift, stats_sum(arena->stats, STAT_pending_unmap_bytes)},
-        {"reserved bytes", (tally->live + tally->free + tally->hole + tally->zombie) << shift,
+        {"reserved bytes", (tally->live + tally->free + tally->cached + tally->hole + tally->zombie) << shift,
          stats_sum(arena->stats, STAT_reserved_bytes)},
         {"requested bytes", tally->requested,
          stats_sum(arena->stats, STAT_requested_bytes) - stats_sum(arena->stats, STAT_async_bytes)},

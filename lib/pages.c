@@ -57,3 +57,9 @@ bool page_of_address(const struct pages *pages, CUdeviceptr address, uint64_t *p
     }
     return false;
 }
+
+struct page *page_at_address(const struct pages *pages, CUdeviceptr address)
+{
+    uint64_t page;
+    return page_of_address(pages, address, &page) ? page_at(pages, page) : NULL;
+}

@@ -83,7 +83,8 @@ struct pages {
     unsigned chunk_shift; /* of a global page number */
     uint64_t chunk_pages;
     unsigned max_chunks;
-    _Atomic(uint32_t) chunks; /* stored with release after the chunk is filled in; every reader's load is an acquire */
+    _Atomic(uint32_t) chunks; /* stored with release after the chunk is filled in; every reader's load is an acquire,
+                                 but that the first is there before anything else of the pool */
     struct chunk chunk[PAGES_MAX_CHUNKS];
 };
 
@@ -97,6 +98,12 @@ static inline uint64_t word_make(enum page_state state, uint64_t pages, uint64_t
 {
     return (uint64_t)state | pages << PAGE_STATE_BITS |
            ((previous >> (PAGE_STATE_BITS + PAGE_COUNT_BITS)) + 1) << (PAGE_STATE_BITS + PAGE_COUNT_BITS);
+}
+
+/* The same of a word whose state is known: one addition. The generation is on top and wraps. */
+static inline uint64_t word_next(uint64_t word, enum page_state from, enum page_state to)
+{
+    return word + (UINT64_C(1) << (PAGE_STATE_BITS + PAGE_COUNT_BITS)) + (uint64_t)to - (uint64_t)from;
 }
 
 static inline enum page_state word_state(uint64_t word)
@@ -133,6 +140,21 @@ static inline uint64_t pages_to_chunk_end(const struct pages *pages, uint64_t pa
 /* The page at exactly this address. false: not in any chunk, or not a page's first byte. */
 bool page_of_address(const struct pages *, CUdeviceptr, uint64_t *page);
 
+/* Its descriptor; NULL likewise. */
+struct page *page_at_address(const struct pages *, CUdeviceptr);
+
+/*
+ * The same in the first chunk alone, the only one of most pools, which is there before anything else of the pool.
+ * Rotated, an offset that is no page's has its low bits at the top, and is out of range like one beyond the end.
+ */
+static inline bool page_in_first_chunk(const struct pages *pages, CUdeviceptr address, struct page **page)
+{
+    uint64_t offset = address - pages->chunk[0].base;
+    uint64_t index = offset >> pages->page_shift | offset << (-pages->page_shift & 63);
+    *page = &pages->chunk[0].page[index];
+    return index < pages->chunk_pages;
+}
+
 static inline struct fence page_fence(const struct page *page)
 {
     return (struct fence){load_relaxed_u32(&page->fence_stream), load_relaxed_u64(&page->fence_number)};
@@ -152,12 +174,12 @@ static inline struct extent *page_extent(const struct page *page)
 /*
  * The owner's change of its region's first word. Pairs with the acquire load of whoever finds the region next. The
  * order is sequentially consistent for FREE, where two neighbours that are published at once must not both miss
- * each other (region.c).
+ * each other (region.c), and for CACHED, where a cache and who empties it must not (front.h).
  */
 static inline uint64_t page_set(struct page *page, enum page_state state, uint64_t count)
 {
     uint64_t word = word_make(state, count, load_relaxed_u64(&page->word));
-    if (state == PAGE_FREE)
+    if (state == PAGE_FREE || state == PAGE_CACHED)
         store_sc_u64(&page->word, word);
     else
         store_release_u64(&page->word, word);

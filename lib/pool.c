@@ -5,6 +5,7 @@
 #include "audit.h"
 #include "build.h"
 #include "config.h"
+#include "front.h"
 #include "process.h"
 #include "reaper.h"
 #include "region.h"
@@ -19,6 +20,7 @@ struct vpmm_pool {
     vpmm_config config; /* with page_size filled in */
     struct device device;
     struct stats stats;
+    struct fronts fronts;
     struct arena arena;
     struct small small;
     bool paged;  /* false: no page could serve any request, or the device has no virtual memory management */
@@ -61,6 +63,8 @@ static vpmm_status fill_pool(struct vpmm_pool *pool)
     vpmm_status status = VPMM_SUCCESS;
     if (pool->device.has_pools)
         status = small_init(&pool->small, &pool->device);
+    fronts_init(&pool->fronts, &pool->arena, pool->paged ? &pool->config : NULL);
+    pool->arena.fronts = &pool->fronts;
     if (status == VPMM_SUCCESS && pool->paged)
         status = arena_init(&pool->arena, &pool->device, &pool->stats, &pool->config);
     if (status == VPMM_SUCCESS && pool->paged)
@@ -81,6 +85,7 @@ static vpmm_status close_pool(struct vpmm_pool *pool)
         status = arena_give_back(&pool->arena);
     if (status != VPMM_SUCCESS)
         snprintf(words, sizeof words, "%s", vpmm_last_error());
+    fronts_free(&pool->fronts);
     if (pool->arena.device)
         arena_free(&pool->arena);
     later = small_destroy(&pool->small);
@@ -261,7 +266,11 @@ static vpmm_status find_or_build(struct vpmm_pool *pool, struct stream *stream, 
                                  struct build_limits *limits, struct region *region)
 {
     enum region_source source = find(&pool->arena, stream, pages, false, false, region);
+    /* Before the pool grows the caches give what they have: first those whose memory the stream may use as it is. */
+    if (source == REGION_NONE && fronts_flush(&pool->fronts, stream, false))
+        source = find(&pool->arena, stream, pages, false, false, region);
     if (source == REGION_NONE) {
+        fronts_flush(&pool->fronts, NULL, true);
         reaper_refresh(&pool->arena);
         source = find_thoroughly(&pool->arena, stream, pages, may_wait, region);
     }
@@ -296,6 +305,7 @@ static vpmm_status reclaim(struct vpmm_pool *pool, struct stream *stream, uint64
     struct arena *arena = &pool->arena;
     struct build_limits usable = {VIEW_USABLE, device_gave}, all = {VIEW_ALL, device_gave};
     stats_count(&pool->stats, STAT_reclaims);
+    fronts_flush(&pool->fronts, NULL, true);
     reaper_pass_now(arena);
     vpmm_status status = find_or_build(pool, stream, pages, arena->reuse != VPMM_REUSE_COMPLETED, &usable, region);
     if (is_shortage(status)) {
@@ -341,9 +351,27 @@ static vpmm_status malloc_pages(struct vpmm_pool *pool, size_t bytes, struct str
         status = reclaim(pool, stream, pages, limits.creatable_pages, &region);
     if (status == VPMM_ERROR_OUT_OF_MEMORY)
         return out_of_memory(pool, bytes);
-    if (status == VPMM_SUCCESS)
+    if (status == VPMM_SUCCESS) {
         *out = region_hand_out(arena, region, pages, bytes);
+        front_peak_noted(&pool->fronts);
+    }
     return status;
+}
+
+/* Tiers 1 and 1b, for a stream that was looked up. */
+static bool malloc_cached(struct vpmm_pool *pool, size_t bytes, struct stream *stream, CUdeviceptr *out)
+{
+    uint64_t pages = (bytes - 1) / pool->config.page_size + 1;
+    struct cache *cache = pages <= pool->fronts.longest ? front_cache(&pool->fronts, stream) : NULL;
+    CUdeviceptr address = cache ? cache_take(cache, pages, bytes) : 0;
+    if (cache && !address && (address = cache_steal(cache, pages, bytes))) {
+        front_peak_noted(&pool->fronts);
+        stats_count(&pool->stats, STAT_hits_neighbour);
+        stats_count(&pool->stats, STAT_mallocs);
+    }
+    if (address)
+        *out = address;
+    return address != 0;
 }
 
 static void release_pages(struct vpmm_pool *pool)
@@ -352,6 +380,7 @@ static void release_pages(struct vpmm_pool *pool)
     uint64_t released = 0;
     if (device_enter(&pool->device, &scope) != VPMM_SUCCESS)
         return;
+    fronts_flush(&pool->fronts, NULL, true);
     reaper_pass_now(&pool->arena);
     build_release(&pool->arena, 0, &released);
     device_leave(&pool->device, &scope);
@@ -412,7 +441,9 @@ static void leave(struct stream *stream)
         stream_leave(stream);
 }
 
-vpmm_status vpmm_malloc(vpmm_pool *pool, size_t bytes, CUstream handle, CUdeviceptr *out)
+/* Everything that is not a hit of the thread's own cache: the arguments are checked here. */
+static __attribute__((noinline)) vpmm_status malloc_slowly(vpmm_pool *pool, size_t bytes, CUstream handle,
+                                                           CUdeviceptr *out)
 {
     struct stream *stream;
     vpmm_status status = check_pool(pool, "vpmm_malloc");
@@ -424,11 +455,73 @@ vpmm_status vpmm_malloc(vpmm_pool *pool, size_t bytes, CUstream handle, CUdevice
         status = enter(pool, handle, &stream);
     if (status != VPMM_SUCCESS)
         return status;
-    status = is_small(pool, bytes) ? malloc_small(pool, bytes, handle, out) : malloc_pages(pool, bytes, stream, out);
-    if (status == VPMM_SUCCESS)
-        stats_count(&pool->stats, STAT_mallocs);
+    if (is_small(pool, bytes) || !malloc_cached(pool, bytes, stream, out)) {
+        status =
+            is_small(pool, bytes) ? malloc_small(pool, bytes, handle, out) : malloc_pages(pool, bytes, stream, out);
+        if (status == VPMM_SUCCESS)
+            stats_count(&pool->stats, STAT_mallocs);
+    }
     leave(stream);
     return status;
+}
+
+/* A build for debugging looks for captures here too, which costs more than the hit. */
+static bool is_capturing(const struct vpmm_pool *pool, CUstream handle)
+{
+#ifdef VPMM_DEBUG_CHECKS
+    CUstreamCaptureStatus capture = CU_STREAM_CAPTURE_STATUS_NONE;
+    return pool->device.driver.cuStreamIsCapturing(handle, &capture) != CUDA_SUCCESS ||
+           capture != CU_STREAM_CAPTURE_STATUS_NONE;
+#else
+    (void)pool, (void)handle;
+    return false;
+#endif
+}
+
+/* The thread's cache for the stream, if it has met both before. False: the long way. */
+static inline bool hit_cache(const struct vpmm_pool *pool, CUstream handle, struct cache **cache)
+{
+    return front_lookup(&pool->fronts, handle, cache) && !is_capturing(pool, handle);
+}
+
+static __attribute__((noinline)) vpmm_status after_new_peak(struct cache *cache)
+{
+    front_note_peak(cache->front);
+    return VPMM_SUCCESS;
+}
+
+/* Tier 1 where it is no more than an exchange; else all tiers. Its calls are in tail position: see cache_take_newest.
+ */
+static inline vpmm_status malloc_at_once(vpmm_pool *pool, size_t bytes, CUstream handle, CUdeviceptr *out,
+                                         struct cache *cache)
+{
+    const struct pages *pages = &pool->arena.pages;
+    bool peak;
+    /* What is less than a page wraps, and is too long as well. */
+    if (bytes - pages->page_size > pool->fronts.span ||
+        !cache_take_newest(cache, pages, ((bytes - 1) >> pages->page_shift) + 1, bytes, out, &peak))
+        return malloc_slowly(pool, bytes, handle, out);
+    return peak ? after_new_peak(cache) : VPMM_SUCCESS;
+}
+
+static __attribute__((noinline)) vpmm_status malloc_checked(vpmm_pool *pool, size_t bytes, CUstream handle,
+                                                            CUdeviceptr *out, struct cache *cache)
+{
+    unsigned long long id;
+    add_alone_u64(&cache->front->tally.driver_calls, 1);
+    if (cache->is_default ? !cache_is_of(cache, handle)
+                          : pool->device.driver.cuStreamGetId(handle, &id) != CUDA_SUCCESS || id != cache->id)
+        return malloc_slowly(pool, bytes, handle, out);
+    return malloc_at_once(pool, bytes, handle, out, cache);
+}
+
+vpmm_status vpmm_malloc(vpmm_pool *pool, size_t bytes, CUstream handle, CUdeviceptr *out)
+{
+    struct cache *cache;
+    if (!pool || !out || !hit_cache(pool, handle, &cache))
+        return malloc_slowly(pool, bytes, handle, out);
+    return cache->check_id || cache->is_default ? malloc_checked(pool, bytes, handle, out, cache)
+                                                : malloc_at_once(pool, bytes, handle, out, cache);
 }
 
 /* ---- free ---- */
@@ -446,7 +539,19 @@ static vpmm_status free_pages(struct vpmm_pool *pool, CUdeviceptr address, struc
     return VPMM_SUCCESS;
 }
 
-vpmm_status vpmm_free(vpmm_pool *pool, CUdeviceptr address, CUstream handle)
+/* Into the cache, made here on a thread's first free on the stream; else to all, behind a fence. */
+static vpmm_status free_or_cache(struct vpmm_pool *pool, CUdeviceptr address, struct stream *stream)
+{
+    struct cache *cache = front_cache(&pool->fronts, stream);
+    if (cache && cache_give(cache, address))
+        return VPMM_SUCCESS;
+    vpmm_status status = free_pages(pool, address, stream);
+    if (status == VPMM_SUCCESS)
+        stats_count(&pool->stats, STAT_frees);
+    return status;
+}
+
+static __attribute__((noinline)) vpmm_status free_slowly(vpmm_pool *pool, CUdeviceptr address, CUstream handle)
 {
     struct stream *stream;
     uint64_t page;
@@ -457,23 +562,58 @@ vpmm_status vpmm_free(vpmm_pool *pool, CUdeviceptr address, CUstream handle)
     if (status != VPMM_SUCCESS)
         return status;
     bool is_page = pool->paged && (page_of_address(&pool->arena.pages, address, &page) || !pool->device.has_pools);
-    status = is_page ? free_pages(pool, address, stream) : small_free(&pool->small, address, handle);
-    if (stream && !is_page)
-        store_relaxed_u32(&stream->freed_small, 1);
-    if (status == VPMM_SUCCESS)
-        stats_count(&pool->stats, STAT_frees);
+    if (is_page) {
+        status = free_or_cache(pool, address, stream);
+    } else {
+        status = small_free(&pool->small, address, handle);
+        if (stream)
+            store_relaxed_u32(&stream->freed_small, 1);
+        if (status == VPMM_SUCCESS)
+            stats_count(&pool->stats, STAT_frees);
+    }
     leave(stream);
     return status;
 }
 
+static __attribute__((noinline)) vpmm_status after_first_free(struct cache *cache, const struct cache_bin *bin)
+{
+    cache_note(cache, bin);
+    return VPMM_SUCCESS;
+}
+
+/* What the hit is not made for, and the cache may still take; else the long way. */
+static __attribute__((noinline)) vpmm_status free_hit(vpmm_pool *pool, CUdeviceptr address, CUstream handle,
+                                                      struct cache *cache)
+{
+    bool is_of = !cache->is_default || cache_is_of(cache, handle);
+    return is_of && cache_give(cache, address) ? VPMM_SUCCESS : free_slowly(pool, address, handle);
+}
+
+/* The stream's id is not looked at: if the handle has gone to another stream, the next malloc or mark finds out. */
+vpmm_status vpmm_free(vpmm_pool *pool, CUdeviceptr address, CUstream handle)
+{
+    struct cache *cache;
+    struct cache_bin *unnoted;
+    if (!pool || !hit_cache(pool, handle, &cache))
+        return free_slowly(pool, address, handle);
+    if (cache->is_default || !cache_give_newest(cache, &pool->arena.pages, address, &unnoted))
+        return free_hit(pool, address, handle, cache);
+    return unnoted ? after_first_free(cache, unnoted) : VPMM_SUCCESS;
+}
+
 /* ---- the rest ---- */
+
+static void close_caches(struct stream *stream, void *fronts)
+{
+    fronts_close(fronts, stream);
+}
 
 vpmm_status vpmm_stream_release(vpmm_pool *pool, CUstream handle)
 {
     vpmm_status status = check_pool(pool, "vpmm_stream_release");
     if (status != VPMM_SUCCESS || !pool->paged)
         return status;
-    status = stream_release(&pool->arena.streams, handle);
+    status = stream_release(&pool->arena.streams, handle, close_caches, &pool->fronts);
     if (status == VPMM_SUCCESS)
         arena_wake_reaper(&pool->arena);
     return status;
@@ -489,6 +629,7 @@ vpmm_status vpmm_trim(vpmm_pool *pool, size_t keep_bytes, size_t *released)
     if (status != VPMM_SUCCESS)
         return status;
     if (pool->paged) {
+        fronts_flush(&pool->fronts, NULL, true);
         status = reaper_pass_now(&pool->arena);
         if (status == VPMM_SUCCESS)
             status = build_release(&pool->arena, keep_bytes / pool->config.page_size, &pages);

@@ -3,6 +3,7 @@
 
 #include "build.h"
 #include "clock.h"
+#include "front.h"
 #include "lock.h"
 #include "region.h"
 #include "zombie.h"
@@ -46,6 +47,8 @@ static double work_ahead(struct arena *arena, double budget_us)
 static bool publish_passed(struct arena *arena)
 {
     bool any = streams_complete(&arena->streams);
+    if (device_lost(arena->device))
+        fronts_disable(arena->fronts);
     pass_regions(arena);
     return any;
 }
@@ -53,6 +56,7 @@ static bool publish_passed(struct arena *arena)
 /* Under the reaper's turn. True: something was done, and more may follow from it. */
 static bool pass(struct arena *arena, unsigned budget_us)
 {
+    fronts_flush_idle(arena->fronts);
     lock_take(&arena->watching);
     bool any = publish_passed(arena);
     pthread_mutex_unlock(&arena->watching);
@@ -150,6 +154,7 @@ static bool all_passed(const struct arena *arena)
 
 vpmm_status reaper_settle(struct arena *arena)
 {
+    fronts_flush(arena->fronts, NULL, true);
     for (uint32_t slot = 1; slot < load_acquire_u32(&arena->streams.slots); slot++) {
         struct stream *stream = stream_at(&arena->streams, slot);
         if (exchange_acq_rel_u32(&stream->freed_small, 0)) /* the driver's pool lets go of what it has seen complete */
@@ -175,15 +180,20 @@ struct reaper {
     uint64_t built, quiet_since; /* the thread's: requests that had to build, and when that number last moved */
 };
 
-/* One more look after saying that it sleeps: see arena_wake_reaper. */
-static void sleep_until_work(struct reaper *reaper)
+/*
+ * Until there is work, or for so many microseconds; 0: for ever. One more look after saying that it sleeps: see
+ * arena_wake_reaper. What it would sleep over for a time only is looked for if it is to sleep for ever.
+ */
+static void sleep_until_work(struct reaper *reaper, uint64_t us)
 {
     struct arena *arena = reaper->arena;
     uint32_t seen = wakeup_read(&arena->work);
     store_sc_u32(&arena->asleep, 1);
-    if (!streams_pending(&arena->streams) && !streams_unmarked(&arena->streams) && pile_empty(&arena->zombies) &&
-        !load_sc_u32(&reaper->stop))
-        wakeup_wait(&arena->work, seen, 0);
+    bool work = streams_pending(&arena->streams) || load_sc_u32(&reaper->stop);
+    if (!work && !us)
+        work = streams_unmarked(&arena->streams) || !pile_empty(&arena->zombies) || fronts_noted(arena->fronts);
+    if (!work)
+        wakeup_wait(&arena->work, seen, us * 1000);
     store_sc_u32(&arena->asleep, 0);
 }
 
@@ -202,21 +212,23 @@ static bool is_quiet(struct reaper *reaper)
     return now - reaper->quiet_since >= REAPER_QUIET_US;
 }
 
-/* A pass of the thread's, and what to do after it: pause for so many microseconds; 0: nothing is pending. */
-static long pass_and_plan(struct reaper *reaper)
+/* A pass of the thread's, and how many microseconds later the next; 0: nothing is pending. */
+static unsigned pass_and_plan(struct reaper *reaper)
 {
     enum { BUDGET_US = 200 }; /* of work ahead in a pass: what a request may have to wait for behind it */
     struct arena *arena = reaper->arena;
     bool any = false, quiet = is_quiet(reaper);
     lock_take(&arena->reaping);
     locked_pass(arena, quiet ? BUDGET_US : 0, &any);
-    bool refused = arena->waiting != NULL;
+    bool refused = arena->waiting != NULL, cached = arena->fronts->noted;
     pthread_mutex_unlock(&arena->reaping);
     if (any || streams_pending(&arena->streams))
         return REAPER_TICK_US;
     if (!quiet)
         return REAPER_QUIET_US;
-    return refused || streams_unmarked(&arena->streams) ? REAPER_RETRY_US : 0;
+    if (refused || streams_unmarked(&arena->streams))
+        return REAPER_RETRY_US;
+    return cached ? FRONT_IDLE_US : 0;
 }
 
 static void *reap(void *data)
@@ -226,13 +238,13 @@ static void *reap(void *data)
     prctl(PR_SET_NAME, "vpmm-reaper");
     prctl(PR_SET_TIMERSLACK, 1000); /* nanoseconds: the default would double the tick */
     while (!load_sc_u32(&reaper->stop)) {
-        long pause = pass_and_plan(reaper);
+        unsigned us = pass_and_plan(reaper);
         if (device_lost(arena->device))
             break; /* nothing passes any more */
-        if (pause)
-            pause_us(pause);
+        if (us == REAPER_TICK_US)
+            pause_us(us);
         else
-            sleep_until_work(reaper);
+            sleep_until_work(reaper, us);
     }
     return NULL;
 }

@@ -16,9 +16,38 @@ unsigned stats_stripes_used(void)
     return seen < STATS_STRIPES ? seen : STATS_STRIPES;
 }
 
-uint64_t stats_sum(const struct stats *stats, enum stat which)
+static uint64_t tally_part(const struct stats_tally *tally, enum stat which)
+{
+    switch (which) {
+    case STAT_mallocs:
+    case STAT_hits_cache:
+        return load_relaxed_u64(&tally->hits);
+    case STAT_frees:
+        return load_relaxed_u64(&tally->frees);
+    case STAT_live_bytes:
+        return load_relaxed_u64(&tally->live_bytes);
+    case STAT_cached_bytes:
+        return 0 - load_relaxed_u64(&tally->live_bytes);
+    case STAT_requested_bytes:
+        return load_relaxed_u64(&tally->requested_bytes);
+    case STAT_driver_calls:
+        return load_relaxed_u64(&tally->driver_calls);
+    default:
+        return 0;
+    }
+}
+
+static uint64_t sum_tallies(const struct stats *stats, enum stat which)
 {
     uint64_t sum = 0;
+    for (const struct stats_tally *tally = load_acquire_ptr(&stats->tallies); tally; tally = tally->next)
+        sum += tally_part(tally, which);
+    return sum;
+}
+
+uint64_t stats_sum(const struct stats *stats, enum stat which)
+{
+    uint64_t sum = sum_tallies(stats, which);
     for (unsigned i = 0, n = stats_stripes_used(); i < n; i++)
         sum += load_relaxed_u64(&stats->stripe[i].value[which]);
     return sum;
@@ -38,7 +67,7 @@ static uint64_t difference(uint64_t a, uint64_t b)
 /* Of the stripes that allocate alone: others' levels are 0. */
 static uint64_t live_now(const struct stats *stats, uint64_t allocating)
 {
-    uint64_t sum = 0;
+    uint64_t sum = sum_tallies(stats, STAT_live_bytes);
     for (; allocating; allocating &= allocating - 1)
         sum += load_relaxed_u64(&stats->stripe[__builtin_ctzll(allocating)].value[STAT_live_bytes]);
     return level(sum);
@@ -49,6 +78,20 @@ static uint64_t join_allocating(struct stats *stats)
 {
     uint64_t own = UINT64_C(1) << stats_stripe(), all = load_relaxed_u64(&stats->allocating);
     return all & own ? all : fetch_or_sc_u64(&stats->allocating, own) | own;
+}
+
+void stats_join(struct stats *stats, struct stats_tally *tally)
+{
+    void *first = load_relaxed_ptr(&stats->tallies);
+    do /* lock-free: a failed exchange is another thread's join. Nothing ever leaves, so no pointer comes back */
+        tally->next = first;
+    while (!cas_acq_rel_ptr(&stats->tallies, &first, tally)); /* pairs with the acquire in sum_tallies */
+    join_allocating(stats);
+}
+
+void stats_note_peak_live(struct stats *stats)
+{
+    raise_relaxed_u64(&stats->peak_live, live_now(stats, load_relaxed_u64(&stats->allocating)));
 }
 
 /*

@@ -6,6 +6,9 @@
  * negative (wrapped) while the sum is right.
  *
  *   reusable = mapped - live             hole = reserved - mapped - pending          (derived, never stored)
+ *
+ * A tally is what one thread's front cache counts. It has one writer, so that its additions need not be atomic, only
+ * the loads and stores in them.
  */
 #ifndef VPMM_LIB_STATS_H
 #define VPMM_LIB_STATS_H
@@ -23,10 +26,19 @@ enum stat {
         STATS_COUNT
 };
 
+struct stats_tally {
+    struct stats_tally *next;          /* constant once it has joined */
+    _Atomic(uint64_t) hits, frees;     /* mallocs and frees by the front cache */
+    _Atomic(uint64_t) live_bytes;      /* a difference: what these made live, which left cached_bytes */
+    _Atomic(uint64_t) requested_bytes; /* a difference */
+    _Atomic(uint64_t) driver_calls;
+};
+
 struct stats {
     struct {
         _Alignas(128) _Atomic(uint64_t) value[STATS_COUNT];
     } stripe[STATS_STRIPES];
+    _Atomic(void *) tallies;      /* a list that only grows */
     _Atomic(uint64_t) allocating; /* a bit for each stripe whose threads have allocated or freed */
     _Atomic(uint64_t) peak_live, peak_mapped;
 };
@@ -50,6 +62,12 @@ static inline void stats_count(struct stats *stats, enum stat which)
 }
 
 uint64_t stats_sum(const struct stats *, enum stat);
+
+/* The tally is read from here on, for as long as the statistics are. The calling thread is one that allocates. */
+void stats_join(struct stats *, struct stats_tally *);
+
+/* Raises peak_live to the present level: for a tally that is higher than it was. */
+void stats_note_peak_live(struct stats *);
 
 /* live_bytes and requested_bytes of one allocation that begins or ends. */
 void stats_begin_live(struct stats *, uint64_t live, uint64_t requested);

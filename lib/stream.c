@@ -531,7 +531,7 @@ vpmm_status stream_wait_host(struct streams *streams, struct fence fence)
 
 /* ---- release ---- */
 
-vpmm_status stream_release(struct streams *streams, CUstream handle)
+vpmm_status stream_release(struct streams *streams, CUstream handle, void (*flush)(struct stream *, void *), void *data)
 {
     enum { TRIES = 3 }; /* that the driver refused */
     struct identity identity;
@@ -548,6 +548,7 @@ vpmm_status stream_release(struct streams *streams, CUstream handle)
     if (!known)
         return fail(VPMM_ERROR_INVALID_VALUE, "the pool does not know the stream: nothing was allocated or freed on it "
                                               "since it was created or last released");
+    flush(stream, data);
     uint64_t last = load_sc_u64(&stream->published);
     for (int tries = 0; load_relaxed_u64(&stream->recorded) < last && tries < TRIES;)
         if (mark(streams, stream, STREAM_MARKS))
@@ -642,7 +643,8 @@ static void retire_record(struct streams *streams, struct stream *stream)
     lock_take(&streams->lock);
     if (thread_gone && load_sc_u32(&stream->state) == STREAM_ACTIVE)
         unregister(streams, stream, STREAM_ORPHAN);
-    if (load_sc_u32(&stream->state) != STREAM_UNUSED && !load_sc_u32(&stream->users) &&
+    /* The caches before the users: a flusher counts itself in, and then looks whether the cache is still attached. */
+    if (load_sc_u32(&stream->state) != STREAM_UNUSED && !load_sc_u32(&stream->caches) && !load_sc_u32(&stream->users) &&
         load_sc_u64(&stream->published) == load_relaxed_u64(&stream->completed) &&
         !load_relaxed_u32(&stream->outstanding) && !hints_count(&stream->free)) {
         thread_unref(stream->thread);

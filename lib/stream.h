@@ -12,7 +12,7 @@
  *               completed <= recorded <= published, and all three only grow, also when a record is used again for
  *               another stream: so a fence (slot, n) has passed if and only if n <= completed, for ever, and no
  *               serial number is needed against slots that come back. A record is used again only when
- *               completed = published
+ *               completed = published and no front cache is attached to it
  *   mark        reads n = published, then records an event, then appends (n, event) to the ring. What was freed with
  *               a number up to n was freed before n was read, so its stream's work is before the event.
  *               A number is never published for a point that is not yet recorded; a late mark only waits longer
@@ -41,7 +41,7 @@
 
 struct thread; /* a thread of the program, as long as anyone asks whether it still runs */
 
-enum { STREAM_MARKS = 64, STREAMS_MAX = 1 << 20, STREAMS_A_SEGMENT = 256 };
+enum { STREAM_MARKS = 64, STREAMS_MAX = 1 << 20, STREAMS_A_SEGMENT = 256, STREAM_NEIGHBOURS = 8 };
 
 enum stream_state {
     STREAM_UNUSED,   /* may be taken for another stream */
@@ -66,6 +66,8 @@ struct stream {
     uint32_t next_unused;  /* under the registry's lock */
     _Atomic(uint32_t) state;
     _Atomic(uint32_t) users;
+    _Atomic(uint32_t) caches;                     /* front caches attached: their memory has no fence yet */
+    _Atomic(void *) neighbour[STREAM_NEIGHBOURS]; /* some of them, for threads that look for memory (front.h) */
     _Alignas(64) _Atomic(uint64_t) published;
     _Atomic(uint64_t) recorded;
     _Alignas(64) _Atomic(uint64_t) completed;
@@ -107,8 +109,11 @@ static inline struct stream *stream_at(const struct streams *streams, uint32_t s
 vpmm_status stream_enter(struct streams *, CUstream, struct stream **);
 void stream_leave(struct stream *);
 
-/* Everything marked, out of the registry, and no thread inside. INVALID_VALUE: not known. */
-vpmm_status stream_release(struct streams *, CUstream);
+/*
+ * Everything marked, out of the registry, and no thread inside. `flush` is called first, with the thread counted in:
+ * what has no fence yet takes one. INVALID_VALUE: not known.
+ */
+vpmm_status stream_release(struct streams *, CUstream, void (*flush)(struct stream *, void *data), void *data);
 
 /* The fence of memory freed on the stream now; one may serve a batch. */
 static inline struct fence fence_take(struct stream *stream)

@@ -1,0 +1,786 @@
+#include "front.h"
+
+#include "clock.h"
+#include "lock.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+_Thread_local struct front_of_pool front_known[FRONT_POOLS];
+char front_no_stream;
+
+/* ---- the process's threads and pools ---- */
+
+static pthread_once_t once = PTHREAD_ONCE_INIT;
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* the list of pools */
+static struct fronts *pools;
+static pthread_key_t exit_key;
+static _Atomic(uint64_t) serials; /* of pools and threads */
+
+/* Of a front whose thread has ended, and of one that the reaper looks after meanwhile; threads' serials lie between. */
+#define OWNER_NONE   UINT64_C(0)
+#define OWNER_REAPER UINT64_MAX
+
+static void empty_known(void)
+{
+    memset(front_known, 0, sizeof front_known);
+}
+
+static void before_fork(void)
+{
+    lock_take(&lock);
+}
+
+static void after_fork_in_parent(void)
+{
+    pthread_mutex_unlock(&lock);
+}
+
+/* The child may not use its parent's pools: it must not find their caches. */
+static void after_fork_in_child(void)
+{
+    pools = NULL;
+    empty_known();
+    pthread_mutex_unlock(&lock);
+}
+
+static void close_cache(struct cache *cache)
+{
+    struct fronts *fronts = cache->front->fronts;
+    store_sc_ptr(&cache->handle, CACHE_CLOSED);
+    fetch_add_sc_u32(&fronts->closings, 1);
+}
+
+/* A per-thread stream ends with its thread; the next owner of the front has another one under the same handle. */
+static void leave_front(struct front *front)
+{
+    for (struct cache *cache = load_acquire_ptr(&front->caches); cache; cache = cache->next)
+        if (load_relaxed_ptr(&cache->handle) == CU_STREAM_PER_THREAD)
+            close_cache(cache);
+    store_sc_u64(&front->owner, OWNER_NONE); /* pairs with the exchange in adopt */
+}
+
+static void thread_exits(void *serial)
+{
+    lock_take(&lock);
+    for (struct fronts *fronts = pools; fronts; fronts = fronts->next_pool)
+        for (struct front *front = load_acquire_ptr(&fronts->first); front; front = front->next)
+            if (load_relaxed_u64(&front->owner) == (uint64_t)(uintptr_t)serial)
+                leave_front(front);
+    pthread_mutex_unlock(&lock);
+    empty_known();
+}
+
+static void set_up(void)
+{
+    pthread_key_create(&exit_key, thread_exits);
+    pthread_atfork(before_fork, after_fork_in_parent, after_fork_in_child);
+}
+
+/* 0: no memory for it. */
+static uint64_t thread_serial(void)
+{
+    uint64_t serial = (uint64_t)(uintptr_t)pthread_getspecific(exit_key);
+    if (serial)
+        return serial;
+    serial = fetch_add_relaxed_u64(&serials, 1) + 1;
+    return pthread_setspecific(exit_key, (void *)(uintptr_t)serial) ? 0 : serial;
+}
+
+/* ---- a pool's fronts ---- */
+
+void fronts_init(struct fronts *fronts, struct arena *arena, const vpmm_config *config)
+{
+    enum { SHARE = 4 }; /* of a front that one region may take */
+    fronts->arena = arena;
+    store_relaxed_u64(&fronts->serial, FRONTS_NONE);
+    if (!config)
+        return;
+    fronts->limit = config->cache_bytes / config->page_size;
+    fronts->longest = fronts->limit / SHARE ? fronts->limit / SHARE : fronts->limit;
+    if (fronts->longest > PAGES_A_CHUNK_MAX)
+        fronts->longest = PAGES_A_CHUNK_MAX;
+    fronts->span = (fronts->longest - 1) * config->page_size;
+    fronts->check_ids = config->streams == VPMM_STREAMS_CHECKED;
+    if (!fronts->limit || config->streams == VPMM_STREAMS_EAGER)
+        return;
+    pthread_once(&once, set_up);
+    store_relaxed_u64(&fronts->serial, fetch_add_relaxed_u64(&serials, 1) + 1);
+    lock_take(&lock);
+    fronts->next_pool = pools;
+    fronts->link = &pools;
+    if (pools)
+        pools->link = &fronts->next_pool;
+    pools = fronts;
+    pthread_mutex_unlock(&lock);
+}
+
+void fronts_disable(struct fronts *fronts)
+{
+    store_relaxed_u64(&fronts->serial, FRONTS_NONE);
+}
+
+static void free_front(struct front *front)
+{
+    struct cache *next;
+    for (struct cache *cache = load_relaxed_ptr(&front->caches); cache; cache = next) {
+        next = cache->next;
+        free(cache);
+    }
+    free(front->by_slot);
+    free(front);
+}
+
+void fronts_free(struct fronts *fronts)
+{
+    struct front *next;
+    if (fronts->link) {
+        lock_take(&lock);
+        *fronts->link = fronts->next_pool;
+        if (fronts->next_pool)
+            fronts->next_pool->link = fronts->link;
+        pthread_mutex_unlock(&lock);
+    }
+    for (struct front *front = load_relaxed_ptr(&fronts->first); front; front = next) {
+        next = front->next;
+        free_front(front);
+    }
+}
+
+/* What `recent` holds where there is nothing: a cache of no stream, which matches no handle. */
+static struct cache no_cache = {.handle = CACHE_CLOSED};
+
+static void forget_recent(struct front *front, const struct cache *cache)
+{
+    for (int i = 0; i < FRONT_RECENT; i++)
+        if (!cache || front->recent[i] == cache)
+            front->recent[i] = &no_cache;
+}
+
+/* An ended thread's front, with what is in it. */
+static struct front *adopt(struct fronts *fronts, uint64_t thread)
+{
+    for (struct front *front = load_acquire_ptr(&fronts->first); front; front = front->next) {
+        uint64_t owner = OWNER_NONE;
+        if (load_relaxed_u64(&front->owner) == OWNER_NONE && cas_sc_u64(&front->owner, &owner, thread))
+            return front;
+    }
+    return NULL;
+}
+
+static struct front *new_front(struct fronts *fronts, uint64_t thread)
+{
+    struct front *front = aligned_alloc(_Alignof(struct front), sizeof *front);
+    if (!front)
+        return NULL;
+    memset(front, 0, sizeof *front);
+    forget_recent(front, NULL);
+    front->fronts = fronts;
+    front->limit = fronts->limit;
+    store_relaxed_u64(&front->owner, thread);
+    stats_join(fronts->arena->stats, &front->tally);
+    void *first = load_relaxed_ptr(&fronts->first);
+    do /* lock-free: a failed exchange is another thread's push. Nothing leaves the list, so no pointer comes back */
+        front->next = first;
+    while (!cas_acq_rel_ptr(&fronts->first, &first, front)); /* pairs with each acquire of `first` */
+    return front;
+}
+
+/* The front that the thread already has, which another pool's has taken the place of in front_known. */
+static struct front *find_own(struct fronts *fronts, uint64_t thread)
+{
+    struct front *front = load_acquire_ptr(&fronts->first);
+    while (front && load_relaxed_u64(&front->owner) != thread)
+        front = front->next;
+    return front;
+}
+
+static struct front *own_front(struct fronts *fronts)
+{
+    uint64_t serial = load_relaxed_u64(&fronts->serial);
+    struct front_of_pool *known = &front_known[serial % FRONT_POOLS];
+    if (serial == FRONTS_NONE || known->serial == serial)
+        return serial == FRONTS_NONE ? NULL : known->front;
+    uint64_t thread = thread_serial();
+    struct front *front = thread ? find_own(fronts, thread) : NULL;
+    if (thread && !front)
+        front = adopt(fronts, thread);
+    if (thread && !front)
+        front = new_front(fronts, thread);
+    if (front)
+        *known = (struct front_of_pool){serial, front};
+    return front;
+}
+
+/* ---- emptying ---- */
+
+/* Takes the region of a slot out of the cache, if it is still there. */
+static bool claim_slot(const struct fronts *fronts, const struct stream *stream, CUdeviceptr slot,
+                       struct region *region)
+{
+    uint64_t page;
+    if (!slot || !page_of_address(&fronts->arena->pages, slot, &page))
+        return false;
+    struct page *first = page_at(&fronts->arena->pages, page);
+    uint64_t word = load_sc_u64(&first->word); /* after the noted bits: see front.h */
+    if (word_state(word) != PAGE_CACHED || load_relaxed_u32(&first->fence_stream) != stream->slot ||
+        !page_take(first, word))
+        return false;
+    *region = (struct region){page, word_pages(word), FENCE_PASSED, false};
+    stats_sub(fronts->arena->stats, STAT_cached_bytes, region->pages << fronts->arena->pages.page_shift);
+    return true;
+}
+
+/* Publishes what the first `slots` slots of a bin hold, behind one fence. The thread is counted among the stream's
+ * users. */
+static bool flush_slots(struct fronts *fronts, struct stream *stream, struct cache_bin *bin, uint32_t slots)
+{
+    struct region region[CACHE_SLOTS];
+    unsigned taken = 0;
+    for (uint32_t i = 0; i < slots; i++)
+        taken += claim_slot(fronts, stream, load_relaxed_u64(&bin->slot[i]), &region[taken]);
+    if (!taken)
+        return false;
+    struct fence fence = fence_take(stream); /* after all of them were freed */
+    for (unsigned i = 0; i < taken; i++) {
+        region[i].fence = fence;
+        region_publish(fronts->arena, region[i]);
+    }
+    return true;
+}
+
+static bool flush_bins(struct fronts *fronts, struct stream *stream, struct cache *cache, uint64_t bins)
+{
+    bool any = false;
+    for (; bins; bins &= bins - 1)
+        any |= flush_slots(fronts, stream, &cache->bin[__builtin_ctzll(bins)], CACHE_SLOTS);
+    return any;
+}
+
+/* The stream's last point, unless its handle is no longer to be used. */
+static void mark_if_active(struct fronts *fronts, struct stream *stream)
+{
+    if (load_sc_u32(&stream->state) == STREAM_ACTIVE)
+        stream_mark(&fronts->arena->streams, stream);
+}
+
+/*
+ * The record of the cache with this thread counted among its users, until stream_leave; NULL: it is attached to none. A
+ * record on which a user counts is not used for another stream (retire_record): counted in first, then looked again
+ * whether the cache is still attached to it.
+ */
+static struct stream *enter_stream(struct cache *cache)
+{
+    struct stream *stream = load_sc_ptr(&cache->stream);
+    if (!stream)
+        return NULL;
+    fetch_add_sc_u32(&stream->users, 1);
+    if (load_sc_ptr(&cache->stream) == stream)
+        return stream;
+    stream_leave(stream);
+    return NULL;
+}
+
+/* The bits are taken before the stream is looked at: bits of what was cached for a later stream come with that stream.
+ */
+static bool flush_cache(struct fronts *fronts, struct cache *cache, bool mark)
+{
+    if (!load_sc_u64(&cache->noted))
+        return false;
+    uint64_t bins = exchange_sc_u64(&cache->noted, 0);
+    struct stream *stream = enter_stream(cache);
+    if (!stream)
+        return false;
+    bool any = flush_bins(fronts, stream, cache, bins);
+    if (any && mark)
+        mark_if_active(fronts, stream);
+    stream_leave(stream);
+    return any;
+}
+
+bool fronts_flush(struct fronts *fronts, const struct stream *stream, bool mark)
+{
+    bool any = false;
+    for (struct front *front = load_acquire_ptr(&fronts->first); front; front = front->next)
+        for (struct cache *cache = load_acquire_ptr(&front->caches); cache; cache = cache->next)
+            if (!stream || load_sc_ptr(&cache->stream) == stream)
+                any |= flush_cache(fronts, cache, mark);
+    return any;
+}
+
+void fronts_close(struct fronts *fronts, struct stream *stream)
+{
+    for (struct front *front = load_acquire_ptr(&fronts->first); front; front = front->next)
+        for (struct cache *cache = load_acquire_ptr(&front->caches); cache; cache = cache->next)
+            if (load_sc_ptr(&cache->stream) == stream)
+                close_cache(cache);
+    fronts_flush(fronts, stream, false);
+}
+
+bool fronts_noted(const struct fronts *fronts)
+{
+    for (const struct front *front = load_acquire_ptr(&fronts->first); front; front = front->next)
+        for (const struct cache *cache = load_acquire_ptr(&front->caches); cache; cache = cache->next)
+            if (load_sc_u64(&cache->noted))
+                return true;
+    return false;
+}
+
+/* ---- which stream a cache is of ---- */
+
+static void add_neighbour(struct stream *stream, struct cache *cache)
+{
+    for (int i = 0; i < STREAM_NEIGHBOURS; i++) {
+        void *none = NULL;
+        if (!load_relaxed_ptr(&stream->neighbour[i]) && cas_acq_rel_ptr(&stream->neighbour[i], &none, cache))
+            return;
+    }
+}
+
+static void remove_neighbour(struct stream *stream, struct cache *cache)
+{
+    for (int i = 0; i < STREAM_NEIGHBOURS; i++) {
+        void *self = cache;
+        if (load_relaxed_ptr(&stream->neighbour[i]) == cache)
+            cas_acq_rel_ptr(&stream->neighbour[i], &self, NULL);
+    }
+}
+
+static uint64_t count_held(const struct cache *cache)
+{
+    uint64_t held = 0;
+    for (int i = 0; i < CACHE_BINS; i++)
+        held += (uint64_t)load_relaxed_u32(&cache->bin[i].pages) * load_relaxed_u32(&cache->bin[i].count);
+    return held;
+}
+
+/*
+ * Every bin is emptied, noted or not: another thread may have taken the bits and be about to look. What it claims is in
+ * its hands; what it does not find any more is nowhere.
+ */
+static void detach(struct front *front, struct cache *cache)
+{
+    struct stream *stream = load_relaxed_ptr(&cache->stream);
+    flush_bins(front->fronts, stream, cache, UINT64_MAX);
+    store_relaxed_u64(&cache->noted, 0);
+    front->held -= count_held(cache);
+    for (int i = 0; i < CACHE_BINS; i++)
+        store_relaxed_u32(&cache->bin[i].count, 0);
+    forget_recent(front, cache);
+    remove_neighbour(stream, cache);
+    front->by_slot[stream->slot] = NULL;
+    store_sc_ptr(&cache->handle, CACHE_CLOSED);
+    store_sc_ptr(&cache->stream, NULL); /* before the count: see enter_stream */
+    fetch_add_sc_u32(&stream->caches, UINT32_MAX);
+    cache->next_spare = front->spare;
+    front->spare = cache;
+}
+
+/* The front's owner's: lets go of the streams that are gone. */
+static void detach_closed(struct front *front)
+{
+    uint32_t closings = load_sc_u32(&front->fronts->closings);
+    if (front->closings == closings)
+        return;
+    front->closings = closings;
+    for (struct cache *cache = load_relaxed_ptr(&front->caches); cache; cache = cache->next)
+        if (load_relaxed_ptr(&cache->stream) && load_sc_ptr(&cache->handle) == CACHE_CLOSED)
+            detach(front, cache);
+}
+
+static struct cache *new_cache(struct front *front)
+{
+    struct cache *cache = front->spare;
+    if (cache) {
+        front->spare = cache->next_spare;
+        return cache;
+    }
+    cache = aligned_alloc(_Alignof(struct cache), sizeof *cache);
+    if (!cache)
+        return NULL;
+    memset(cache, 0, sizeof *cache);
+    store_relaxed_ptr(&cache->handle, CACHE_CLOSED);
+    cache->front = front;
+    cache->next = load_relaxed_ptr(&front->caches);
+    store_release_ptr(&front->caches, cache); /* pairs with each acquire of `caches`; only its owner pushes */
+    return cache;
+}
+
+static bool reserve_slot(struct front *front, uint32_t slot)
+{
+    if (slot < front->slots)
+        return true;
+    uint32_t slots = slot * 2 > 64 ? slot * 2 : 64;
+    struct cache **by_slot = realloc(front->by_slot, slots * sizeof(struct cache *));
+    if (!by_slot)
+        return false;
+    memset(by_slot + front->slots, 0, (slots - front->slots) * sizeof(struct cache *));
+    front->by_slot = by_slot;
+    front->slots = slots;
+    return true;
+}
+
+/* The thread is counted among the stream's users, and the stream is active: the record cannot be taken away meanwhile.
+ */
+static struct cache *attach(struct front *front, struct stream *stream)
+{
+    struct cache *cache = reserve_slot(front, stream->slot) ? new_cache(front) : NULL;
+    if (!cache)
+        return NULL;
+    fetch_add_sc_u32(&stream->caches, 1);
+    cache->id = stream->id;
+    cache->check_id = stream->has_id && front->fronts->check_ids;
+    cache->is_default =
+        (!stream->handle || stream->handle == CU_STREAM_LEGACY || stream->handle == CU_STREAM_PER_THREAD);
+    cache->slot = stream->slot;
+    store_sc_ptr(&cache->stream, stream); /* before anything is noted: see flush_cache */
+    store_sc_ptr(&cache->handle, stream->handle);
+    front->by_slot[stream->slot] = cache;
+    add_neighbour(stream, cache);
+    return cache;
+}
+
+struct cache *front_cache(struct fronts *fronts, struct stream *stream)
+{
+    struct front *front = own_front(fronts);
+    if (!front)
+        return NULL;
+    detach_closed(front);
+    struct cache *cache = stream->slot < front->slots ? front->by_slot[stream->slot] : NULL;
+    if (!cache)
+        cache = attach(front, stream);
+    if (cache)
+        *front_recent(front, stream->handle) = cache;
+    return cache;
+}
+
+bool cache_is_of(const struct cache *cache, CUstream handle)
+{
+    struct device *device = cache->front->fronts->arena->device;
+    const struct stream *stream = load_relaxed_ptr(&cache->stream);
+    unsigned long long id;
+    if (cache->is_default)
+        return device_current_context(device) == stream->context;
+    if (!cache->check_id)
+        return true;
+    add_alone_u64(&cache->front->tally.driver_calls, 1);
+    return device->driver.cuStreamGetId(handle, &id) == CUDA_SUCCESS && id == cache->id;
+}
+
+/* ---- taking ---- */
+
+static void set_count(struct cache *cache, struct cache_bin *bin, uint32_t count)
+{
+    uint64_t before = load_relaxed_u32(&bin->count);
+    cache->front->held += (count - before) * load_relaxed_u32(&bin->pages); /* may wrap on the way down */
+    store_relaxed_u32(&bin->count, count);
+}
+
+static void count_taken(struct front *front, uint64_t length, size_t bytes)
+{
+    add_alone_u64(&front->tally.hits, 1);
+    add_alone_u64(&front->tally.requested_bytes, bytes);
+    add_alone_u64(&front->tally.live_bytes, length << front->fronts->arena->pages.page_shift);
+    if ((int64_t)(load_relaxed_u64(&front->tally.live_bytes) - front->live_noted) > 0)
+        front_note_peak(front);
+}
+
+/* Wait-free: each slot is tried once. */
+CUdeviceptr cache_take(struct cache *cache, uint64_t length, size_t bytes)
+{
+    const struct pages *pages = &cache->front->fronts->arena->pages;
+    struct cache_bin *bin = &cache->bin[cache_bin_of(cache, length)];
+    uint32_t count = load_relaxed_u32(&bin->pages) == length ? load_relaxed_u32(&bin->count) : 0;
+    if (!count)
+        return 0;
+    CUdeviceptr address = 0;
+    struct page *first;
+    bool taken = false;
+    while (count && !taken) {
+        address = load_relaxed_u64(&bin->slot[--count]);
+        first = page_at_address(pages, address);
+        taken = cache_exchange(cache, first, length); /* not so: it was stolen */
+    }
+    set_count(cache, bin, count);
+    store_relaxed_u32(&cache->idle, 0);
+    if (!taken)
+        return 0;
+    store_relaxed_u64(&first->requested, bytes);
+    count_taken(cache->front, length, bytes);
+    return address;
+}
+
+/* ---- filling ---- */
+
+static bool is_cached_for(const struct cache *cache, CUdeviceptr address, uint64_t pages)
+{
+    const struct page *first = page_at_address(&cache->front->fronts->arena->pages, address);
+    return first && word_is(load_acquire_u64(&first->word), PAGE_CACHED, pages) &&
+           load_relaxed_u32(&first->fence_stream) == cache->slot;
+}
+
+static void note_if_needed(struct cache *cache, const struct cache_bin *bin)
+{
+    fence_sc();
+    if (load_relaxed_u32(&bin->count) && !(load_sc_u64(&cache->noted) >> (bin - cache->bin) & 1))
+        cache_note(cache, bin);
+}
+
+/* Forgets the slots whose regions others have taken. */
+static void drop_stale(struct cache *cache, struct cache_bin *bin)
+{
+    uint32_t pages = load_relaxed_u32(&bin->pages), kept = 0;
+    for (uint32_t i = 0; i < load_relaxed_u32(&bin->count); i++) {
+        CUdeviceptr address = load_relaxed_u64(&bin->slot[i]);
+        if (is_cached_for(cache, address, pages))
+            store_relaxed_u64(&bin->slot[kept++], address);
+    }
+    set_count(cache, bin, kept);
+    note_if_needed(cache, bin);
+}
+
+/* Publishes the oldest so many of a bin. */
+static bool flush_oldest(struct cache *cache, struct cache_bin *bin, uint32_t slots)
+{
+    uint32_t count = load_relaxed_u32(&bin->count);
+    bool any = flush_slots(cache->front->fronts, load_relaxed_ptr(&cache->stream), bin, slots);
+    for (uint32_t i = slots; i < count; i++)
+        store_relaxed_u64(&bin->slot[i - slots], load_relaxed_u64(&bin->slot[i]));
+    set_count(cache, bin, count - slots);
+    note_if_needed(cache, bin);
+    return any;
+}
+
+/* The owner's: with one mark for the batch. The record is the cache's: attached, it is not taken away. */
+static void mark_own(struct cache *cache)
+{
+    struct stream *stream = load_relaxed_ptr(&cache->stream);
+    fetch_add_sc_u32(&stream->users, 1);
+    mark_if_active(cache->front->fronts, stream);
+    stream_leave(stream);
+}
+
+/* The front is full: what others have taken is forgotten, and if that is not enough the older half of each bin leaves.
+ */
+static void halve(struct front *front, bool only_stale)
+{
+    for (struct cache *cache = load_relaxed_ptr(&front->caches); cache; cache = cache->next) {
+        bool any = false;
+        for (int i = 0; i < CACHE_BINS && load_relaxed_ptr(&cache->stream); i++) {
+            struct cache_bin *bin = &cache->bin[i];
+            uint32_t count = load_relaxed_u32(&bin->count);
+            if (count && only_stale)
+                drop_stale(cache, bin);
+            else if (count)
+                any |= flush_oldest(cache, bin, (count + 1) / 2);
+        }
+        if (any)
+            mark_own(cache);
+    }
+}
+
+static struct cache_bin *choose_bin(struct cache *cache, uint64_t pages)
+{
+    struct cache_bin *second = &cache->bin[cache_bin_of(cache, pages)];
+    if (load_relaxed_u32(&second->pages) == pages)
+        return second;
+    struct cache_bin *first = pages < CACHE_EXACT ? second : &cache->bin[(second - cache->bin) ^ 1];
+    struct cache_bin *bin = load_relaxed_u32(&first->count) < load_relaxed_u32(&second->count) ? first : second;
+    drop_stale(cache, bin);
+    if (flush_oldest(cache, bin, load_relaxed_u32(&bin->count)))
+        mark_own(cache);
+    store_relaxed_u32(&bin->pages, (uint32_t)pages);
+    return bin;
+}
+
+/* Room for one more region in the bin of its length, which another length's may have to leave. */
+static struct cache_bin *make_room(struct cache *cache, uint64_t length)
+{
+    struct front *front = cache->front;
+    struct cache_bin *bin = choose_bin(cache, length);
+    if (load_relaxed_u32(&bin->count) == CACHE_SLOTS)
+        drop_stale(cache, bin);
+    if (load_relaxed_u32(&bin->count) > CACHE_SLOTS / 2 && flush_oldest(cache, bin, CACHE_SLOTS / 2))
+        mark_own(cache);
+    for (bool only_stale = true; front->held + length > front->limit; only_stale = false)
+        halve(front, only_stale);
+    return bin;
+}
+
+/* LIVE to CACHED, of memory that was last free on another stream. */
+static bool exchange_foreign(const struct cache *cache, struct page *first, uint64_t word)
+{
+    if (!page_take(first, word))
+        return false;
+    page_set_fence(first, (struct fence){cache->slot, 0});
+    page_set(first, PAGE_CACHED, word_pages(word));
+    return true;
+}
+
+static bool exchange_live(const struct cache *cache, struct page *first, uint64_t word)
+{
+    if (load_relaxed_u32(&first->fence_stream) != cache->slot)
+        return exchange_foreign(cache, first, word);
+    return cas_sc_u64(&first->word, &word, word_next(word, PAGE_LIVE, PAGE_CACHED));
+}
+
+/* The reaper is told that there is something to watch, once until the cache is next emptied. */
+void cache_note(struct cache *cache, const struct cache_bin *bin)
+{
+    fetch_or_sc_u64(&cache->noted, UINT64_C(1) << (bin - cache->bin));
+    arena_wake_reaper(cache->front->fronts->arena);
+}
+
+bool cache_give(struct cache *cache, CUdeviceptr address)
+{
+    struct front *front = cache->front;
+    struct page *first = page_at_address(&front->fronts->arena->pages, address);
+    uint64_t word = first ? load_acquire_u64(&first->word) : 0, length = word_pages(word);
+    if (word_state(word) != PAGE_LIVE || length > front->fronts->longest)
+        return false;
+    struct cache_bin *bin = make_room(cache, length);
+    uint32_t count = load_relaxed_u32(&bin->count);
+    uint64_t requested = load_relaxed_u64(&first->requested);
+    store_relaxed_u64(&bin->slot[count], address);
+    if (!exchange_live(cache, first, word))
+        return false; /* freed by another thread meanwhile */
+    set_count(cache, bin, count + 1);
+    store_relaxed_u32(&cache->idle, 0);
+    add_alone_u64(&front->tally.frees, 1);
+    add_alone_u64(&front->tally.requested_bytes, 0 - requested);
+    add_alone_u64(&front->tally.live_bytes, 0 - (length << front->fronts->arena->pages.page_shift));
+    note_if_needed(cache, bin);
+    return true;
+}
+
+/* ---- neighbours ---- */
+
+/* What one cache's bin gives another of the same stream: one region, and hints of some more. */
+static CUdeviceptr steal_from(struct cache *cache, const struct cache_bin *theirs, uint64_t pages, size_t bytes)
+{
+    enum { HINTS = 7 };
+    struct front *front = cache->front;
+    struct arena *arena = front->fronts->arena;
+    struct cache_bin *bin = NULL;
+    CUdeviceptr address = 0;
+    uint32_t hints = 0;
+    for (uint32_t i = load_relaxed_u32(&theirs->count); i-- && hints < HINTS;) {
+        CUdeviceptr theirs_address = load_relaxed_u64(&theirs->slot[i]);
+        struct page *first = page_at_address(&arena->pages, theirs_address);
+        if (address && is_cached_for(cache, theirs_address, pages)) {
+            bin = bin ? bin : choose_bin(cache, pages);
+            if (load_relaxed_u32(&bin->count) == CACHE_SLOTS)
+                break;
+            store_relaxed_u64(&bin->slot[load_relaxed_u32(&bin->count)], theirs_address);
+            set_count(cache, bin, load_relaxed_u32(&bin->count) + 1);
+            hints++;
+        } else if (!address && first && cache_exchange(cache, first, pages)) {
+            address = theirs_address;
+            store_relaxed_u64(&first->requested, bytes);
+            stats_sub(arena->stats, STAT_cached_bytes, pages << arena->pages.page_shift);
+            stats_begin_live(arena->stats, pages << arena->pages.page_shift, bytes);
+        }
+    }
+    return address;
+}
+
+CUdeviceptr cache_steal(struct cache *cache, uint64_t pages, size_t bytes)
+{
+    const struct stream *stream = load_relaxed_ptr(&cache->stream);
+    CUdeviceptr address = 0;
+    for (int i = 0; i < STREAM_NEIGHBOURS && !address; i++) {
+        struct cache *other = load_acquire_ptr(&stream->neighbour[i]); /* pairs with add_neighbour's exchange */
+        if (!other || other == cache)
+            continue;
+        const struct cache_bin *theirs = &other->bin[cache_bin_of(other, pages)];
+        if (load_relaxed_u32(&theirs->pages) == pages)
+            address = steal_from(cache, theirs, pages, bytes);
+    }
+    return address;
+}
+
+/* ---- the reaper's part ---- */
+
+/* Of one cache. True: something is cached in it, and was touched since the last look. */
+static bool look_at(struct fronts *fronts, struct cache *cache)
+{
+    struct stream *stream = load_sc_ptr(&cache->stream);
+    bool closed = load_sc_ptr(&cache->handle) == CACHE_CLOSED;
+    if (stream && !closed && load_sc_u32(&stream->state) != STREAM_ACTIVE) {
+        close_cache(cache);
+        closed = true;
+    }
+    if (!load_sc_u64(&cache->noted))
+        return false;
+    if (!closed && !load_relaxed_u32(&cache->idle)) {
+        store_relaxed_u32(&cache->idle, 1);
+        return true;
+    }
+    flush_cache(fronts, cache, true);
+    return false;
+}
+
+/* Closed caches of ended threads have no owner that lets go of their streams. */
+static void detach_ownerless(struct front *front)
+{
+    uint64_t owner = OWNER_NONE;
+    if (load_relaxed_u64(&front->owner) != OWNER_NONE || !cas_sc_u64(&front->owner, &owner, OWNER_REAPER))
+        return;
+    detach_closed(front);
+    store_sc_u64(&front->owner, OWNER_NONE);
+}
+
+bool fronts_flush_idle(struct fronts *fronts)
+{
+    uint64_t now = clock_now_ns();
+    if (now < fronts->next_look_ns)
+        return fronts->noted;
+    fronts->next_look_ns = now + FRONT_IDLE_US * UINT64_C(1000);
+    fronts->noted = false;
+    for (struct front *front = load_acquire_ptr(&fronts->first); front; front = front->next) {
+        for (struct cache *cache = load_acquire_ptr(&front->caches); cache; cache = cache->next)
+            fronts->noted |= look_at(fronts, cache);
+        detach_ownerless(front);
+    }
+    return fronts->noted;
+}
+
+/* ---- the audit's ---- */
+
+static bool is_noted_in(const struct cache *cache, CUdeviceptr address)
+{
+    for (uint64_t bins = load_sc_u64(&cache->noted); bins; bins &= bins - 1) {
+        const struct cache_bin *bin = &cache->bin[__builtin_ctzll(bins)];
+        for (uint32_t i = 0; i < load_relaxed_u32(&bin->count); i++)
+            if (load_relaxed_u64(&bin->slot[i]) == address)
+                return true;
+    }
+    return false;
+}
+
+bool fronts_hold(const struct fronts *fronts, uint64_t page)
+{
+    uint32_t slot = load_relaxed_u32(&page_at(&fronts->arena->pages, page)->fence_stream);
+    const struct stream *stream = stream_at(&fronts->arena->streams, slot);
+    for (const struct front *front = load_acquire_ptr(&fronts->first); front; front = front->next)
+        for (const struct cache *cache = load_acquire_ptr(&front->caches); cache; cache = cache->next)
+            if (load_sc_ptr(&cache->stream) == stream && is_noted_in(cache, page_address(&fronts->arena->pages, page)))
+                return true;
+    return false;
+}
+
+/* ---- statistics ---- */
+
+void front_note_peak(struct front *front)
+{
+    front->live_noted = load_relaxed_u64(&front->tally.live_bytes);
+    stats_note_peak_live(front->fronts->arena->stats);
+}
+
+void front_peak_noted(const struct fronts *fronts)
+{
+    uint64_t serial = load_relaxed_u64(&fronts->serial);
+    const struct front_of_pool *known = &front_known[serial % FRONT_POOLS];
+    if (known->serial == serial)
+        known->front->live_noted = load_relaxed_u64(&known->front->tally.live_bytes);
+}
