@@ -11,7 +11,8 @@ struct setup setup_default(void)
     setup.sim.stepped = true;
     setup.pool.page_size = PAGE;
     setup.pool.va_size = (size_t)1 << 30;
-    setup.pool.cache_bytes = 0;
+    const char *cached = getenv("VPMM_TEST_CACHE_BYTES");
+    setup.pool.cache_bytes = cached ? strtoull(cached, NULL, 10) : 0;
     setup.pool.small = VPMM_SMALL_ASYNC;
     setup.pool.reaper = false;
     return setup;
