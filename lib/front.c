@@ -91,15 +91,12 @@ static uint64_t thread_serial(void)
 
 void fronts_init(struct fronts *fronts, struct arena *arena, const vpmm_config *config)
 {
-    enum { SHARE = 4 }; /* of a front that one region may take */
     fronts->arena = arena;
     store_relaxed_u64(&fronts->serial, FRONTS_NONE);
     if (!config)
         return;
     fronts->limit = config->cache_bytes / config->page_size;
-    fronts->longest = fronts->limit / SHARE ? fronts->limit / SHARE : fronts->limit;
-    if (fronts->longest > PAGES_A_CHUNK_MAX)
-        fronts->longest = PAGES_A_CHUNK_MAX;
+    fronts->longest = fronts->limit < PAGES_A_CHUNK_MAX ? fronts->limit : PAGES_A_CHUNK_MAX;
     fronts->span = (fronts->longest - 1) * config->page_size;
     fronts->check_ids = config->streams == VPMM_STREAMS_CHECKED;
     if (!fronts->limit || config->streams == VPMM_STREAMS_EAGER)
