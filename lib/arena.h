@@ -57,6 +57,7 @@ struct arena {
     struct pile zombies;
     _Atomic(uint32_t) mixed;        /* set once: there may be regions whose pieces have passed in part */
     _Atomic(uint64_t) publications; /* counts memory that became FREE: a search that saw it move looks again */
+    _Atomic(uint32_t) growths;      /* builds that made new memory: no cache is in a steady state after one (front.h) */
     _Atomic(uint32_t) builders;     /* threads between claiming and publishing */
     struct wakeup work;             /* for the reaper: something was published, marked or retired */
     _Atomic(uint32_t) asleep;       /* the reaper is, or is about to be, waiting on it */
@@ -64,6 +65,8 @@ struct arena {
     pthread_mutex_t watching; /* asking about events and publishing completed; taken after reaping if both */
     pthread_mutex_t reaping;
     struct zombie *waiting; /* under reaping: zombies not yet unmapped */
+
+    pthread_mutex_t mapping; /* around single driver calls; nothing else is taken under it (mapping.h) */
 };
 
 /* Tells a sleeping reaper of new work. Cheap when it is awake. */

@@ -1,5 +1,6 @@
 #include "arena_life.h"
 
+#include "mapping.h"
 #include "reaper.h"
 #include "view.h"
 #include "zombie.h"
@@ -19,6 +20,7 @@ vpmm_status arena_init(struct arena *arena, struct device *device, struct stats 
     pthread_mutex_init(&arena->turn, NULL);
     pthread_mutex_init(&arena->watching, NULL);
     pthread_mutex_init(&arena->reaping, NULL);
+    pthread_mutex_init(&arena->mapping, NULL);
     pile_init(&arena->zombies);
     wakeup_init(&arena->work);
     pages_init(&arena->pages, config->page_size, config->va_size);
@@ -66,6 +68,7 @@ void arena_free(struct arena *arena)
     pthread_mutex_destroy(&arena->turn);
     pthread_mutex_destroy(&arena->watching);
     pthread_mutex_destroy(&arena->reaping);
+    pthread_mutex_destroy(&arena->mapping);
 }
 
 /* ---- giving everything back ---- */
@@ -89,10 +92,7 @@ static void unmap_span(struct giving_back *back, uint64_t page, uint64_t pages)
 {
     struct arena *arena = back->arena;
     if (pages)
-        note_failure(back,
-                     device_call(arena->device, cuMemUnmap, page_address(&arena->pages, page),
-                                 (size_t)pages << arena->pages.page_shift),
-                     "unmapping free memory");
+        note_failure(back, mapping_unmap(arena, page, pages), "unmapping free memory");
 }
 
 static void release_span(struct giving_back *back, uint64_t page, uint64_t pages)

@@ -2,6 +2,7 @@
 
 #include "clock.h"
 #include "lock.h"
+#include "mapping.h"
 #include "zombie.h"
 
 #include <stdlib.h>
@@ -263,37 +264,12 @@ static CUresult create_handle(struct arena *arena, struct extent *extent)
     return result;
 }
 
-static CUresult allow_access(struct arena *arena, uint64_t page, uint64_t pages)
-{
-    CUmemAccessDesc access = {.location = {.type = CU_MEM_LOCATION_TYPE_DEVICE, .id = arena->device->ordinal},
-                              .flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE};
-    return device_call(arena->device, cuMemSetAccess, page_address(&arena->pages, page),
-                       (size_t)pages << arena->pages.page_shift, &access, 1);
-}
-
 static vpmm_status create_handles(struct build *build)
 {
     for (size_t i = build->moved; i < build->extents; i++, build->created++)
         if (create_handle(build->arena, build->extent[i]) != CUDA_SUCCESS)
             return device_failed(build->arena->device, "creating physical memory");
     return VPMM_SUCCESS;
-}
-
-/*
- * A handle that is registered for RDMA is refused now and then with CUDA_ERROR_UNKNOWN while another thread unmaps one
- * (seen on an H200, driver 580: one map in some hundreds, taken at the latest 10 tries later).
- */
-static CUresult map_handle(struct arena *arena, uint64_t page, const struct extent *extent)
-{
-    enum { TRIES = 200 };
-    CUresult result = CUDA_ERROR_UNKNOWN;
-    for (int i = 0; result == CUDA_ERROR_UNKNOWN && i < (load_relaxed_u32(&arena->rdma) ? TRIES : 1); i++) {
-        if (i)
-            clock_spin_ns(5000);
-        result = device_call(arena->device, cuMemMap, page_address(&arena->pages, page),
-                             (size_t)extent->pages << arena->pages.page_shift, 0, extent->handle, 0);
-    }
-    return result;
 }
 
 static vpmm_status map_all(struct build *build)
@@ -303,11 +279,11 @@ static vpmm_status map_all(struct build *build)
     for (size_t i = 0; i < build->extents; i++) {
         struct extent *extent = build->extent[i];
         build->mapped = i + 1; /* an attempt counts: unmapping what is not mapped does no harm */
-        if (map_handle(arena, page, extent) != CUDA_SUCCESS)
+        if (mapping_map(arena, page, extent) != CUDA_SUCCESS)
             return device_failed(arena->device, "mapping memory");
         page += extent->pages;
     }
-    if (allow_access(arena, build->target.page, build->target.pages) != CUDA_SUCCESS)
+    if (mapping_allow(arena, build->target.page, build->target.pages) != CUDA_SUCCESS)
         return device_failed(arena->device, "giving the device access to a mapping");
     return VPMM_SUCCESS;
 }
@@ -384,6 +360,8 @@ static void count_commit(struct build *build)
     struct stats *stats = build->arena->stats;
     stats_add(stats, STAT_mapped_bytes, build->new_pages << build->arena->pages.page_shift);
     stats_add(stats, STAT_pages_created, build->new_pages);
+    if (build->new_pages)
+        fetch_add_relaxed_u32(&build->arena->growths, 1);
     stats_add(stats, STAT_extents_created, build->extents - build->moved);
     stats_add(stats, STAT_extents_remapped, build->moved);
     stats_note_peak_mapped(stats);
@@ -431,8 +409,7 @@ static bool unmap_target(struct build *build)
     bool gone = true;
     for (size_t i = 0; i < build->mapped; i++) {
         uint64_t pages = build->extent[i]->pages;
-        gone &= device_call(arena->device, cuMemUnmap, page_address(&arena->pages, page),
-                            (size_t)pages << arena->pages.page_shift) == CUDA_SUCCESS;
+        gone &= mapping_unmap(arena, page, pages) == CUDA_SUCCESS;
         page += pages;
     }
     return gone;
@@ -644,8 +621,7 @@ vpmm_status build_initial(struct arena *arena, uint64_t pages)
 static bool remove_extent(struct arena *arena, struct extent *extent, struct zombie *spare)
 {
     uint64_t page = load_relaxed_u64(&extent->page);
-    if (device_call(arena->device, cuMemUnmap, page_address(&arena->pages, page),
-                    (size_t)extent->pages << arena->pages.page_shift) != CUDA_SUCCESS) {
+    if (mapping_unmap(arena, page, extent->pages) != CUDA_SUCCESS) {
         stats_count(arena->stats, STAT_unmap_failures);
         /* It may be unmapped all the same: it is not used again, and the reaper tries until it surely is. */
         spare->page = page;

@@ -93,7 +93,7 @@ vpmm_config vpmm_config_default(void)
 {
     return (vpmm_config){
         .va_size = 8 * TIB,
-        .cache_bytes = 64 * MIB,
+        .cache_bytes = 4 * GIB,
         .small = VPMM_SMALL_ASYNC,
         .reuse = VPMM_REUSE_WAIT_DEVICE,
         .streams = VPMM_STREAMS_CHECKED,

@@ -91,15 +91,18 @@ static uint64_t thread_serial(void)
 
 void fronts_init(struct fronts *fronts, struct arena *arena, const vpmm_config *config)
 {
+    enum { FIRST_BYTES = 64 << 20 };
     fronts->arena = arena;
     store_relaxed_u64(&fronts->serial, FRONTS_NONE);
     if (!config)
         return;
-    fronts->limit = config->cache_bytes / config->page_size;
-    fronts->longest = fronts->limit < PAGES_A_CHUNK_MAX ? fronts->limit : PAGES_A_CHUNK_MAX;
+    fronts->last_limit = config->cache_bytes / config->page_size;
+    fronts->first_limit =
+        FIRST_BYTES / config->page_size < fronts->last_limit ? FIRST_BYTES / config->page_size : fronts->last_limit;
+    fronts->longest = fronts->last_limit < PAGES_A_CHUNK_MAX ? fronts->last_limit : PAGES_A_CHUNK_MAX;
     fronts->span = (fronts->longest - 1) * config->page_size;
     fronts->check_ids = config->streams == VPMM_STREAMS_CHECKED;
-    if (!fronts->limit || config->streams == VPMM_STREAMS_EAGER)
+    if (!fronts->longest || config->streams == VPMM_STREAMS_EAGER)
         return;
     pthread_once(&once, set_up);
     store_relaxed_u64(&fronts->serial, fetch_add_relaxed_u64(&serials, 1) + 1);
@@ -154,6 +157,28 @@ static void forget_recent(struct front *front, const struct cache *cache)
             front->recent[i] = &no_cache;
 }
 
+/*
+ * A front's limit. Small while the pool is taking shape: memory in a cache is not merged with what lies beside it, and
+ * is found by a search only when a build has flushed it, so much of it makes a pool that grows hold a few hundredths
+ * more. A thread that has freed so many regions since the pool last grew is in a steady state, in which nothing is
+ * gained by giving memory back.
+ */
+enum { STEADY_FREES = 16384 };
+
+static void adjust_limit(struct front *front)
+{
+    const struct fronts *fronts = front->fronts;
+    uint32_t growths = load_relaxed_u32(&fronts->arena->growths);
+    uint64_t frees = load_relaxed_u64(&front->tally.frees);
+    if (growths != front->growths) {
+        front->growths = growths;
+        front->steady_at = frees + STEADY_FREES;
+        front->limit = fronts->first_limit;
+    } else if (frees >= front->steady_at) {
+        front->limit = fronts->last_limit;
+    }
+}
+
 /* An ended thread's front, with what is in it. */
 static struct front *adopt(struct fronts *fronts, uint64_t thread)
 {
@@ -173,7 +198,9 @@ static struct front *new_front(struct fronts *fronts, uint64_t thread)
     memset(front, 0, sizeof *front);
     forget_recent(front, NULL);
     front->fronts = fronts;
-    front->limit = fronts->limit;
+    front->limit = fronts->first_limit;
+    front->steady_at = STEADY_FREES;
+    front->growths = load_relaxed_u32(&fronts->arena->growths);
     store_relaxed_u64(&front->owner, thread);
     stats_join(fronts->arena->stats, &front->tally);
     void *first = load_relaxed_ptr(&fronts->first);
@@ -473,9 +500,9 @@ static void set_count(struct cache *cache, struct cache_bin *bin, uint32_t count
     store_relaxed_u32(&bin->count, count);
 }
 
-static void count_taken(struct front *front, uint64_t length, size_t bytes)
+static void count_taken(struct front *front, _Atomic(uint64_t) *hits, uint64_t length, size_t bytes)
 {
-    add_alone_u64(&front->tally.hits, 1);
+    add_alone_u64(hits, 1);
     add_alone_u64(&front->tally.requested_bytes, bytes);
     add_alone_u64(&front->tally.live_bytes, length << front->fronts->arena->pages.page_shift);
     if ((int64_t)(load_relaxed_u64(&front->tally.live_bytes) - front->live_noted) > 0)
@@ -503,8 +530,40 @@ CUdeviceptr cache_take(struct cache *cache, uint64_t length, size_t bytes)
     if (!taken)
         return 0;
     store_relaxed_u64(&first->requested, bytes);
-    count_taken(cache->front, length, bytes);
+    count_taken(cache->front, &cache->front->tally.hits, length, bytes);
     return address;
+}
+
+static bool take_from_bin(struct cache *cache, struct cache_bin *bin, const struct stream *stream,
+                          struct region *region)
+{
+    const struct fronts *fronts = cache->front->fronts;
+    bool taken = false;
+    uint32_t count = load_relaxed_u32(&bin->count);
+    while (count && !taken)
+        taken = claim_slot(fronts, stream, load_relaxed_u64(&bin->slot[--count]), region);
+    set_count(cache, bin, count);
+    return taken;
+}
+
+bool cache_take_longer(struct cache *cache, uint64_t length, struct region *region)
+{
+    struct stream *stream = load_relaxed_ptr(&cache->stream);
+    for (;;) { /* each turn empties a bin or ends */
+        struct cache_bin *best = NULL;
+        for (uint64_t bins = load_relaxed_u64(&cache->noted); bins; bins &= bins - 1) {
+            struct cache_bin *bin = &cache->bin[__builtin_ctzll(bins)];
+            if (load_relaxed_u32(&bin->count) && load_relaxed_u32(&bin->pages) > length &&
+                (!best || load_relaxed_u32(&bin->pages) < load_relaxed_u32(&best->pages)))
+                best = bin;
+        }
+        if (!best)
+            return false;
+        if (take_from_bin(cache, best, stream, region)) {
+            region->fence = fence_take(stream);
+            return true;
+        }
+    }
 }
 
 /* ---- filling ---- */
@@ -523,10 +582,18 @@ static void note_if_needed(struct cache *cache, const struct cache_bin *bin)
         cache_note(cache, bin);
 }
 
+/* The descriptors of a bin's newest slots, which other threads' processors have: all at once, not one after another. */
+static void prefetch_newest(const struct pages *pages, const struct cache_bin *bin, uint32_t slots)
+{
+    for (uint32_t i = load_relaxed_u32(&bin->count); i-- && slots; slots--)
+        __builtin_prefetch(page_at_address(pages, load_relaxed_u64(&bin->slot[i])), 1);
+}
+
 /* Forgets the slots whose regions others have taken. */
 static void drop_stale(struct cache *cache, struct cache_bin *bin)
 {
     uint32_t pages = load_relaxed_u32(&bin->pages), kept = 0;
+    prefetch_newest(&cache->front->fronts->arena->pages, bin, CACHE_SLOTS);
     for (uint32_t i = 0; i < load_relaxed_u32(&bin->count); i++) {
         CUdeviceptr address = load_relaxed_u64(&bin->slot[i]);
         if (is_cached_for(cache, address, pages))
@@ -590,15 +657,21 @@ static struct cache_bin *choose_bin(struct cache *cache, uint64_t pages)
     return bin;
 }
 
-/* Room for one more region in the bin of its length, which another length's may have to leave. */
+/* Room for one more region in the bin of its length, which another length's may have to leave. NULL: it is too long. */
 static struct cache_bin *make_room(struct cache *cache, uint64_t length)
 {
+    enum { KEPT = CACHE_SLOTS * 3 / 4 }; /* of a full bin: so often is a search for what was stolen worth it */
     struct front *front = cache->front;
+    adjust_limit(front);
+    if (length > front->limit)
+        return NULL;
     struct cache_bin *bin = choose_bin(cache, length);
-    if (load_relaxed_u32(&bin->count) == CACHE_SLOTS)
+    if (load_relaxed_u32(&bin->count) == CACHE_SLOTS) {
         drop_stale(cache, bin);
-    if (load_relaxed_u32(&bin->count) > CACHE_SLOTS / 2 && flush_oldest(cache, bin, CACHE_SLOTS / 2))
-        mark_own(cache);
+        uint32_t count = load_relaxed_u32(&bin->count);
+        if (count > KEPT && flush_oldest(cache, bin, count - KEPT))
+            mark_own(cache);
+    }
     for (bool only_stale = true; front->held + length > front->limit; only_stale = false)
         halve(front, only_stale);
     return bin;
@@ -636,6 +709,8 @@ bool cache_give(struct cache *cache, CUdeviceptr address)
     if (word_state(word) != PAGE_LIVE || length > front->fronts->longest)
         return false;
     struct cache_bin *bin = make_room(cache, length);
+    if (!bin)
+        return false;
     uint32_t count = load_relaxed_u32(&bin->count);
     uint64_t requested = load_relaxed_u64(&first->requested);
     store_relaxed_u64(&bin->slot[count], address);
@@ -655,12 +730,13 @@ bool cache_give(struct cache *cache, CUdeviceptr address)
 /* What one cache's bin gives another of the same stream: one region, and hints of some more. */
 static CUdeviceptr steal_from(struct cache *cache, const struct cache_bin *theirs, uint64_t pages, size_t bytes)
 {
-    enum { HINTS = 7 };
+    enum { HINTS = 15 };
     struct front *front = cache->front;
     struct arena *arena = front->fronts->arena;
     struct cache_bin *bin = NULL;
     CUdeviceptr address = 0;
     uint32_t hints = 0;
+    prefetch_newest(&arena->pages, theirs, HINTS + 1);
     for (uint32_t i = load_relaxed_u32(&theirs->count); i-- && hints < HINTS;) {
         CUdeviceptr theirs_address = load_relaxed_u64(&theirs->slot[i]);
         struct page *first = page_at_address(&arena->pages, theirs_address);
@@ -674,8 +750,7 @@ static CUdeviceptr steal_from(struct cache *cache, const struct cache_bin *their
         } else if (!address && first && cache_exchange(cache, first, pages)) {
             address = theirs_address;
             store_relaxed_u64(&first->requested, bytes);
-            stats_sub(arena->stats, STAT_cached_bytes, pages << arena->pages.page_shift);
-            stats_begin_live(arena->stats, pages << arena->pages.page_shift, bytes);
+            count_taken(front, &front->tally.neighbour_hits, pages, bytes);
         }
     }
     return address;

@@ -45,8 +45,8 @@
 
 enum {
     CACHE_BINS = 64,
-    CACHE_EXACT = 32, /* lengths below it have bins of their own */
-    CACHE_SLOTS = 31,
+    CACHE_EXACT = 32, /* lengths up to it have bins of their own */
+    CACHE_SLOTS = 63,
     FRONT_RECENT = 64, /* caches found by handle without a search */
     FRONT_POOLS = 4,   /* pools that a thread finds its front of without a search */
     FRONT_IDLE_US = 10000,
@@ -80,10 +80,12 @@ extern char front_no_stream; /* an address that is no stream's handle */
 struct front {
     _Alignas(128) struct cache *recent[FRONT_RECENT]; /* by handle; never NULL */
     struct stats_tally tally;
-    uint64_t live_noted; /* the tally's live_bytes when the peak was last looked at */
-    uint64_t held;       /* pages in slots, some of which may have been taken: never less than what is cached */
-    uint64_t limit;      /* pages, constant, as is the next */
-    struct fronts *fronts;
+    uint64_t live_noted;     /* the tally's live_bytes when the peak was last looked at */
+    uint64_t held;           /* pages in slots, some of which may have been taken: never less than what is cached */
+    uint64_t limit;          /* pages: the pool's first limit, or its last one while the pool does not grow */
+    uint32_t growths;        /* the pool's, when the limit was last reset, */
+    uint64_t steady_at;      /* and the tally's frees at which it may grow */
+    struct fronts *fronts;   /* constant */
     struct cache **by_slot;  /* the attached caches, by their records' slots */
     uint32_t slots;          /* of by_slot */
     uint32_t closings;       /* of the pool's, up to which closed caches were detached */
@@ -99,8 +101,8 @@ struct fronts {
         serial;       /* of the pool, never used again; FRONTS_NONE: no caches, or no more: the device is lost */
     uint64_t longest; /* pages of a region that is cached, */
     size_t span;      /* and its bytes beyond the first page */
-    uint64_t limit;   /* pages in one front */
-    bool check_ids;   /* of streams that have one */
+    uint64_t first_limit, last_limit; /* pages in one front */
+    bool check_ids;                   /* of streams that have one */
     struct arena *arena;
     struct fronts *next_pool, **link; /* of all pools with caches, under their lock */
     _Atomic(void *) first;            /* list of fronts, which only grows */
@@ -131,6 +133,12 @@ CUdeviceptr cache_take(struct cache *, uint64_t length, size_t bytes);
  * into this cache's slots, as hints.
  */
 CUdeviceptr cache_steal(struct cache *, uint64_t pages, size_t bytes);
+
+/*
+ * A longer region than this, the shortest that there is, out of the cache: better than to publish everything for it. It
+ * is in the caller's hands, behind a new fence of the cache's stream.
+ */
+bool cache_take_longer(struct cache *, uint64_t length, struct region *);
 
 /* Frees into the cache. False: it is not a live region of a length that is cached; nothing was changed. */
 bool cache_give(struct cache *, CUdeviceptr);
@@ -183,8 +191,8 @@ _Static_assert(FRONT_RECENT == 1 << (64 - 58), "front_recent's shift");
 /* Short lengths have a bin each; of the others two bins may hold one: its own, and the one beside it. */
 static inline uint32_t cache_bin_of(const struct cache *cache, uint64_t length)
 {
-    if (length < CACHE_EXACT)
-        return (uint32_t)length;
+    if (length <= CACHE_EXACT)
+        return (uint32_t)length - 1;
     uint32_t index = CACHE_EXACT + (((uint32_t)length * 0x9E3779B1u) >> 27);
     return load_relaxed_u32(&cache->bin[index].pages) == length ? index : index ^ 1;
 }

@@ -266,6 +266,9 @@ static vpmm_status find_or_build(struct vpmm_pool *pool, struct stream *stream, 
                                  struct build_limits *limits, struct region *region)
 {
     enum region_source source = find(&pool->arena, stream, pages, false, false, region);
+    struct cache *cache = source == REGION_NONE ? front_cache(&pool->fronts, stream) : NULL;
+    if (cache && cache_take_longer(cache, pages, region))
+        source = REGION_OWN_STREAM;
     /* Before the pool grows the caches give what they have: first those whose memory the stream may use as it is. */
     if (source == REGION_NONE && fronts_flush(&pool->fronts, stream, false))
         source = find(&pool->arena, stream, pages, false, false, region);
@@ -358,17 +361,15 @@ static vpmm_status malloc_pages(struct vpmm_pool *pool, size_t bytes, struct str
     return status;
 }
 
-/* Tiers 1 and 1b, for a stream that was looked up. */
-static bool malloc_cached(struct vpmm_pool *pool, size_t bytes, struct stream *stream, CUdeviceptr *out)
+/* Tiers 1 and 1b. */
+static bool malloc_cached(struct vpmm_pool *pool, size_t bytes, struct cache *cache, CUdeviceptr *out)
 {
     uint64_t pages = (bytes - 1) / pool->config.page_size + 1;
-    struct cache *cache = pages <= pool->fronts.longest ? front_cache(&pool->fronts, stream) : NULL;
-    CUdeviceptr address = cache ? cache_take(cache, pages, bytes) : 0;
-    if (cache && !address && (address = cache_steal(cache, pages, bytes))) {
-        front_peak_noted(&pool->fronts);
-        stats_count(&pool->stats, STAT_hits_neighbour);
-        stats_count(&pool->stats, STAT_mallocs);
-    }
+    if (pages > pool->fronts.longest)
+        return false;
+    CUdeviceptr address = cache_take(cache, pages, bytes);
+    if (!address)
+        address = cache_steal(cache, pages, bytes);
     if (address)
         *out = address;
     return address != 0;
@@ -455,7 +456,8 @@ static __attribute__((noinline)) vpmm_status malloc_slowly(vpmm_pool *pool, size
         status = enter(pool, handle, &stream);
     if (status != VPMM_SUCCESS)
         return status;
-    if (is_small(pool, bytes) || !malloc_cached(pool, bytes, stream, out)) {
+    struct cache *cache = is_small(pool, bytes) ? NULL : front_cache(&pool->fronts, stream);
+    if (!cache || !malloc_cached(pool, bytes, cache, out)) {
         status =
             is_small(pool, bytes) ? malloc_small(pool, bytes, handle, out) : malloc_pages(pool, bytes, stream, out);
         if (status == VPMM_SUCCESS)
@@ -484,6 +486,14 @@ static inline bool hit_cache(const struct vpmm_pool *pool, CUstream handle, stru
     return front_lookup(&pool->fronts, handle, cache) && !is_capturing(pool, handle);
 }
 
+/* What the hit is not made for, and the cache or a neighbour's may still serve; else the long way. */
+static __attribute__((noinline)) vpmm_status malloc_hit(vpmm_pool *pool, size_t bytes, CUstream handle,
+                                                        CUdeviceptr *out, struct cache *cache)
+{
+    bool is_page = bytes - pool->config.page_size <= pool->fronts.span;
+    return is_page && malloc_cached(pool, bytes, cache, out) ? VPMM_SUCCESS : malloc_slowly(pool, bytes, handle, out);
+}
+
 static __attribute__((noinline)) vpmm_status after_new_peak(struct cache *cache)
 {
     front_note_peak(cache->front);
@@ -500,7 +510,7 @@ static inline vpmm_status malloc_at_once(vpmm_pool *pool, size_t bytes, CUstream
     /* What is less than a page wraps, and is too long as well. */
     if (bytes - pages->page_size > pool->fronts.span ||
         !cache_take_newest(cache, pages, ((bytes - 1) >> pages->page_shift) + 1, bytes, out, &peak))
-        return malloc_slowly(pool, bytes, handle, out);
+        return malloc_hit(pool, bytes, handle, out, cache);
     return peak ? after_new_peak(cache) : VPMM_SUCCESS;
 }
 

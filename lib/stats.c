@@ -20,8 +20,11 @@ static uint64_t tally_part(const struct stats_tally *tally, enum stat which)
 {
     switch (which) {
     case STAT_mallocs:
+        return load_relaxed_u64(&tally->hits) + load_relaxed_u64(&tally->neighbour_hits);
     case STAT_hits_cache:
         return load_relaxed_u64(&tally->hits);
+    case STAT_hits_neighbour:
+        return load_relaxed_u64(&tally->neighbour_hits);
     case STAT_frees:
         return load_relaxed_u64(&tally->frees);
     case STAT_live_bytes:

@@ -28,7 +28,8 @@ enum stat {
 
 struct stats_tally {
     struct stats_tally *next;          /* constant once it has joined */
-    _Atomic(uint64_t) hits, frees;     /* mallocs and frees by the front cache */
+    _Atomic(uint64_t) hits, frees;     /* mallocs and frees by the front cache, */
+    _Atomic(uint64_t) neighbour_hits;  /* and mallocs by other threads' */
     _Atomic(uint64_t) live_bytes;      /* a difference: what these made live, which left cached_bytes */
     _Atomic(uint64_t) requested_bytes; /* a difference */
     _Atomic(uint64_t) driver_calls;

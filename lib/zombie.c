@@ -1,6 +1,7 @@
 #include "zombie.h"
 
 #include "lock.h"
+#include "mapping.h"
 
 #include <stdlib.h>
 
@@ -64,8 +65,7 @@ static bool unmap_some(struct arena *arena, struct zombie *zombie)
         pages += zombie->length[zombie->first + mappings];
     if (!mappings)
         return false;
-    if (device_call(arena->device, cuMemUnmap, page_address(&arena->pages, zombie->page),
-                    pages << arena->pages.page_shift) != CUDA_SUCCESS) {
+    if (mapping_unmap(arena, zombie->page, pages) != CUDA_SUCCESS) {
         stats_count(arena->stats, STAT_unmap_failures);
         return false;
     }
