@@ -552,6 +552,10 @@ static enum claim_result plan_and_claim(struct build *build, uint64_t pages, con
         *status = fail(VPMM_ERROR_OUT_OF_MEMORY, "the device's memory or the pool's cap is exhausted");
         return CLAIM_FAILED;
     }
+    if (limits->keep_size && plan->creates) {
+        *status = VPMM_ERROR_OUT_OF_MEMORY; /* the caller knows better: no message */
+        return CLAIM_FAILED;
+    }
     return claim_plan(build, view, plan, status);
 }
 

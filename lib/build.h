@@ -23,6 +23,7 @@
 struct build_limits {
     enum view_reach reach;
     uint64_t creatable_pages; /* UINT64_MAX: as the cap allows. After a refusal: what the device was seen to give */
+    bool keep_size;           /* a plan that makes new memory is not carried out: OUT_OF_MEMORY */
 };
 
 /*

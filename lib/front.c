@@ -91,15 +91,16 @@ static uint64_t thread_serial(void)
 
 void fronts_init(struct fronts *fronts, struct arena *arena, const vpmm_config *config)
 {
-    enum { FIRST_BYTES = 64 << 20 };
+    const size_t FIRST_BYTES = (size_t)64 << 20;
     fronts->arena = arena;
     store_relaxed_u64(&fronts->serial, FRONTS_NONE);
     if (!config)
         return;
-    fronts->last_limit = config->cache_bytes / config->page_size;
-    fronts->first_limit =
-        FIRST_BYTES / config->page_size < fronts->last_limit ? FIRST_BYTES / config->page_size : fronts->last_limit;
-    fronts->longest = fronts->last_limit < PAGES_A_CHUNK_MAX ? fronts->last_limit : PAGES_A_CHUNK_MAX;
+    fronts->last_limit = config->cache_bytes;
+    fronts->first_limit = FIRST_BYTES < fronts->last_limit ? FIRST_BYTES : fronts->last_limit;
+    fronts->longest = fronts->last_limit / config->page_size;
+    if (fronts->longest > PAGES_A_CHUNK_MAX)
+        fronts->longest = PAGES_A_CHUNK_MAX;
     fronts->span = (fronts->longest - 1) * config->page_size;
     fronts->check_ids = config->streams == VPMM_STREAMS_CHECKED;
     if (!fronts->longest || config->streams == VPMM_STREAMS_EAGER)
@@ -352,6 +353,15 @@ bool fronts_noted(const struct fronts *fronts)
 
 /* ---- which stream a cache is of ---- */
 
+/* The owner's, other than by a hit: the stock changes with it. */
+static void set_count(struct cache *cache, struct cache_bin *bin, uint32_t count)
+{
+    const struct pages *pages = &cache->front->fronts->arena->pages;
+    uint64_t before = load_relaxed_u32(&bin->count);
+    cache->front->stock += ((count - before) * load_relaxed_u32(&bin->pages)) << pages->page_shift; /* down: it wraps */
+    store_relaxed_u32(&bin->count, count);
+}
+
 static void add_neighbour(struct stream *stream, struct cache *cache)
 {
     for (int i = 0; i < STREAM_NEIGHBOURS; i++) {
@@ -370,14 +380,6 @@ static void remove_neighbour(struct stream *stream, struct cache *cache)
     }
 }
 
-static uint64_t count_held(const struct cache *cache)
-{
-    uint64_t held = 0;
-    for (int i = 0; i < CACHE_BINS; i++)
-        held += (uint64_t)load_relaxed_u32(&cache->bin[i].pages) * load_relaxed_u32(&cache->bin[i].count);
-    return held;
-}
-
 /*
  * Every bin is emptied, noted or not: another thread may have taken the bits and be about to look. What it claims is in
  * its hands; what it does not find any more is nowhere.
@@ -387,9 +389,8 @@ static void detach(struct front *front, struct cache *cache)
     struct stream *stream = load_relaxed_ptr(&cache->stream);
     flush_bins(front->fronts, stream, cache, UINT64_MAX);
     store_relaxed_u64(&cache->noted, 0);
-    front->held -= count_held(cache);
     for (int i = 0; i < CACHE_BINS; i++)
-        store_relaxed_u32(&cache->bin[i].count, 0);
+        set_count(cache, &cache->bin[i], 0);
     forget_recent(front, cache);
     remove_neighbour(stream, cache);
     front->by_slot[stream->slot] = NULL;
@@ -493,18 +494,14 @@ bool cache_is_of(const struct cache *cache, CUstream handle)
 
 /* ---- taking ---- */
 
-static void set_count(struct cache *cache, struct cache_bin *bin, uint32_t count)
-{
-    uint64_t before = load_relaxed_u32(&bin->count);
-    cache->front->held += (count - before) * load_relaxed_u32(&bin->pages); /* may wrap on the way down */
-    store_relaxed_u32(&bin->count, count);
-}
-
+/* The region is not, or no more, in the counts of slots. */
 static void count_taken(struct front *front, _Atomic(uint64_t) *hits, uint64_t length, size_t bytes)
 {
+    uint64_t size = length << front->fronts->arena->pages.page_shift;
     add_alone_u64(hits, 1);
     add_alone_u64(&front->tally.requested_bytes, bytes);
-    add_alone_u64(&front->tally.live_bytes, length << front->fronts->arena->pages.page_shift);
+    add_alone_u64(&front->tally.live_bytes, size);
+    front->stock += size;
     if ((int64_t)(load_relaxed_u64(&front->tally.live_bytes) - front->live_noted) > 0)
         front_note_peak(front);
 }
@@ -526,7 +523,7 @@ CUdeviceptr cache_take(struct cache *cache, uint64_t length, size_t bytes)
         taken = cache_exchange(cache, first, length); /* not so: it was stolen */
     }
     set_count(cache, bin, count);
-    store_relaxed_u32(&cache->idle, 0);
+    cache_touch(cache);
     if (!taken)
         return 0;
     store_relaxed_u64(&first->requested, bytes);
@@ -662,8 +659,9 @@ static struct cache_bin *make_room(struct cache *cache, uint64_t length)
 {
     enum { KEPT = CACHE_SLOTS * 3 / 4 }; /* of a full bin: so often is a search for what was stolen worth it */
     struct front *front = cache->front;
+    uint64_t size = length << front->fronts->arena->pages.page_shift;
     adjust_limit(front);
-    if (length > front->limit)
+    if (size > front->limit)
         return NULL;
     struct cache_bin *bin = choose_bin(cache, length);
     if (load_relaxed_u32(&bin->count) == CACHE_SLOTS) {
@@ -672,7 +670,7 @@ static struct cache_bin *make_room(struct cache *cache, uint64_t length)
         if (count > KEPT && flush_oldest(cache, bin, count - KEPT))
             mark_own(cache);
     }
-    for (bool only_stale = true; front->held + length > front->limit; only_stale = false)
+    for (bool only_stale = true; front_held(front) + size > front->limit; only_stale = false)
         halve(front, only_stale);
     return bin;
 }
@@ -715,9 +713,9 @@ bool cache_give(struct cache *cache, CUdeviceptr address)
     uint64_t requested = load_relaxed_u64(&first->requested);
     store_relaxed_u64(&bin->slot[count], address);
     if (!exchange_live(cache, first, word))
-        return false; /* freed by another thread meanwhile */
-    set_count(cache, bin, count + 1);
-    store_relaxed_u32(&cache->idle, 0);
+        return false;                          /* freed by another thread meanwhile */
+    store_relaxed_u32(&bin->count, count + 1); /* as in a hit, the stock is the same */
+    cache_touch(cache);
     add_alone_u64(&front->tally.frees, 1);
     add_alone_u64(&front->tally.requested_bytes, 0 - requested);
     add_alone_u64(&front->tally.live_bytes, 0 - (length << front->fronts->arena->pages.page_shift));
@@ -843,10 +841,14 @@ bool fronts_hold(const struct fronts *fronts, uint64_t page)
 
 /* ---- statistics ---- */
 
+/* Beside other threads that allocate, whose counts are theirs to write, one look in so many is enough: see stats.h. */
 void front_note_peak(struct front *front)
 {
+    enum { PEAK_SAMPLE = 256 };
+    struct stats *stats = front->fronts->arena->stats;
     front->live_noted = load_relaxed_u64(&front->tally.live_bytes);
-    stats_note_peak_live(front->fronts->arena->stats);
+    if (stats_is_alone(stats) || front->highs++ % PEAK_SAMPLE == 0)
+        stats_note_peak_live(stats);
 }
 
 void front_peak_noted(const struct fronts *fronts)

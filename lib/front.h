@@ -81,8 +81,9 @@ struct front {
     _Alignas(128) struct cache *recent[FRONT_RECENT]; /* by handle; never NULL */
     struct stats_tally tally;
     uint64_t live_noted;     /* the tally's live_bytes when the peak was last looked at */
-    uint64_t held;           /* pages in slots, some of which may have been taken: never less than what is cached */
-    uint64_t limit;          /* pages: the pool's first limit, or its last one while the pool does not grow */
+    uint64_t highs;          /* times that a new peak was seen beside other threads that allocate */
+    uint64_t stock;          /* bytes: see front_held */
+    uint64_t limit;          /* bytes: the pool's first limit, or its last one while the pool does not grow */
     uint32_t growths;        /* the pool's, when the limit was last reset, */
     uint64_t steady_at;      /* and the tally's frees at which it may grow */
     struct fronts *fronts;   /* constant */
@@ -101,7 +102,7 @@ struct fronts {
         serial;       /* of the pool, never used again; FRONTS_NONE: no caches, or no more: the device is lost */
     uint64_t longest; /* pages of a region that is cached, */
     size_t span;      /* and its bytes beyond the first page */
-    uint64_t first_limit, last_limit; /* pages in one front */
+    uint64_t first_limit, last_limit; /* bytes in one front */
     bool check_ids;                   /* of streams that have one */
     struct arena *arena;
     struct fronts *next_pool, **link; /* of all pools with caches, under their lock */
@@ -199,6 +200,15 @@ static inline uint32_t cache_bin_of(const struct cache *cache, uint64_t length)
 
 _Static_assert(CACHE_BINS - CACHE_EXACT == 1 << (32 - 27), "cache_bin_of's shift");
 
+/*
+ * Bytes in slots, some of which may have been taken: never less than what is cached. A hit moves as much between this
+ * and the tally's live_bytes as it makes live, or ends, so only what happens otherwise changes their sum, the stock.
+ */
+static inline uint64_t front_held(const struct front *front)
+{
+    return front->stock - load_relaxed_u64(&front->tally.live_bytes);
+}
+
 /* Whether a word is that of a region of this length that is cached. */
 static inline bool word_is(uint64_t word, enum page_state state, uint64_t pages)
 {
@@ -212,6 +222,12 @@ static inline bool cache_exchange(const struct cache *cache, struct page *page, 
     uint64_t word = load_acquire_u64(&page->word);
     return word_is(word, PAGE_CACHED, length) && load_relaxed_u32(&page->fence_stream) == cache->slot &&
            cas_sc_u64(&page->word, &word, word_next(word, PAGE_CACHED, PAGE_LIVE));
+}
+
+static inline void cache_touch(struct cache *cache)
+{
+    if (load_relaxed_u32(&cache->idle))
+        store_relaxed_u32(&cache->idle, 0);
 }
 
 /*
@@ -233,9 +249,8 @@ static inline bool cache_take_newest(struct cache *cache, const struct pages *pa
     if (!page_in_first_chunk(pages, address, &first) || !cache_exchange(cache, first, length))
         return false;
     store_relaxed_u32(&bin->count, count - 1);
-    store_relaxed_u32(&cache->idle, 0);
+    cache_touch(cache);
     store_relaxed_u64(&first->requested, bytes);
-    front->held -= length;
     add_alone_u64(&front->tally.hits, 1);
     add_alone_u64(&front->tally.requested_bytes, bytes);
     add_alone_u64(&front->tally.live_bytes, length << pages->page_shift);
@@ -256,19 +271,18 @@ static inline bool cache_give_newest(struct cache *cache, const struct pages *pa
     uint32_t index = cache_bin_of(cache, length);
     struct cache_bin *bin = &cache->bin[index];
     uint32_t count = load_relaxed_u32(&bin->count);
-    uint64_t requested = load_relaxed_u64(&first->requested);
+    uint64_t requested = load_relaxed_u64(&first->requested), size = length << pages->page_shift;
     if (word_state(word) != PAGE_LIVE || load_relaxed_u32(&bin->pages) != length || count == CACHE_SLOTS ||
-        front->held + length > front->limit || load_relaxed_u32(&first->fence_stream) != cache->slot)
+        front_held(front) + size > front->limit || load_relaxed_u32(&first->fence_stream) != cache->slot)
         return false;
     store_relaxed_u64(&bin->slot[count], address);
     if (!cas_sc_u64(&first->word, &word, word_next(word, PAGE_LIVE, PAGE_CACHED)))
         return false; /* freed by another thread meanwhile */
     store_relaxed_u32(&bin->count, count + 1);
-    store_relaxed_u32(&cache->idle, 0);
-    front->held += length;
+    cache_touch(cache);
     add_alone_u64(&front->tally.frees, 1);
     add_alone_u64(&front->tally.requested_bytes, 0 - requested);
-    add_alone_u64(&front->tally.live_bytes, 0 - (length << pages->page_shift));
+    add_alone_u64(&front->tally.live_bytes, 0 - size);
     *unnoted = !(load_sc_u64(&cache->noted) >> index & 1) ? bin : NULL;
     return true;
 }

@@ -261,27 +261,45 @@ static bool is_shortage(vpmm_status status)
     return status == VPMM_ERROR_OUT_OF_MEMORY || status == VPMM_ERROR_OUT_OF_ADDRESS_SPACE;
 }
 
-/* Tier 5, or what became free meanwhile. */
-static vpmm_status find_or_build(struct vpmm_pool *pool, struct stream *stream, uint64_t pages, bool may_wait,
-                                 struct build_limits *limits, struct region *region)
+/* Tiers 2 to 4, and before them what the thread itself has cached for the stream in another shape. */
+static enum region_source find_with_own_cache(struct vpmm_pool *pool, struct stream *stream, uint64_t pages,
+                                              struct region *region)
 {
     enum region_source source = find(&pool->arena, stream, pages, false, false, region);
     struct cache *cache = source == REGION_NONE ? front_cache(&pool->fronts, stream) : NULL;
     if (cache && cache_take_longer(cache, pages, region))
         source = REGION_OWN_STREAM;
-    /* Before the pool grows the caches give what they have: first those whose memory the stream may use as it is. */
     if (source == REGION_NONE && fronts_flush(&pool->fronts, stream, false))
         source = find(&pool->arena, stream, pages, false, false, region);
-    if (source == REGION_NONE) {
-        fronts_flush(&pool->fronts, NULL, true);
-        reaper_refresh(&pool->arena);
-        source = find_thoroughly(&pool->arena, stream, pages, may_wait, region);
-    }
-    if (source != REGION_NONE) {
-        count_hit(pool, source);
+    return source;
+}
+
+static vpmm_status refresh_and_build(struct vpmm_pool *pool, struct stream *stream, uint64_t pages, bool may_wait,
+                                     struct build_limits *limits, struct region *region, enum region_source *source)
+{
+    reaper_refresh(&pool->arena);
+    *source = find_thoroughly(&pool->arena, stream, pages, may_wait, region);
+    if (*source != REGION_NONE)
         return VPMM_SUCCESS;
+    return build_region(&pool->arena, stream, pages, limits, region, source);
+}
+
+/* Tier 5, or what became free meanwhile. Before the pool grows, the caches of all threads and streams give what they
+ * have. */
+static vpmm_status find_or_build(struct vpmm_pool *pool, struct stream *stream, uint64_t pages, bool may_wait,
+                                 struct build_limits *limits, struct region *region)
+{
+    vpmm_status status = VPMM_SUCCESS;
+    enum region_source source = find_with_own_cache(pool, stream, pages, region);
+    if (source == REGION_NONE) {
+        limits->keep_size = fronts_noted(&pool->fronts);
+        status = refresh_and_build(pool, stream, pages, may_wait, limits, region, &source);
     }
-    vpmm_status status = build_region(&pool->arena, stream, pages, limits, region, &source);
+    if (limits->keep_size && is_shortage(status)) {
+        limits->keep_size = false;
+        fronts_flush(&pool->fronts, NULL, true);
+        status = refresh_and_build(pool, stream, pages, may_wait, limits, region, &source);
+    }
     if (status == VPMM_SUCCESS)
         count_hit(pool, source);
     return status;
@@ -306,7 +324,8 @@ static vpmm_status reclaim(struct vpmm_pool *pool, struct stream *stream, uint64
                            struct region *region)
 {
     struct arena *arena = &pool->arena;
-    struct build_limits usable = {VIEW_USABLE, device_gave}, all = {VIEW_ALL, device_gave};
+    struct build_limits usable = {.reach = VIEW_USABLE, .creatable_pages = device_gave};
+    struct build_limits all = {.reach = VIEW_ALL, .creatable_pages = device_gave};
     stats_count(&pool->stats, STAT_reclaims);
     fronts_flush(&pool->fronts, NULL, true);
     reaper_pass_now(arena);
@@ -345,7 +364,7 @@ static vpmm_status out_of_memory(struct vpmm_pool *pool, size_t bytes)
 static vpmm_status malloc_pages(struct vpmm_pool *pool, size_t bytes, struct stream *stream, CUdeviceptr *out)
 {
     struct arena *arena = &pool->arena;
-    struct build_limits limits = {VIEW_USABLE, UINT64_MAX};
+    struct build_limits limits = {.reach = VIEW_USABLE, .creatable_pages = UINT64_MAX};
     struct region region;
     uint64_t pages = (bytes - 1) / pool->config.page_size + 1;
     policy_note(&arena->policy, (uint32_t)pages);

@@ -107,8 +107,8 @@ void stats_begin_live(struct stats *stats, uint64_t live, uint64_t requested)
     uint64_t allocating = join_allocating(stats);
     stats_add(stats, STAT_live_bytes, live);
     stats_add(stats, STAT_requested_bytes, requested);
-    bool alone = !(allocating & (allocating - 1));
-    if (alone || load_relaxed_u64(&stats->stripe[stats_stripe()].value[STAT_mallocs]) % PEAK_SAMPLE == 0)
+    if (stats_is_alone(stats) ||
+        load_relaxed_u64(&stats->stripe[stats_stripe()].value[STAT_mallocs]) % PEAK_SAMPLE == 0)
         raise_relaxed_u64(&stats->peak_live, live_now(stats, allocating));
 }
 

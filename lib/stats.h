@@ -70,6 +70,13 @@ void stats_join(struct stats *, struct stats_tally *);
 /* Raises peak_live to the present level: for a tally that is higher than it was. */
 void stats_note_peak_live(struct stats *);
 
+/* Whether the threads of one stripe alone have allocated or freed: then peak_live is exact. */
+static inline bool stats_is_alone(const struct stats *stats)
+{
+    uint64_t allocating = load_relaxed_u64(&stats->allocating);
+    return !(allocating & (allocating - 1));
+}
+
 /* live_bytes and requested_bytes of one allocation that begins or ends. */
 void stats_begin_live(struct stats *, uint64_t live, uint64_t requested);
 void stats_end_live(struct stats *, uint64_t live, uint64_t requested);
