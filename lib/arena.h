@@ -65,8 +65,6 @@ struct arena {
     pthread_mutex_t watching; /* asking about events and publishing completed; taken after reaping if both */
     pthread_mutex_t reaping;
     struct zombie *waiting; /* under reaping: zombies not yet unmapped */
-
-    pthread_mutex_t mapping; /* around single driver calls; nothing else is taken under it (mapping.h) */
 };
 
 /* Tells a sleeping reaper of new work. Cheap when it is awake. */

@@ -20,7 +20,6 @@ vpmm_status arena_init(struct arena *arena, struct device *device, struct stats 
     pthread_mutex_init(&arena->turn, NULL);
     pthread_mutex_init(&arena->watching, NULL);
     pthread_mutex_init(&arena->reaping, NULL);
-    pthread_mutex_init(&arena->mapping, NULL);
     pile_init(&arena->zombies);
     wakeup_init(&arena->work);
     pages_init(&arena->pages, config->page_size, config->va_size);
@@ -68,7 +67,6 @@ void arena_free(struct arena *arena)
     pthread_mutex_destroy(&arena->turn);
     pthread_mutex_destroy(&arena->watching);
     pthread_mutex_destroy(&arena->reaping);
-    pthread_mutex_destroy(&arena->mapping);
 }
 
 /* ---- giving everything back ---- */

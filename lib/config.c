@@ -99,7 +99,7 @@ vpmm_config vpmm_config_default(void)
         .streams = VPMM_STREAMS_CHECKED,
         .reaper = true,
         .exportable = true,
-        .rdma = true,
+        .rdma = false, /* see mapping.h */
     };
 }
 

@@ -1,21 +1,6 @@
 #include "mapping.h"
 
 #include "clock.h"
-#include "lock.h"
-
-static bool begin(struct arena *arena)
-{
-    bool alone = load_relaxed_u32(&arena->rdma);
-    if (alone)
-        lock_take(&arena->mapping);
-    return alone;
-}
-
-static void end(struct arena *arena, bool alone)
-{
-    if (alone)
-        pthread_mutex_unlock(&arena->mapping);
-}
 
 static size_t bytes_of(const struct arena *arena, uint64_t pages)
 {
@@ -24,15 +9,13 @@ static size_t bytes_of(const struct arena *arena, uint64_t pages)
 
 CUresult mapping_map(struct arena *arena, uint64_t page, const struct extent *extent)
 {
-    enum { TRIES = 200, PAUSE_NS = 5000 };
+    enum { TRIES = 4000, PAUSE_NS = 5000 };
     CUresult result = CUDA_ERROR_UNKNOWN;
     for (int i = 0; result == CUDA_ERROR_UNKNOWN && i < (load_relaxed_u32(&arena->rdma) ? TRIES : 1); i++) {
         if (i)
             clock_spin_ns(PAUSE_NS);
-        bool alone = begin(arena);
         result = device_call(arena->device, cuMemMap, page_address(&arena->pages, page), bytes_of(arena, extent->pages),
                              0, extent->handle, 0);
-        end(arena, alone);
     }
     return result;
 }
@@ -41,17 +24,11 @@ CUresult mapping_allow(struct arena *arena, uint64_t page, uint64_t pages)
 {
     CUmemAccessDesc access = {.location = {.type = CU_MEM_LOCATION_TYPE_DEVICE, .id = arena->device->ordinal},
                               .flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE};
-    bool alone = begin(arena);
-    CUresult result = device_call(arena->device, cuMemSetAccess, page_address(&arena->pages, page),
-                                  bytes_of(arena, pages), &access, 1);
-    end(arena, alone);
-    return result;
+    return device_call(arena->device, cuMemSetAccess, page_address(&arena->pages, page), bytes_of(arena, pages),
+                       &access, 1);
 }
 
 CUresult mapping_unmap(struct arena *arena, uint64_t page, uint64_t pages)
 {
-    bool alone = begin(arena);
-    CUresult result = device_call(arena->device, cuMemUnmap, page_address(&arena->pages, page), bytes_of(arena, pages));
-    end(arena, alone);
-    return result;
+    return device_call(arena->device, cuMemUnmap, page_address(&arena->pages, page), bytes_of(arena, pages));
 }

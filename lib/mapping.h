@@ -1,11 +1,10 @@
 /*
- * mapping.h - the three driver calls that change mappings.
+ * mapping.h - the three driver calls that change mappings, for a run of pages.
  *
- * A handle that is registered for GPUDirect RDMA is refused by cuMemMap with CUDA_ERROR_UNKNOWN while another thread
- * unmaps memory or sets access to it (seen on an H200, driver 580: one map in some hundreds beside a thread that
- * unmaps, nearly all beside three that build). A pool with such handles therefore makes these calls one at a time, each
- * under the arena's `mapping` lock. That costs little: the driver serves them one at a time as well. No malloc or free
- * waits for the lock but one that builds. Another pool's calls can still be in the way; a refused map is tried again.
+ * A handle that is registered for GPUDirect RDMA is refused by cuMemMap with CUDA_ERROR_UNKNOWN now and then while other
+ * threads map, unmap or create memory (seen on an H200, driver 580: one map in some hundreds beside a thread that unmaps,
+ * and for milliseconds beside three that build; one lock around all such calls of the pool does not help). It is tried
+ * again for a while, and `rdma` is off unless asked for.
  */
 #ifndef VPMM_LIB_MAPPING_H
 #define VPMM_LIB_MAPPING_H

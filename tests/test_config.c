@@ -77,7 +77,7 @@ Test(config, defaults)
     cr_assert_eq(config.small, VPMM_SMALL_ASYNC);
     cr_assert_eq(config.reuse, VPMM_REUSE_WAIT_DEVICE);
     cr_assert_eq(config.streams, VPMM_STREAMS_CHECKED);
-    cr_assert(config.reaper && config.exportable && config.rdma);
+    cr_assert(config.reaper && config.exportable && !config.rdma);
     cr_assert_eq(config_check(&config, GRANULARITY), VPMM_SUCCESS, "%s", vpmm_last_error());
 }
 
@@ -116,7 +116,7 @@ Test(config, every_variable_sets_its_field)
     cr_assert_eq(with("VPMM_STREAMS", "eager").streams, VPMM_STREAMS_EAGER);
     cr_assert_not(with("VPMM_REAPER", "0").reaper);
     cr_assert_not(with("VPMM_EXPORTABLE", "off").exportable);
-    cr_assert_not(with("VPMM_RDMA", "no").rdma);
+    cr_assert(with("VPMM_RDMA", "yes").rdma);
 }
 
 Test(config, a_variable_sets_nothing_but_its_field)

@@ -786,6 +786,7 @@ Test(defects, defect_23_handles_can_be_exported_and_registered)
 {
     struct setup setup = setup_default();
     vpmm_driver table;
+    setup.pool.rdma = true;
     struct world w;
     world_open_watched(&w, &setup, &table);
     int posix = 0, rdma = 0;

@@ -74,11 +74,16 @@ typedef enum vpmm_reuse {
     VPMM_REUSE_WAIT_HOST,   /* the calling thread waits for the oldest fence */
 } vpmm_reuse;
 
-/* How a stream handle that the program has destroyed, and CUDA has given to another stream, is noticed. */
+/*
+ * How a stream handle that the program has destroyed, and CUDA has given to another stream, is noticed. A program that
+ * does not call vpmm_stream_release before cuStreamDestroy must choose EAGER: with the others memory freed on the stream
+ * may lie in a front cache, its end is recorded some milliseconds later, and the driver crashes on a handle that is
+ * gone.
+ */
 typedef enum vpmm_streams {
-    VPMM_STREAMS_CHECKED, /* the stream's id is compared in every malloc and free, and before its end is recorded */
+    VPMM_STREAMS_CHECKED, /* the stream's id is compared in every malloc, and before its end is recorded */
     VPMM_STREAMS_TRUSTED, /* only where a call goes past the front cache */
-    VPMM_STREAMS_EAGER,   /* as CHECKED, and every free records its fence at once */
+    VPMM_STREAMS_EAGER,   /* as CHECKED, and every free records its fence at once: there are no front caches */
 } vpmm_streams;
 
 typedef struct vpmm_config {
@@ -90,13 +95,14 @@ typedef struct vpmm_config {
     size_t extent_size;        /* bytes of the largest handle; 0: chosen by the policy; page_size gives the
                                   specification's one handle a page                                  VPMM_EXTENT_SIZE */
     size_t max_mapped;         /* cap on mapped bytes; 0: none                                       VPMM_MAX_MAPPED */
-    size_t cache_bytes;        /* a thread's front cache; 0: none                                    VPMM_CACHE_BYTES */
+    size_t cache_bytes;        /* most that one thread's front cache holds once the pool no longer grows;
+                                  64 MiB of it until then. 0: none                                   VPMM_CACHE_BYTES */
     vpmm_small small;          /*                                                      VPMM_SMALL=slab|async */
     vpmm_reuse reuse;          /*                                                      VPMM_REUSE=device|completed|host */
     vpmm_streams streams;      /*                                                      VPMM_STREAMS=checked|trusted|eager */
     bool reaper;               /* true: a thread of the pool's own; false: the caller calls vpmm_poll */
     bool exportable;           /* handles can be exported as POSIX file descriptors, where the device can  */
-    bool rdma;                 /* handles can be registered for GPUDirect RDMA, where the device can       */
+    bool rdma;                 /* handles can be registered for GPUDirect RDMA, where the device can; false       */
 } vpmm_config;                 /* more fields may follow: start from vpmm_config_default() */
 
 vpmm_config vpmm_config_default(void);
@@ -136,25 +142,29 @@ vpmm_status vpmm_pool_destroy(vpmm_pool *);
  * pool's device.
  * INVALID_VALUE: zero bytes, a size that overflows when rounded, a NULL pool or output, a stream of another device.
  * OUT_OF_MEMORY: the message says how much was asked, mapped, live and reusable. NOT_SUPPORTED: the stream captures.
- * The output is written on success only.
+ * The output is written on success only. A capture is looked for where the call goes past the thread's front cache: a hit
+ * succeeds on a capturing stream with VPMM_STREAMS_TRUSTED, and with CHECKED fails and ends the capture, as
+ * cuStreamGetId does. Builds with VPMM_DEBUG_CHECKS always look.
  */
 vpmm_status vpmm_malloc(vpmm_pool *, size_t bytes, CUstream stream, CUdeviceptr *);
 
 /*
  * Ends the use of an allocation at this point of `stream`, which need not be the stream that it was allocated on:
  * every earlier use elsewhere must be ordered before this point. 0 is a no-op.
- * INVALID_POINTER: not the start of a live allocation of this pool. Others as for malloc.
+ * INVALID_POINTER: not the start of a live allocation of this pool, also if it was freed before and not handed out
+ * since. Others as for malloc; a free into the thread's front cache makes no driver call at all.
  */
 vpmm_status vpmm_free(vpmm_pool *, CUdeviceptr, CUstream stream);
 
 /*
- * Call before cuStreamDestroy: gives the memory freed on the stream to every stream once its work has passed, and
+ * Call before cuStreamDestroy (see vpmm_streams): gives the memory freed on the stream to every stream once its work has passed, and
  * returns when the pool no longer needs the handle. INVALID_VALUE: the pool has never met the stream.
  */
 vpmm_status vpmm_stream_release(vpmm_pool *, CUstream);
 
 /*
- * Gives wholly free extents back to the device until at most keep_bytes are mapped, or nothing more can be given.
+ * Gives wholly free extents back to the device until at most keep_bytes are mapped, or nothing more can be given. What is
+ * in front caches counts as free.
  * Memory whose fence has not passed stays. With keep_bytes 0 the driver's pool for small requests is trimmed too.
  * `released` (may be NULL): bytes of extents given back.
  */
