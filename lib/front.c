@@ -170,7 +170,7 @@ static void adjust_limit(struct front *front)
 {
     const struct fronts *fronts = front->fronts;
     uint32_t growths = load_relaxed_u32(&fronts->arena->growths);
-    uint64_t frees = load_relaxed_u64(&front->tally.frees);
+    uint64_t frees = load_relaxed_u64(&front->tally.frees) + front->refused;
     if (growths != front->growths) {
         front->growths = growths;
         front->steady_at = frees + STEADY_FREES;
@@ -661,8 +661,10 @@ static struct cache_bin *make_room(struct cache *cache, uint64_t length)
     struct front *front = cache->front;
     uint64_t size = length << front->fronts->arena->pages.page_shift;
     adjust_limit(front);
-    if (size > front->limit)
+    if (size > front->limit) {
+        front->refused++;
         return NULL;
+    }
     struct cache_bin *bin = choose_bin(cache, length);
     if (load_relaxed_u32(&bin->count) == CACHE_SLOTS) {
         drop_stale(cache, bin);

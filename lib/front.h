@@ -85,7 +85,8 @@ struct front {
     uint64_t stock;          /* bytes: see front_held */
     uint64_t limit;          /* bytes: the pool's first limit, or its last one while the pool does not grow */
     uint32_t growths;        /* the pool's, when the limit was last reset, */
-    uint64_t steady_at;      /* and the tally's frees at which it may grow */
+    uint64_t refused;        /* frees of what was too long for the limit */
+    uint64_t steady_at;      /* frees, with those, at which the limit may rise */
     struct fronts *fronts;   /* constant */
     struct cache **by_slot;  /* the attached caches, by their records' slots */
     uint32_t slots;          /* of by_slot */
