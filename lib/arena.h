@@ -64,7 +64,8 @@ struct arena {
 
     pthread_mutex_t watching; /* asking about events and publishing completed; taken after reaping if both */
     pthread_mutex_t reaping;
-    struct zombie *waiting; /* under reaping: zombies not yet unmapped */
+    struct zombie *waiting;         /* under reaping: zombies not yet unmapped */
+    _Atomic(uint64_t) passed_at_ns; /* when the latest pass ended, or the reaper woke up; at first, the beginning */
 };
 
 /* Tells a sleeping reaper of new work. Cheap when it is awake. */

@@ -1,5 +1,6 @@
 #include "arena_life.h"
 
+#include "clock.h"
 #include "mapping.h"
 #include "reaper.h"
 #include "view.h"
@@ -20,6 +21,7 @@ vpmm_status arena_init(struct arena *arena, struct device *device, struct stats 
     pthread_mutex_init(&arena->turn, NULL);
     pthread_mutex_init(&arena->watching, NULL);
     pthread_mutex_init(&arena->reaping, NULL);
+    store_relaxed_u64(&arena->passed_at_ns, clock_now_ns());
     pile_init(&arena->zombies);
     wakeup_init(&arena->work);
     pages_init(&arena->pages, config->page_size, config->va_size);

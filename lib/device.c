@@ -1,5 +1,6 @@
 #include "device.h"
 
+#include <stdio.h>
 #include <string.h>
 
 /* This thread's last failed call, for the message. */
@@ -8,11 +9,11 @@ static _Thread_local struct {
     CUresult result;
 } last_failure;
 
-CUresult device_called(struct device *device, const char *call, CUresult result)
+CUresult device_called(struct device *device, enum driver_entry entry, const char *call, CUresult result)
 {
-    stats_count(device->stats, STAT_driver_calls);
-    if (result != CUDA_SUCCESS && result != CUDA_ERROR_NOT_READY) {
-        stats_count(device->stats, STAT_driver_errors);
+    bool failed = result != CUDA_SUCCESS && result != CUDA_ERROR_NOT_READY;
+    stats_count_call(device->stats, entry, failed);
+    if (failed) {
         if (result == CUDA_ERROR_DEINITIALIZED)
             store_relaxed_u32(&device->gone, 1);
         last_failure.call = call;
@@ -97,6 +98,19 @@ static vpmm_status find_device(struct device *device)
     return VPMM_SUCCESS;
 }
 
+/* For who watches; nothing of the pool's depends on it, and a driver that would not say is no failure. */
+static void find_identity(struct device *device)
+{
+    CUuuid uuid;
+    const unsigned char *b = (const unsigned char *)uuid.bytes;
+    if (device_call(device, cuDeviceGetName, device->name, (int)sizeof device->name - 1, device->id) != CUDA_SUCCESS)
+        device->name[0] = '\0';
+    if (device_call(device, cuDeviceGetUuid, &uuid, device->id) == CUDA_SUCCESS)
+        snprintf(device->uuid, sizeof device->uuid,
+                 "GPU-%02x%02x%02x%02x-%02x%02x-%02x%02x-%02x%02x-%02x%02x%02x%02x%02x%02x", b[0], b[1], b[2], b[3],
+                 b[4], b[5], b[6], b[7], b[8], b[9], b[10], b[11], b[12], b[13], b[14], b[15]);
+}
+
 static vpmm_status find_granularity(struct device *device)
 {
     CUmemAllocationProp prop = {.type = CU_MEM_ALLOCATION_TYPE_PINNED,
@@ -118,6 +132,8 @@ vpmm_status device_open(struct device *device, const vpmm_driver *table, int ord
                     "must be there",
                     missing);
     vpmm_status status = find_device(device);
+    if (status == VPMM_SUCCESS)
+        find_identity(device);
     if (status == VPMM_SUCCESS)
         status = find_granularity(device);
     if (status == VPMM_SUCCESS &&

@@ -28,6 +28,7 @@ struct device {
     CUcontext primary; /* retained */
     bool has_vmm, has_pools, can_export, can_rdma;
     size_t granularity, total_bytes;
+    char name[128], uuid[41]; /* constant; "" if the driver would not say */
     struct stats *stats;
     _Atomic(uint32_t) lost; /* set once, never cleared */
     _Atomic(uint32_t) gone; /* likewise: the driver shuts down, with everything that it held */
@@ -48,12 +49,19 @@ vpmm_status device_enter_context(struct device *, CUcontext, struct device_scope
 void device_leave(struct device *, struct device_scope *);
 
 /* Counts a finished call and remembers a failed one for device_failed(); returns the result. */
-CUresult device_called(struct device *, const char *call, CUresult result);
+CUresult device_called(struct device *, enum driver_entry, const char *call, CUresult result);
 
-#define device_call(device, entry, ...) device_called((device), #entry, (device)->driver.entry(__VA_ARGS__))
+#define device_call(device, entry, ...)                                                                                \
+    device_called((device), ENTRY_##entry, #entry, (device)->driver.entry(__VA_ARGS__))
 
 /* The status and the words for this thread's last failed device_call. `doing` says what it was for. */
 vpmm_status device_failed(struct device *, const char *doing);
+
+/* Whether the driver has failed for good: the device is lost, or the driver shuts down. */
+static inline bool device_dead(const struct device *device)
+{
+    return load_relaxed_u32(&device->lost) || load_relaxed_u32(&device->gone);
+}
 
 static inline bool device_lost(const struct device *device)
 {

@@ -175,11 +175,8 @@ bool fronts_hold(const struct fronts *, uint64_t page);
 
 /* ---- the hit, both ways ---- */
 
-/*
- * Whether the handle still names the cache's stream: by the stream's id, as VPMM_STREAMS says; for a default stream by
- * the current context.
- */
-bool cache_is_of(const struct cache *, CUstream);
+/* Of a default stream: which one its handle names depends on the current context. */
+bool cache_is_current(const struct cache *);
 void front_note_peak(struct front *);
 void cache_note(struct cache *, const struct cache_bin *);
 

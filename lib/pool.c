@@ -4,6 +4,7 @@
 #include "arena_life.h"
 #include "audit.h"
 #include "build.h"
+#include "clock.h"
 #include "config.h"
 #include "front.h"
 #include "process.h"
@@ -292,6 +293,8 @@ static vpmm_status find_or_build(struct vpmm_pool *pool, struct stream *stream, 
     vpmm_status status = VPMM_SUCCESS;
     enum region_source source = find_with_own_cache(pool, stream, pages, region);
     if (source == REGION_NONE) {
+        if (!limits->since_ns)
+            limits->since_ns = clock_now_ns();
         limits->keep_size = fronts_noted(&pool->fronts);
         status = refresh_and_build(pool, stream, pages, may_wait, limits, region, &source);
     }
@@ -371,6 +374,8 @@ static vpmm_status malloc_pages(struct vpmm_pool *pool, size_t bytes, struct str
     vpmm_status status = find_or_build(pool, stream, pages, arena->reuse != VPMM_REUSE_COMPLETED, &limits, &region);
     if (is_shortage(status) && pages <= arena->pages.chunk_pages)
         status = reclaim(pool, stream, pages, limits.creatable_pages, &region);
+    if (limits.since_ns)
+        stats_note_latency(&pool->stats, clock_now_ns() - limits.since_ns);
     if (status == VPMM_ERROR_OUT_OF_MEMORY)
         return out_of_memory(pool, bytes);
     if (status == VPMM_SUCCESS) {
@@ -461,9 +466,15 @@ static void leave(struct stream *stream)
         stream_leave(stream);
 }
 
-/* Everything that is not a hit of the thread's own cache: the arguments are checked here. */
-static __attribute__((noinline)) vpmm_status malloc_slowly(vpmm_pool *pool, size_t bytes, CUstream handle,
-                                                           CUdeviceptr *out)
+/* What a call answers, counted if it is a failure. */
+static vpmm_status answer(struct vpmm_pool *pool, vpmm_status status)
+{
+    if (status != VPMM_SUCCESS && pool)
+        stats_count_failure(&pool->stats, status);
+    return status;
+}
+
+static vpmm_status malloc_by_tiers(vpmm_pool *pool, size_t bytes, CUstream handle, CUdeviceptr *out)
 {
     struct stream *stream;
     vpmm_status status = check_pool(pool, "vpmm_malloc");
@@ -484,6 +495,13 @@ static __attribute__((noinline)) vpmm_status malloc_slowly(vpmm_pool *pool, size
     }
     leave(stream);
     return status;
+}
+
+/* Everything that is not a hit of the thread's own cache: the arguments are checked here. */
+static __attribute__((noinline)) vpmm_status malloc_slowly(vpmm_pool *pool, size_t bytes, CUstream handle,
+                                                           CUdeviceptr *out)
+{
+    return answer(pool, malloc_by_tiers(pool, bytes, handle, out));
 }
 
 /* A build for debugging looks for captures here too, which costs more than the hit. */
@@ -537,8 +555,9 @@ static __attribute__((noinline)) vpmm_status malloc_checked(vpmm_pool *pool, siz
                                                             CUdeviceptr *out, struct cache *cache)
 {
     unsigned long long id;
-    add_alone_u64(&cache->front->tally.driver_calls, 1);
-    if (cache->is_default ? !cache_is_of(cache, handle)
+    if (!cache->is_default)
+        add_alone_u64(&cache->front->tally.driver_calls, 1);
+    if (cache->is_default ? !cache_is_current(cache)
                           : pool->device.driver.cuStreamGetId(handle, &id) != CUDA_SUCCESS || id != cache->id)
         return malloc_slowly(pool, bytes, handle, out);
     return malloc_at_once(pool, bytes, handle, out, cache);
@@ -576,11 +595,11 @@ static vpmm_status free_or_cache(struct vpmm_pool *pool, CUdeviceptr address, st
         return VPMM_SUCCESS;
     vpmm_status status = free_pages(pool, address, stream);
     if (status == VPMM_SUCCESS)
-        stats_count(&pool->stats, STAT_frees);
+        stats_count(&pool->stats, STAT_frees_pages);
     return status;
 }
 
-static __attribute__((noinline)) vpmm_status free_slowly(vpmm_pool *pool, CUdeviceptr address, CUstream handle)
+static vpmm_status free_checked(vpmm_pool *pool, CUdeviceptr address, CUstream handle)
 {
     struct stream *stream;
     uint64_t page;
@@ -598,10 +617,15 @@ static __attribute__((noinline)) vpmm_status free_slowly(vpmm_pool *pool, CUdevi
         if (stream)
             store_relaxed_u32(&stream->freed_small, 1);
         if (status == VPMM_SUCCESS)
-            stats_count(&pool->stats, STAT_frees);
+            stats_count(&pool->stats, STAT_frees_small);
     }
     leave(stream);
     return status;
+}
+
+static __attribute__((noinline)) vpmm_status free_slowly(vpmm_pool *pool, CUdeviceptr address, CUstream handle)
+{
+    return answer(pool, free_checked(pool, address, handle));
 }
 
 static __attribute__((noinline)) vpmm_status after_first_free(struct cache *cache, const struct cache_bin *bin)
@@ -614,7 +638,7 @@ static __attribute__((noinline)) vpmm_status after_first_free(struct cache *cach
 static __attribute__((noinline)) vpmm_status free_hit(vpmm_pool *pool, CUdeviceptr address, CUstream handle,
                                                       struct cache *cache)
 {
-    bool is_of = !cache->is_default || cache_is_of(cache, handle);
+    bool is_of = !cache->is_default || cache_is_current(cache);
     return is_of && cache_give(cache, address) ? VPMM_SUCCESS : free_slowly(pool, address, handle);
 }
 
@@ -739,6 +763,54 @@ vpmm_status vpmm_check(vpmm_pool *pool)
     vpmm_status status = audit(&pool->arena);
     pthread_mutex_unlock(&pool->arena.reaping);
     return status;
+}
+
+/* ---- observing ---- */
+
+static vpmm_status check_observer(const struct vpmm_pool *pool, const void *out, const char *function)
+{
+    return pool && out ? VPMM_SUCCESS
+                       : fail(VPMM_ERROR_INVALID_VALUE, "%s: the %s is NULL", function, pool ? "output" : "pool");
+}
+
+vpmm_status vpmm_calls_get(vpmm_pool *pool, vpmm_call_counts out[VPMM_DRIVER_CALLS])
+{
+    vpmm_status status = check_observer(pool, out, "vpmm_calls_get");
+    if (status == VPMM_SUCCESS)
+        stats_read_calls(&pool->stats, out);
+    return status;
+}
+
+vpmm_status vpmm_latency_get(vpmm_pool *pool, vpmm_latency *out)
+{
+    vpmm_status status = check_observer(pool, out, "vpmm_latency_get");
+    if (status == VPMM_SUCCESS)
+        stats_read_latency(&pool->stats, out);
+    return status;
+}
+
+vpmm_status vpmm_health_get(vpmm_pool *pool, vpmm_health *out)
+{
+    vpmm_status status = check_observer(pool, out, "vpmm_health_get");
+    if (status == VPMM_SUCCESS)
+        *out = (vpmm_health){.lost = device_dead(&pool->device),
+                             .reaper = pool->paged && pool->config.reaper,
+                             .reaper_age_ns = pool->paged ? reaper_age_ns(&pool->arena) : 0};
+    return status;
+}
+
+vpmm_status vpmm_device_get(vpmm_pool *pool, vpmm_device *out)
+{
+    vpmm_status status = check_observer(pool, out, "vpmm_device_get");
+    if (status != VPMM_SUCCESS)
+        return status;
+    *out = (vpmm_device){.ordinal = pool->device.ordinal,
+                         .memory_bytes = pool->device.total_bytes,
+                         .page_size = pool->config.page_size,
+                         .max_mapped = pool->config.max_mapped};
+    memcpy(out->name, pool->device.name, sizeof out->name);
+    memcpy(out->uuid, pool->device.uuid, sizeof out->uuid);
+    return VPMM_SUCCESS;
 }
 
 const vpmm_driver *vpmm_pool_driver(vpmm_pool *pool)

@@ -72,7 +72,16 @@ static vpmm_status locked_pass(struct arena *arena, unsigned budget_us, bool *an
         return status;
     *any = pass(arena, budget_us);
     device_leave(arena->device, &scope);
+    store_relaxed_u64(&arena->passed_at_ns, clock_now_ns());
     return device_lost(arena->device) ? device_lost_status() : VPMM_SUCCESS;
+}
+
+uint64_t reaper_age_ns(const struct arena *arena)
+{
+    if (load_sc_u32(&arena->asleep))
+        return 0;
+    uint64_t passed = load_relaxed_u64(&arena->passed_at_ns), now = clock_now_ns();
+    return now > passed ? now - passed : 0;
 }
 
 vpmm_status reaper_pass(struct arena *arena, unsigned budget_us)
@@ -194,6 +203,7 @@ static void sleep_until_work(struct reaper *reaper, uint64_t us)
         work = streams_unmarked(&arena->streams) || !pile_empty(&arena->zombies) || fronts_noted(arena->fronts);
     if (!work)
         wakeup_wait(&arena->work, seen, us * 1000);
+    store_relaxed_u64(&arena->passed_at_ns, clock_now_ns()); /* its age begins again with its work */
     store_sc_u32(&arena->asleep, 0);
 }
 

@@ -21,6 +21,9 @@ enum {
     REAPER_RETRY_US = 10000, /* between tries to unmap what the driver has refused */
 };
 
+/* Since the latest pass ended; 0 while the thread sleeps because nothing is pending. Any thread. */
+uint64_t reaper_age_ns(const struct arena *);
+
 /* One pass, unless another thread is making one. */
 vpmm_status reaper_pass(struct arena *, unsigned budget_us);
 

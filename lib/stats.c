@@ -25,7 +25,7 @@ static uint64_t tally_part(const struct stats_tally *tally, enum stat which)
         return load_relaxed_u64(&tally->hits);
     case STAT_hits_neighbour:
         return load_relaxed_u64(&tally->neighbour_hits);
-    case STAT_frees:
+    case STAT_frees_cache:
         return load_relaxed_u64(&tally->frees);
     case STAT_live_bytes:
         return load_relaxed_u64(&tally->live_bytes);
@@ -33,8 +33,6 @@ static uint64_t tally_part(const struct stats_tally *tally, enum stat which)
         return 0 - load_relaxed_u64(&tally->live_bytes);
     case STAT_requested_bytes:
         return load_relaxed_u64(&tally->requested_bytes);
-    case STAT_driver_calls:
-        return load_relaxed_u64(&tally->driver_calls);
     default:
         return 0;
     }
@@ -54,6 +52,45 @@ uint64_t stats_sum(const struct stats *stats, enum stat which)
     for (unsigned i = 0, n = stats_stripes_used(); i < n; i++)
         sum += load_relaxed_u64(&stats->stripe[i].value[which]);
     return sum;
+}
+
+void stats_count_call(struct stats *stats, enum driver_entry entry, bool failed)
+{
+    unsigned own = stats_stripe();
+    fetch_add_relaxed_u64(&stats->stripe[own].calls[entry], 1);
+    if (failed)
+        fetch_add_relaxed_u64(&stats->stripe[own].errors[entry], 1);
+}
+
+/* The smallest i with us <= 2^i, microseconds rounded up; the last bucket takes the rest. */
+static unsigned latency_bucket(uint64_t ns)
+{
+    uint64_t us = (ns + 999) / 1000;
+    unsigned bucket = us > 1 ? 64 - (unsigned)__builtin_clzll(us - 1) : 0;
+    return bucket < VPMM_LATENCY_BUCKETS ? bucket : VPMM_LATENCY_BUCKETS - 1;
+}
+
+void stats_note_latency(struct stats *stats, uint64_t ns)
+{
+    unsigned own = stats_stripe();
+    fetch_add_relaxed_u64(&stats->stripe[own].latency[latency_bucket(ns)], 1);
+    fetch_add_relaxed_u64(&stats->stripe[own].latency_ns, ns);
+}
+
+void stats_count_failure(struct stats *stats, vpmm_status status)
+{
+    static const enum stat counter[] = {
+        [VPMM_ERROR_INVALID_VALUE] = STAT_failed_invalid_value,
+        [VPMM_ERROR_INVALID_POINTER] = STAT_failed_invalid_pointer,
+        [VPMM_ERROR_OUT_OF_MEMORY] = STAT_failed_out_of_memory,
+        [VPMM_ERROR_OUT_OF_ADDRESS_SPACE] = STAT_failed_address_space,
+        [VPMM_ERROR_NOT_SUPPORTED] = STAT_failed_not_supported,
+        [VPMM_ERROR_NO_DRIVER] = STAT_failed_driver, /* only creation answers NO_DRIVER and only destruction BUSY */
+        [VPMM_ERROR_DRIVER] = STAT_failed_driver,
+        [VPMM_ERROR_BUSY] = STAT_failed_driver,
+        [VPMM_ERROR_HOST_MEMORY] = STAT_failed_host_memory,
+    };
+    stats_count(stats, counter[status]);
 }
 
 /* A sum read while others add may lack one thread's part of a pair of changes; a level below zero is such a tear. */
@@ -124,11 +161,54 @@ void stats_note_peak_mapped(struct stats *stats)
     raise_relaxed_u64(&stats->peak_mapped, level(stats_sum(stats, STAT_mapped_bytes)));
 }
 
+void stats_read_calls(const struct stats *stats, vpmm_call_counts out[VPMM_DRIVER_CALLS])
+{
+    static const char *const name[] = {
+#define ENTRY_NAME(name, version, parameters, arguments) #name,
+        VPMM_DRIVER_ENTRIES(ENTRY_NAME)
+#undef ENTRY_NAME
+    };
+    for (unsigned i = 0; i < VPMM_DRIVER_CALLS; i++)
+        out[i] = (vpmm_call_counts){.call = name[i]};
+    for (const struct stats_tally *tally = load_acquire_ptr(&stats->tallies); tally; tally = tally->next)
+        out[ENTRY_cuStreamGetId].made += load_relaxed_u64(&tally->driver_calls);
+    for (unsigned s = 0, n = stats_stripes_used(); s < n; s++)
+        for (unsigned i = 0; i < VPMM_DRIVER_CALLS; i++) {
+            out[i].made += load_relaxed_u64(&stats->stripe[s].calls[i]);
+            out[i].failed += load_relaxed_u64(&stats->stripe[s].errors[i]);
+        }
+}
+
+void stats_read_latency(const struct stats *stats, vpmm_latency *out)
+{
+    *out = (vpmm_latency){0};
+    for (unsigned s = 0, n = stats_stripes_used(); s < n; s++) {
+        for (unsigned i = 0; i < VPMM_LATENCY_BUCKETS; i++)
+            out->count[i] += load_relaxed_u64(&stats->stripe[s].latency[i]);
+        out->sum_ns += load_relaxed_u64(&stats->stripe[s].latency_ns);
+    }
+}
+
+static void sum_calls(const struct stats *stats, vpmm_stats *out)
+{
+    vpmm_call_counts counts[VPMM_DRIVER_CALLS];
+    stats_read_calls(stats, counts);
+    for (unsigned i = 0; i < VPMM_DRIVER_CALLS; i++) {
+        out->driver_calls += counts[i].made;
+        out->driver_errors += counts[i].failed;
+    }
+}
+
 void stats_read(const struct stats *stats, vpmm_stats *out)
 {
 #define STATS_SUM(name, kind, help) out->name = level(stats_sum(stats, STAT_##name));
     VPMM_STATS(STATS_SUM)
 #undef STATS_SUM
+    out->frees = out->frees_cache + out->frees_pages + out->frees_small;
+    out->failures = out->failed_invalid_value + out->failed_invalid_pointer + out->failed_out_of_memory +
+                    out->failed_address_space + out->failed_not_supported + out->failed_driver +
+                    out->failed_host_memory;
+    sum_calls(stats, out);
     out->reusable_bytes = difference(out->mapped_bytes, out->live_bytes);
     out->hole_bytes = difference(out->reserved_bytes, out->mapped_bytes + out->pending_unmap_bytes);
     out->peak_live_bytes = load_relaxed_u64(&stats->peak_live);

@@ -6,6 +6,7 @@
  * negative (wrapped) while the sum is right.
  *
  *   reusable = mapped - live             hole = reserved - mapped - pending          (derived, never stored)
+ *   frees, failures, driver_calls, driver_errors = the sums of their parts           (likewise)
  *
  * A tally is what one thread's front cache counts. It has one writer, so that its additions need not be atomic, only
  * the loads and stores in them.
@@ -15,6 +16,7 @@
 
 #include "atomic.h"
 
+#include <vpmm/observe.h>
 #include <vpmm/vpmm.h>
 
 enum { STATS_STRIPES = 64 };
@@ -26,18 +28,26 @@ enum stat {
         STATS_COUNT
 };
 
+enum driver_entry {
+#define ENTRY_INDEX(name, version, parameters, arguments) ENTRY_##name,
+    VPMM_DRIVER_ENTRIES(ENTRY_INDEX)
+#undef ENTRY_INDEX
+};
+
 struct stats_tally {
     struct stats_tally *next;          /* constant once it has joined */
     _Atomic(uint64_t) hits, frees;     /* mallocs and frees by the front cache, */
     _Atomic(uint64_t) neighbour_hits;  /* and mallocs by other threads' */
     _Atomic(uint64_t) live_bytes;      /* a difference: what these made live, which left cached_bytes */
     _Atomic(uint64_t) requested_bytes; /* a difference */
-    _Atomic(uint64_t) driver_calls;
+    _Atomic(uint64_t) driver_calls;    /* of cuStreamGetId */
 };
 
 struct stats {
     struct {
         _Alignas(128) _Atomic(uint64_t) value[STATS_COUNT];
+        _Atomic(uint64_t) calls[VPMM_DRIVER_CALLS], errors[VPMM_DRIVER_CALLS]; /* of driver entries */
+        _Atomic(uint64_t) latency[VPMM_LATENCY_BUCKETS], latency_ns;           /* of mallocs that asked the driver */
     } stripe[STATS_STRIPES];
     _Atomic(void *) tallies;      /* a list that only grows */
     _Atomic(uint64_t) allocating; /* a bit for each stripe whose threads have allocated or freed */
@@ -64,6 +74,14 @@ static inline void stats_count(struct stats *stats, enum stat which)
 
 uint64_t stats_sum(const struct stats *, enum stat);
 
+void stats_count_call(struct stats *, enum driver_entry, bool failed);
+
+/* Of a malloc that has asked the driver. */
+void stats_note_latency(struct stats *, uint64_t ns);
+
+/* A malloc or free that answers an error. */
+void stats_count_failure(struct stats *, vpmm_status);
+
 /* The tally is read from here on, for as long as the statistics are. The calling thread is one that allocates. */
 void stats_join(struct stats *, struct stats_tally *);
 
@@ -86,5 +104,7 @@ void stats_note_peak_mapped(struct stats *);
 
 /* Everything but largest_free_bytes and largest_hole_bytes, which the caller knows. */
 void stats_read(const struct stats *, vpmm_stats *out);
+void stats_read_calls(const struct stats *, vpmm_call_counts out[VPMM_DRIVER_CALLS]);
+void stats_read_latency(const struct stats *, vpmm_latency *out);
 
 #endif

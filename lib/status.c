@@ -37,14 +37,28 @@ const char *vpmm_last_error(void)
  * Formatted beside the buffer first: an argument may be vpmm_last_error() itself, so that a failure can be wrapped in
  * more words. A message that is too long is cut; one that cannot be formatted becomes the status's name.
  */
-vpmm_status fail(vpmm_status status, const char *format, ...)
+__attribute__((format(printf, 2, 0))) static vpmm_status say(vpmm_status status, const char *format, va_list arguments)
 {
     char text[MESSAGE_BYTES];
+    int written = vsnprintf(text, sizeof(text), format, arguments);
+    snprintf(message, sizeof(message), "%s", written < 0 ? vpmm_status_name(status) : text);
+    return status;
+}
+
+vpmm_status fail(vpmm_status status, const char *format, ...)
+{
     va_list arguments;
     va_start(arguments, format);
-    int written = vsnprintf(text, sizeof(text), format, arguments);
+    say(status, format, arguments);
     va_end(arguments);
+    return status;
+}
 
-    snprintf(message, sizeof(message), "%s", written < 0 ? vpmm_status_name(status) : text);
+vpmm_status vpmm_error_set(vpmm_status status, const char *format, ...)
+{
+    va_list arguments;
+    va_start(arguments, format);
+    say(status, format, arguments);
+    va_end(arguments);
     return status;
 }

@@ -173,6 +173,13 @@ vpmm_status vpmm_trim(vpmm_pool *, size_t keep_bytes, size_t *released);
 /*
  * The statistics, one line each: X(name, kind, help). A gauge is a level, a counter only grows; both of bytes where
  * the name says so. This table makes the struct, the sums over threads, the dump's text and the exporter's metrics.
+ *
+ *   gauge, counter                a metric of that name
+ *   counter_by(label)             a counter that is the sum of its parts: one metric, whose label says which part
+ *   part_of(sum, value)           such a part, and the label's value
+ *   counter_part_of(sum, value)   a part that is a counter of its own as well
+ *
+ * The parts of driver_calls and driver_errors are the driver's entries: vpmm_calls_get in vpmm/observe.h.
  * Read without a lock while others allocate, each number is right, but two of them may be of different instants.
  * peak_live_bytes is exact with one thread and otherwise sampled whenever a call goes past the front cache.
  */
@@ -190,15 +197,18 @@ vpmm_status vpmm_trim(vpmm_pool *, size_t keep_bytes, size_t *released);
     X(peak_live_bytes, gauge, "highest live_bytes")                                                                    \
     X(largest_free_bytes, gauge, "longest reusable region")                                                            \
     X(largest_hole_bytes, gauge, "longest hole")                                                                       \
-    X(mallocs, counter, "allocations made")                                                                            \
-    X(frees, counter, "allocations freed")                                                                             \
-    X(hits_cache, counter, "mallocs served by a front cache")                                                          \
-    X(hits_own_stream, counter, "mallocs served by memory freed on the same stream")                                   \
-    X(hits_neighbour, counter, "mallocs served by another thread's front cache")                                       \
-    X(hits_completed, counter, "mallocs served by memory whose fence had passed")                                      \
-    X(hits_waited, counter, "mallocs served by memory that their stream had to wait for")                              \
-    X(hits_small, counter, "mallocs served by the driver's memory pool")                                               \
-    X(builds, counter, "mallocs served by mapping")                                                                    \
+    X(mallocs, counter_by(tier), "allocations made")                                                                   \
+    X(frees, counter_by(tier), "allocations freed")                                                                    \
+    X(hits_cache, part_of(mallocs, cache), "mallocs served by a front cache")                                          \
+    X(hits_own_stream, part_of(mallocs, own_stream), "mallocs served by memory freed on the same stream")              \
+    X(hits_neighbour, part_of(mallocs, neighbour), "mallocs served by another thread's front cache")                   \
+    X(hits_completed, part_of(mallocs, completed), "mallocs served by memory whose fence had passed")                  \
+    X(hits_waited, part_of(mallocs, waited), "mallocs served by memory that their stream had to wait for")             \
+    X(hits_small, part_of(mallocs, small), "mallocs served by the driver's memory pool")                               \
+    X(builds, counter_part_of(mallocs, build), "mallocs served by mapping")                                            \
+    X(frees_cache, part_of(frees, cache), "frees into a front cache")                                                  \
+    X(frees_pages, part_of(frees, pages), "frees of pages, for every stream to take")                                  \
+    X(frees_small, part_of(frees, small), "frees into the driver's memory pool")                                       \
     X(reclaims, counter, "mallocs that had to take everything back before an answer")                                  \
     X(extents_created, counter, "physical handles created")                                                            \
     X(extents_released, counter, "physical handles given back")                                                        \
@@ -208,8 +218,16 @@ vpmm_status vpmm_trim(vpmm_pool *, size_t keep_bytes, size_t *released);
     X(unmap_failures, counter, "unmaps that the driver refused; the address stays pending")                            \
     X(marks, counter, "fences recorded as events")                                                                     \
     X(out_of_memory, counter, "mallocs refused for want of memory")                                                    \
-    X(driver_calls, counter, "driver calls made")                                                                      \
-    X(driver_errors, counter, "driver calls that failed")
+    X(failures, counter_by(status), "mallocs and frees that answered an error")                                        \
+    X(failed_invalid_value, part_of(failures, invalid_value), "of these, VPMM_ERROR_INVALID_VALUE")                    \
+    X(failed_invalid_pointer, part_of(failures, invalid_pointer), "VPMM_ERROR_INVALID_POINTER")                        \
+    X(failed_out_of_memory, part_of(failures, out_of_memory), "VPMM_ERROR_OUT_OF_MEMORY")                              \
+    X(failed_address_space, part_of(failures, out_of_address_space), "VPMM_ERROR_OUT_OF_ADDRESS_SPACE")                \
+    X(failed_not_supported, part_of(failures, not_supported), "VPMM_ERROR_NOT_SUPPORTED")                              \
+    X(failed_driver, part_of(failures, driver), "VPMM_ERROR_DRIVER")                                                   \
+    X(failed_host_memory, part_of(failures, host_memory), "VPMM_ERROR_HOST_MEMORY")                                    \
+    X(driver_calls, counter_by(call), "driver calls made")                                                             \
+    X(driver_errors, counter_by(call), "driver calls that failed")
 
 typedef struct vpmm_stats {
 #define VPMM_STATS_MEMBER(name, kind, help) uint64_t name;

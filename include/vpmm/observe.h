@@ -1,0 +1,77 @@
+/*
+ * vpmm/observe.h - what who watches pools asks beside vpmm_stats: driver calls by name, how long mallocs take that go
+ * to the driver, whether the reaper works, and which device it is. The exporter is made of these.
+ *
+ * Threads: any, while others allocate. Nothing here takes a lock, makes a driver call or writes to memory that a malloc
+ * or free reads. Each number is right, but two of them may be of different instants. All work on a pool whose device
+ * is lost. INVALID_VALUE: a NULL argument.
+ */
+#ifndef VPMM_OBSERVE_H
+#define VPMM_OBSERVE_H
+
+#include <vpmm/vpmm.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* One entry of the driver table, as this pool has used it. */
+typedef struct vpmm_call_counts {
+    const char *call;      /* "cuMemMap"; constant */
+    uint64_t made, failed; /* since the pool's creation. CUDA_ERROR_NOT_READY is an answer, not a failure */
+} vpmm_call_counts;
+
+#define VPMM_COUNT_ENTRY(name, version, parameters, arguments) +1
+enum { VPMM_DRIVER_CALLS = 0 VPMM_DRIVER_ENTRIES(VPMM_COUNT_ENTRY) };
+#undef VPMM_COUNT_ENTRY
+
+/* One element for each entry of VPMM_DRIVER_ENTRIES, in its order. */
+vpmm_status vpmm_calls_get(vpmm_pool *, vpmm_call_counts out[VPMM_DRIVER_CALLS]);
+
+/*
+ * How long mallocs of at least a page took that found no passed free memory at once, and so asked the driver, waited or
+ * built; the time begins where that was found out. Others are not timed, which costs them nothing. Failures count.
+ */
+enum { VPMM_LATENCY_BUCKETS = 20 };
+typedef struct vpmm_latency {
+    uint64_t count[VPMM_LATENCY_BUCKETS]; /* [i]: at most 2^i microseconds, and more than [i - 1]; the last: the rest */
+    uint64_t sum_ns;
+} vpmm_latency;
+
+vpmm_status vpmm_latency_get(vpmm_pool *, vpmm_latency *);
+
+typedef struct vpmm_health {
+    bool lost;              /* the driver has failed for good: no fence passes any more, every call answers DRIVER */
+    bool reaper;            /* the pool has a thread that makes passes; else the program calls vpmm_poll */
+    uint64_t reaper_age_ns; /* since the latest pass ended, by that thread or by hand; 0 while the thread sleeps because
+                               nothing is pending, and in a pool that has no pages */
+} vpmm_health;
+
+vpmm_status vpmm_health_get(vpmm_pool *, vpmm_health *);
+
+typedef struct vpmm_device {
+    int ordinal;
+    char name[128];      /* "NVIDIA H200"; "" if the driver would not say */
+    char uuid[41];       /* "GPU-01234567-89ab-cdef-0123-456789abcdef", as nvidia-smi writes it; "" likewise */
+    size_t memory_bytes; /* of the device */
+    size_t page_size;    /* of the pool */
+    size_t max_mapped;   /* the pool's cap on mapped bytes; 0: none */
+} vpmm_device;
+
+vpmm_status vpmm_device_get(vpmm_pool *, vpmm_device *);
+
+/*
+ * Sets the calling thread's vpmm_last_error() and returns the status: for libraries that stand on this one and fail in
+ * its manner. The format is printf's; an argument may be vpmm_last_error() itself.
+ */
+#if defined(__GNUC__)
+__attribute__((format(printf, 2, 3)))
+#endif
+vpmm_status
+vpmm_error_set(vpmm_status, const char *format, ...);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif
