@@ -1,0 +1,43 @@
+/*
+ * auth.h - basic authentication against a hash of crypt(5).
+ *
+ * Such hashes are slow by design, so the credentials that passed last are known again by a keyed digest of them: each
+ * scrape costs microseconds, and no password is kept. Others are hashed, at most so many a second that guessing keeps
+ * the exporter's one thread from nobody; a wrong user costs the same time as a wrong password.
+ *
+ * Threads: auth_check_hash any; the rest the exporter's thread alone.
+ */
+#ifndef VPMM_EXPORTER_AUTH_H
+#define VPMM_EXPORTER_AUTH_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#define AUTH_METHODS "yescrypt ($y$), scrypt ($7$), bcrypt ($2b$), SHA-512 ($6$) and SHA-256 ($5$)"
+
+enum auth_answer { AUTH_PASSED, AUTH_REFUSED, AUTH_TOO_OFTEN };
+
+enum { AUTH_DIGEST_BYTES = 32, AUTH_TEXT_BYTES = 512 };
+
+struct crypt_data;
+
+struct auth {
+    char user[128], hash[256];  /* constant; user "": everyone passes */
+    struct crypt_data *scratch; /* crypt_r's */
+    unsigned char key[AUTH_DIGEST_BYTES], known[AUTH_DIGEST_BYTES];
+    bool knows;                 /* known is the digest of credentials that passed */
+    unsigned each_second, left; /* hashes that may be made, and still may in this second */
+    uint64_t second;
+};
+
+/* The text is a whole hash, of a method that AUTH_METHODS names. */
+bool auth_check_hash(const char *hash);
+
+/* user NULL: none is asked for. false: no host memory, or no random numbers. */
+bool auth_init(struct auth *, const char *user, const char *hash, unsigned each_second);
+void auth_free(struct auth *);
+
+/* user or password NULL: the request had none. */
+enum auth_answer auth_check(struct auth *, const char *user, const char *password, uint64_t now_ns);
+
+#endif
