@@ -2,7 +2,7 @@
 # libvpmm.a and its headers are in /usr/local too.
 FROM debian:bookworm AS build
 RUN apt-get update && apt-get install -y --no-install-recommends \
-    build-essential cmake pkg-config libck-dev libmicrohttpd-dev
+    build-essential cmake pkg-config libck-dev libmicrohttpd-dev libgnutls28-dev zlib1g-dev libcrypt-dev
 WORKDIR /src
 COPY tests/setup.sh tests/setup.sh
 RUN bash -ec '. tests/setup.sh; need_cuda_h; cp "$cuda_include_dir/cuda.h" /opt/'

@@ -23,7 +23,8 @@ esac
 
 [ $# -gt 0 ] || set -- --driver sim
 
-install_missing gcc=build-essential make=build-essential cmake=cmake pkg-config=pkg-config libck-dev libmicrohttpd-dev
+install_missing gcc=build-essential make=build-essential cmake=cmake pkg-config=pkg-config libck-dev \
+  libmicrohttpd-dev libgnutls28-dev zlib1g-dev libcrypt-dev
 need_cuda_h
 
 say "building into $build/examples"

@@ -3,6 +3,7 @@
 
 #include "auth.h"
 
+#include <arpa/inet.h>
 #include <errno.h>
 #include <gnutls/gnutls.h>
 #include <netdb.h>
@@ -58,22 +59,32 @@ static vpmm_status check_limits(const vpmm_exporter_limits *limits)
 
 /* ---- address ---- */
 
-static vpmm_status read_address(struct settings *settings, const vpmm_exporter_config *config)
+/* Of IPv4 all four numbers, which getaddrinfo does not ask for; of IPv6 with the interface of a link-local address. */
+static bool resolve(struct settings *settings, const char *address, uint16_t port)
 {
     const struct addrinfo hints = {.ai_flags = AI_NUMERICHOST | AI_NUMERICSERV, .ai_socktype = SOCK_STREAM};
     struct addrinfo *found;
-    char port[8];
-    snprintf(port, sizeof port, "%u", config->port);
-    if (!config->address || !config->address[0] || strlen(config->address) >= sizeof settings->address ||
-        getaddrinfo(config->address, port, &hints, &found) != 0)
+    struct in_addr v4;
+    char service[8];
+    snprintf(service, sizeof service, "%u", port);
+    if (!address || strlen(address) >= sizeof settings->address ||
+        (!strchr(address, ':') && inet_pton(AF_INET, address, &v4) != 1) ||
+        getaddrinfo(address, service, &hints, &found) != 0)
+        return false;
+    memcpy(&settings->socket_address, found->ai_addr, found->ai_addrlen);
+    settings->socket_address_bytes = found->ai_addrlen;
+    freeaddrinfo(found);
+    return true;
+}
+
+static vpmm_status read_address(struct settings *settings, const vpmm_exporter_config *config)
+{
+    if (!resolve(settings, config->address, config->port))
         return vpmm_error_set(
             VPMM_ERROR_INVALID_VALUE,
             "vpmm_exporter_config.address is '%.80s': a numeric IPv4 or IPv6 address is allowed, such "
             "as 127.0.0.1, ::1 or 0.0.0.0",
             config->address ? config->address : "(NULL)");
-    memcpy(&settings->socket_address, found->ai_addr, found->ai_addrlen);
-    settings->socket_address_bytes = found->ai_addrlen;
-    freeaddrinfo(found);
     snprintf(settings->address, sizeof settings->address, "%s", config->address);
     settings->port = config->port;
     return VPMM_SUCCESS;

@@ -213,7 +213,7 @@ finish() {
 }
 
 install_missing gcc=build-essential make=build-essential clang=clang cmake=cmake pkg-config=pkg-config \
-  libck-dev libcriterion-dev libmicrohttpd-dev
+  libck-dev libcriterion-dev libmicrohttpd-dev libgnutls28-dev zlib1g-dev libcrypt-dev
 need_cuda_h
 
 stage gcc "gcc, release"

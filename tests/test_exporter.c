@@ -1,0 +1,645 @@
+/*
+ * The exporter as its users meet it: started in one call, scraped in both formats, with pools that come and go, a fork,
+ * a full descriptor table, a port in use, wrong settings, passwords and TLS. Clients that mean harm are in
+ * test_exporter_clients.c.
+ */
+#define _GNU_SOURCE
+#include "client.h"
+#include "support.h"
+
+#include <fcntl.h>
+#include <pthread.h>
+#include <sys/resource.h>
+#include <sys/wait.h>
+#include <zlib.h>
+
+#include <vpmm/exporter.h>
+#include <vpmm/observe.h>
+
+static vpmm_exporter_config quiet_config(void)
+{
+    vpmm_exporter_config config = vpmm_exporter_config_default();
+    config.port = 0;
+    config.limits.requests_per_second = 100000;
+    return config;
+}
+
+static vpmm_exporter *start(const vpmm_exporter_config *config)
+{
+    vpmm_exporter_config quiet = quiet_config();
+    vpmm_exporter *exporter = NULL;
+    must_work(vpmm_exporter_start(config ? config : &quiet, &exporter));
+    return exporter;
+}
+
+/* The metrics as text; the test frees it. */
+static char *scrape(vpmm_exporter *exporter)
+{
+    struct reply reply = client_get(vpmm_exporter_port(exporter), "/metrics", "");
+    require(reply.status == 200, "a scrape gives %d", reply.status);
+    char *text = strdup(reply.body);
+    reply_free(&reply);
+    return text;
+}
+
+static int status_of(vpmm_exporter *exporter, const char *path)
+{
+    struct reply reply = client_get(vpmm_exporter_port(exporter), path, "");
+    int status = reply.status;
+    reply_free(&reply);
+    return status;
+}
+
+/* A number of the pool "p" on device 0, by its metric's name. */
+static double of_p(const char *text, const char *metric)
+{
+    char series[160];
+    snprintf(series, sizeof series, "%s{device=\"0\",pool=\"p\"}", metric);
+    return sample(text, series);
+}
+
+static double part_of_p(const char *text, const char *metric, const char *label, const char *value)
+{
+    char series[160];
+    snprintf(series, sizeof series, "%s{device=\"0\",pool=\"p\",%s=\"%s\"}", metric, label, value);
+    return sample(text, series);
+}
+
+/* ---- what is served ---- */
+
+Test(exporter, starts_in_one_call_and_serves_what_the_pool_says)
+{
+    struct world w;
+    world_open(&w, NULL);
+    CUstream s = world_stream(&w);
+    CUdeviceptr live = take(&w, 5, s);
+    give(&w, take(&w, 3, s), s);
+    vpmm_exporter *exporter = start(NULL);
+    must_work(vpmm_exporter_add(exporter, w.pool, "p"));
+    char *text = scrape(exporter);
+    vpmm_stats stats = stats_of(&w);
+
+/* Each row of the table is a metric of its kind; parts are looked at below. */
+#define IS_gauge(name)                 require(of_p(text, "vpmm_" #name) == (double)stats.name, #name);
+#define IS_counter(name)               require(of_p(text, "vpmm_" #name "_total") == (double)stats.name, #name);
+#define IS_counter_by(label)           IGNORE
+#define IS_part_of(sum, value)         IGNORE
+#define IS_counter_part_of(sum, value) IS_counter
+#define IGNORE(name)
+#define LOOK(name, kind, help) IS_##kind(name)
+    VPMM_STATS(LOOK)
+    free(text);
+    must_work(vpmm_exporter_remove(exporter, w.pool));
+    must_work(vpmm_exporter_stop(exporter));
+    give(&w, live, s);
+    world_close(&w);
+}
+
+Test(exporter, parts_sum_to_what_they_are_parts_of)
+{
+    struct world w;
+    world_open(&w, NULL);
+    CUstream s = world_stream(&w);
+    for (int i = 0; i < 20; i++)
+        give(&w, take_bytes(&w, i % 3 ? (size_t)(i % 5 + 1) << 21 : 1000, s), s);
+    must_fail(VPMM_ERROR_INVALID_VALUE, vpmm_malloc(w.pool, 0, s, &(CUdeviceptr){0}));
+    must_fail(VPMM_ERROR_INVALID_POINTER, vpmm_free(w.pool, 12345, s));
+    vpmm_exporter *exporter = start(NULL);
+    must_work(vpmm_exporter_add(exporter, w.pool, "p"));
+    char *text = scrape(exporter);
+    vpmm_stats stats = stats_of(&w);
+    double mallocs = 0, frees = 0, calls = 0;
+    for (const char *const *tier =
+             (const char *const[]){"cache", "own_stream", "neighbour", "completed", "waited", "small", "build", NULL};
+         *tier; tier++)
+        mallocs += part_of_p(text, "vpmm_mallocs_total", "tier", *tier);
+    for (const char *const *tier = (const char *const[]){"cache", "pages", "small", NULL}; *tier; tier++)
+        frees += part_of_p(text, "vpmm_frees_total", "tier", *tier);
+#define ADD_CALLS(name, version, parameters, arguments)                                                                \
+    calls += part_of_p(text, "vpmm_driver_calls_total", "call", #name);                                                \
+    require(part_of_p(text, "vpmm_driver_errors_total", "call", #name) >= 0, #name);
+    VPMM_DRIVER_ENTRIES(ADD_CALLS)
+    cr_assert_eq(mallocs, stats.mallocs);
+    cr_assert_eq(mallocs, 20);
+    cr_assert_eq(frees, stats.frees);
+    cr_assert_eq(frees, 20);
+    cr_assert_eq(calls, stats.driver_calls);
+    cr_assert_eq(part_of_p(text, "vpmm_failures_total", "status", "invalid_value"), 1);
+    cr_assert_eq(part_of_p(text, "vpmm_failures_total", "status", "invalid_pointer"), 1);
+    cr_assert_eq(stats.failures, 2);
+    free(text);
+    must_work(vpmm_exporter_stop(exporter));
+    world_close(&w);
+}
+
+Test(exporter, mallocs_that_ask_the_driver_are_timed)
+{
+    struct world w;
+    world_open(&w, NULL);
+    CUstream s = world_stream(&w);
+    vpmm_latency latency;
+    give(&w, take(&w, 4, s), s);
+    give(&w, take(&w, 4, s), s); /* a hit: not timed */
+    must_work(vpmm_latency_get(w.pool, &latency));
+    uint64_t count = 0;
+    for (int i = 0; i < VPMM_LATENCY_BUCKETS; i++)
+        count += latency.count[i];
+    cr_assert_eq(count, 1);
+    cr_assert_gt(latency.sum_ns, 0);
+    vpmm_exporter *exporter = start(NULL);
+    must_work(vpmm_exporter_add(exporter, w.pool, "p"));
+    char *text = scrape(exporter);
+    cr_assert_eq(of_p(text, "vpmm_malloc_duration_seconds_count"), 1);
+    cr_assert_eq(part_of_p(text, "vpmm_malloc_duration_seconds_bucket", "le", "+Inf"), 1);
+    cr_assert_float_eq(of_p(text, "vpmm_malloc_duration_seconds_sum"), (double)latency.sum_ns / 1e9, 1e-12);
+    free(text);
+    must_work(vpmm_exporter_stop(exporter));
+    world_close(&w);
+}
+
+Test(exporter, driver_errors_are_told_by_call)
+{
+    needs_simulator();
+    struct world w;
+    world_open(&w, NULL);
+    CUdeviceptr p;
+    CUstream s = world_stream(&w);
+    vpmm_call_counts counts[VPMM_DRIVER_CALLS];
+    vpmm_sim_fail(w.sim, "cuMemCreate", 1, CUDA_ERROR_UNKNOWN, true);
+    must_fail(VPMM_ERROR_DRIVER, vpmm_malloc(w.pool, PAGE, s, &p));
+    vpmm_sim_fail(w.sim, "cuMemCreate", 0, CUDA_SUCCESS, false);
+    must_work(vpmm_calls_get(w.pool, counts));
+    vpmm_stats stats = stats_of(&w);
+    for (int i = 0; i < VPMM_DRIVER_CALLS; i++)
+        require(!counts[i].failed ||
+                    (!strcmp(counts[i].call, "cuMemCreate") && counts[i].failed == stats.driver_errors),
+                "%s", counts[i].call);
+    cr_assert_gt(stats.driver_errors, 0);
+    cr_assert_eq(stats.failed_driver, 1);
+    world_close(&w);
+}
+
+Test(exporter, the_device_is_named_once)
+{
+    needs_simulator();
+    struct world w;
+    vpmm_pool *other;
+    vpmm_device device;
+    world_open(&w, NULL);
+    struct setup setup = setup_default();
+    setup.pool.driver = w.driver;
+    must_work(vpmm_pool_create(&setup.pool, &other));
+    must_work(vpmm_device_get(w.pool, &device));
+    cr_assert_str_eq(device.name, "vpmm simulated GPU");
+    cr_assert_eq(strlen(device.uuid), 40);
+    vpmm_exporter *exporter = start(NULL);
+    must_work(vpmm_exporter_add(exporter, w.pool, "p"));
+    must_work(vpmm_exporter_add(exporter, other, "q"));
+    char *text = scrape(exporter), *at = strstr(text, "vpmm_device_info{");
+    cr_assert(at && !strstr(at + 1, "vpmm_device_info{"));
+    cr_assert(strstr(at, device.uuid) && strstr(at, device.name));
+    cr_assert(strstr(text, "vpmm_build_info{version=\""));
+    cr_assert_gt(sample(text, "process_resident_memory_bytes"), 1e5);
+    cr_assert_gt(sample(text, "process_cpu_seconds_total"), 0);
+    cr_assert_gt(sample(text, "process_open_fds"), 3);
+    cr_assert_float_eq(sample(text, "process_start_time_seconds"), (double)time(NULL), 600);
+    free(text);
+    must_work(vpmm_exporter_stop(exporter));
+    must_work(vpmm_pool_destroy(other));
+    world_close(&w);
+}
+
+/* Families are contiguous, with one HELP and one TYPE each before their samples; no series is there twice. */
+Test(exporter, the_text_keeps_the_rules_of_its_format)
+{
+    struct world w;
+    world_open(&w, NULL);
+    vpmm_exporter *exporter = start(NULL);
+    must_work(vpmm_exporter_add(exporter, w.pool, "quote \" backslash \\ line\nfeed \xc3\xa9"));
+    char *text = scrape(exporter), *seen = calloc(1, strlen(text) + 2), *line, *rest = text;
+    char type[128] = "";
+    cr_assert_eq(text[strlen(text) - 1], '\n');
+    cr_assert(strstr(text, "pool=\"quote \\\" backslash \\\\ line\\nfeed \xc3\xa9\""));
+    while ((line = strsep(&rest, "\n")) && *line) {
+        char key[512] = "\n";
+        if (!strncmp(line, "# TYPE ", 7))
+            sscanf(line + 7, "%127s", type);
+        size_t length = line[0] == '#' ? strcspn(line + 7, " ") + 8 : strcspn(line, " ");
+        if (line[0] != '#') {
+            char *end = strrchr(line, ' ');
+            length = (size_t)(end - line) + 1;
+            require(!strncmp(line, type, strlen(type)), "%s is not under its TYPE", line);
+        }
+        strncat(key, line, length);
+        require(!strstr(seen, key), "%s is there twice", line);
+        strcat(seen, key);
+    }
+    free(seen);
+    free(text);
+    must_work(vpmm_exporter_stop(exporter));
+    world_close(&w);
+}
+
+Test(exporter, openmetrics_and_gzip_are_served_to_who_prefers_them)
+{
+    struct world w;
+    world_open(&w, NULL);
+    vpmm_exporter *exporter = start(NULL);
+    uint16_t port = vpmm_exporter_port(exporter);
+    must_work(vpmm_exporter_add(exporter, w.pool, "p"));
+    struct reply plain = client_get(port, "/metrics", "");
+    cr_assert(strstr(plain.bytes, "Content-Type: text/plain; version=0.0.4; charset=utf-8\r\n"));
+    cr_assert(strstr(plain.body, "# TYPE vpmm_builds_total counter\n"));
+    struct reply open = client_get(
+        port, "/metrics", "Accept: application/openmetrics-text;version=1.0.0,text/plain;version=0.0.4;q=0.5\r\n");
+    cr_assert(strstr(open.bytes, "Content-Type: application/openmetrics-text; version=1.0.0; charset=utf-8\r\n"));
+    cr_assert(strstr(open.body, "# TYPE vpmm_builds counter\n"));
+    cr_assert(strstr(open.body, "# TYPE vpmm_build info\n"));
+    cr_assert_str_eq(open.body + open.body_count - 6, "# EOF\n");
+    struct reply packed = client_get(port, "/metrics", "Accept-Encoding: br, gzip;q=0.5\r\n");
+    cr_assert(strstr(packed.bytes, "Content-Encoding: gzip\r\n"));
+    cr_assert_lt(packed.body_count, plain.body_count / 4);
+    z_stream stream = {.next_in = (Bytef *)packed.body, .avail_in = (uInt)packed.body_count};
+    char *text = calloc(1, REPLY_BYTES);
+    stream.next_out = (Bytef *)text;
+    stream.avail_out = REPLY_BYTES - 1;
+    cr_assert_eq(inflateInit2(&stream, MAX_WBITS + 16), Z_OK);
+    cr_assert_eq(inflate(&stream, Z_FINISH), Z_STREAM_END);
+    inflateEnd(&stream);
+    cr_assert_eq(of_p(text, "vpmm_reserved_bytes"), stats_of(&w).reserved_bytes);
+    free(text);
+    reply_free(&plain), reply_free(&open), reply_free(&packed);
+    must_work(vpmm_exporter_stop(exporter));
+    world_close(&w);
+}
+
+Test(exporter, other_paths_and_methods)
+{
+    vpmm_exporter *exporter = start(NULL);
+    uint16_t port = vpmm_exporter_port(exporter);
+    cr_assert_eq(status_of(exporter, "/"), 200);
+    cr_assert_eq(status_of(exporter, "/-/healthy"), 200);
+    cr_assert_eq(status_of(exporter, "/-/ready"), 200);
+    cr_assert_eq(status_of(exporter, "/metrics?name=x"), 200);
+    cr_assert_eq(status_of(exporter, "/metric"), 404);
+    cr_assert_eq(status_of(exporter, "/../metrics"), 404);
+    struct reply reply = client_ask_from(1, port, "HEAD", "/metrics", "");
+    cr_assert_eq(reply.status, 200);
+    cr_assert_eq(reply.body_count, 0);
+    cr_assert(strstr(reply.bytes, "Content-Length: ") && !strstr(reply.bytes, "Content-Length: 0"));
+    reply_free(&reply);
+    for (const char *const *method = (const char *const[]){"POST", "PUT", "DELETE", "OPTIONS", "PATCH", "BREW", NULL};
+         *method; method++) {
+        reply = client_ask_from(1, port, *method, "/metrics", "Content-Length: 3\r\n");
+        require(reply.status == 405 && strstr(reply.bytes, "Allow: GET, HEAD\r\n"), "%s gives %d", *method,
+                reply.status);
+        reply_free(&reply);
+    }
+    must_work(vpmm_exporter_stop(exporter));
+}
+
+Test(exporter, a_connection_serves_many_requests)
+{
+    vpmm_exporter *exporter = start(NULL);
+    static const char two[] = "GET /-/healthy HTTP/1.1\r\nHost: t\r\n\r\n"
+                              "GET /-/ready HTTP/1.1\r\nHost: t\r\nConnection: close\r\n\r\n";
+    int fd = client_connect(vpmm_exporter_port(exporter));
+    cr_assert(client_send(fd, two, sizeof two - 1));
+    struct reply reply = client_read(fd);
+    cr_assert(strstr(reply.bytes, "healthy\n") && strstr(reply.bytes, "ready\n"), "%s", reply.bytes);
+    close(fd);
+    reply_free(&reply);
+    must_work(vpmm_exporter_stop(exporter));
+}
+
+/* ---- health ---- */
+
+Test(exporter, a_lost_driver_is_not_ready)
+{
+    needs_simulator();
+    struct world w;
+    world_open(&w, NULL);
+    CUstream s = world_stream(&w);
+    vpmm_exporter *exporter = start(NULL);
+    must_work(vpmm_exporter_add(exporter, w.pool, "p"));
+    give(&w, take(&w, 2, s), s);
+    vpmm_sim_fail(w.sim, "cuEventQuery", 1, CUDA_ERROR_ILLEGAL_ADDRESS, true);
+    must_fail(VPMM_ERROR_DRIVER, vpmm_poll(w.pool));
+    cr_assert_eq(status_of(exporter, "/-/ready"), 503);
+    cr_assert_eq(status_of(exporter, "/-/healthy"), 200);
+    char *text = scrape(exporter);
+    cr_assert_eq(of_p(text, "vpmm_driver_lost"), 1);
+    free(text);
+    must_work(vpmm_exporter_remove(exporter, w.pool));
+    cr_assert_eq(status_of(exporter, "/-/ready"), 200);
+    must_work(vpmm_exporter_stop(exporter));
+    vpmm_pool_destroy(w.pool); /* and the simulator's leaks are those of a lost device */
+    w.driver->cuStreamDestroy(s);
+    vpmm_sim_destroy(w.sim);
+}
+
+static atomic_bool query_hangs;
+static const vpmm_driver *below;
+
+static CUresult CUDAAPI hanging_query(CUevent event)
+{
+    while (atomic_load(&query_hangs))
+        usleep(1000);
+    return below->cuEventQuery(event);
+}
+
+/* A pool whose reaper does not come back from the driver, and one whose reaper sleeps because nothing is to be done. */
+Test(exporter, a_stalled_reaper_is_not_ready_and_a_sleeping_one_is)
+{
+    needs_simulator();
+    vpmm_sim *sim = vpmm_sim_create(NULL);
+    vpmm_driver table = *vpmm_sim_driver(sim);
+    vpmm_config config = vpmm_config_default();
+    vpmm_exporter_config exporter_config = quiet_config();
+    vpmm_pool *pool;
+    vpmm_health health;
+    CUdeviceptr p;
+    CUstream s;
+    below = vpmm_sim_driver(sim);
+    table.cuEventQuery = hanging_query;
+    config.driver = &table;
+    must_work(vpmm_pool_create(&config, &pool));
+    exporter_config.limits.reaper_stall_ms = 1000;
+    vpmm_exporter *exporter = start(&exporter_config);
+    must_work(vpmm_exporter_add(exporter, pool, "p"));
+    usleep(1300000);
+    must_work(vpmm_health_get(pool, &health));
+    cr_assert(health.reaper && !health.lost);
+    cr_assert_eq(health.reaper_age_ns, 0, "it sleeps, and looks %lu ns old", health.reaper_age_ns);
+    cr_assert_eq(status_of(exporter, "/-/ready"), 200);
+    atomic_store(&query_hangs, true);
+    CUcontext context;
+    CUdevice device;
+    cr_assert_eq(table.cuDeviceGet(&device, 0), CUDA_SUCCESS);
+    cr_assert_eq(table.cuDevicePrimaryCtxRetain(&context, device), CUDA_SUCCESS);
+    cr_assert_eq(table.cuCtxSetCurrent(context), CUDA_SUCCESS);
+    cr_assert_eq(table.cuStreamCreate(&s, CU_STREAM_NON_BLOCKING), CUDA_SUCCESS);
+    must_work(vpmm_malloc(pool, PAGE, s, &p));
+    must_work(vpmm_free(pool, p, s));
+    usleep(300000);
+    cr_assert_eq(status_of(exporter, "/-/ready"), 200);
+    usleep(1000000);
+    struct reply reply = client_get(vpmm_exporter_port(exporter), "/-/ready", "");
+    cr_assert_eq(reply.status, 503);
+    cr_assert(strstr(reply.body, "pool p: the reaper"), "%s", reply.body);
+    reply_free(&reply);
+    char *text = scrape(exporter);
+    cr_assert_gt(of_p(text, "vpmm_reaper_age_seconds"), 1);
+    free(text);
+    atomic_store(&query_hangs, false);
+    usleep(100000);
+    cr_assert_eq(status_of(exporter, "/-/ready"), 200);
+    must_work(vpmm_exporter_stop(exporter));
+    must_work(vpmm_stream_release(pool, s));
+    table.cuStreamDestroy(s);
+    must_work(vpmm_pool_destroy(pool));
+    table.cuDevicePrimaryCtxRelease(device);
+    cr_assert_eq(vpmm_sim_destroy(sim), 0);
+}
+
+/* ---- pools that come and go ---- */
+
+static atomic_bool enough;
+
+static void *scrape_for_ever(void *data)
+{
+    vpmm_exporter *exporter = data;
+    uintptr_t bad = 0;
+    while (!atomic_load(&enough)) {
+        struct reply reply = client_get(vpmm_exporter_port(exporter), "/metrics", "");
+        bad += reply.status != 200;
+        reply_free(&reply);
+    }
+    return (void *)bad;
+}
+
+Test(exporter, pools_come_and_go_under_scrapes)
+{
+    needs_simulator();
+    vpmm_sim *sim = vpmm_sim_create(NULL);
+    vpmm_config config = vpmm_config_default();
+    vpmm_exporter *exporter = start(NULL);
+    pthread_t thread;
+    void *bad;
+    config.driver = vpmm_sim_driver(sim);
+    config.va_size = (size_t)1 << 30;
+    atomic_store(&enough, false);
+    require(pthread_create(&thread, NULL, scrape_for_ever, exporter) == 0, "a thread");
+    for (int i = 0; i < 100; i++) {
+        vpmm_pool *pool;
+        must_work(vpmm_pool_create(&config, &pool));
+        must_work(vpmm_exporter_add(exporter, pool, "p"));
+        usleep(1000);
+        must_work(vpmm_exporter_remove(exporter, pool));
+        must_work(vpmm_pool_destroy(pool));
+    }
+    atomic_store(&enough, true);
+    pthread_join(thread, &bad);
+    cr_assert_null(bad, "%zu scrapes failed", (size_t)bad);
+    must_work(vpmm_exporter_stop(exporter));
+    cr_assert_eq(vpmm_sim_destroy(sim), 0);
+}
+
+Test(exporter, names_and_pools_are_checked)
+{
+    struct world w;
+    world_open(&w, NULL);
+    vpmm_exporter *exporter = start(NULL);
+    char longest[130];
+    memset(longest, 'x', sizeof longest);
+    longest[129] = '\0';
+    must_fail(VPMM_ERROR_INVALID_VALUE, vpmm_exporter_add(NULL, w.pool, "p"));
+    must_fail(VPMM_ERROR_INVALID_VALUE, vpmm_exporter_add(exporter, NULL, "p"));
+    must_fail(VPMM_ERROR_INVALID_VALUE, vpmm_exporter_add(exporter, w.pool, NULL));
+    must_fail(VPMM_ERROR_INVALID_VALUE, vpmm_exporter_add(exporter, w.pool, ""));
+    must_fail(VPMM_ERROR_INVALID_VALUE, vpmm_exporter_add(exporter, w.pool, longest));
+    for (const char *const *name = (const char *const[]){"\x80", "\xc0\x80", "\xed\xa0\x80", "\xf5\x80\x80\x80",
+                                                         "a\xff", "\xe2\x82", "\xf0\x80\x80\x80", NULL};
+         *name; name++)
+        must_fail(VPMM_ERROR_INVALID_VALUE, vpmm_exporter_add(exporter, w.pool, *name));
+    must_fail(VPMM_ERROR_INVALID_VALUE, vpmm_exporter_remove(exporter, w.pool));
+    longest[128] = '\0';
+    must_work(vpmm_exporter_add(exporter, w.pool, longest));
+    must_fail(VPMM_ERROR_INVALID_VALUE, vpmm_exporter_add(exporter, w.pool, "again"));
+    must_work(vpmm_exporter_remove(exporter, w.pool));
+    must_fail(VPMM_ERROR_INVALID_VALUE, vpmm_exporter_remove(exporter, w.pool));
+    must_work(vpmm_exporter_add(exporter, w.pool, "\xf0\x9f\x98\x80 \xe2\x82\xac"));
+    must_work(vpmm_exporter_stop(exporter));
+    must_work(vpmm_exporter_stop(NULL));
+    cr_assert_eq(vpmm_exporter_port(NULL), 0);
+    world_close(&w);
+}
+
+/* ---- the process ---- */
+
+Test(exporter, stops_within_100_ms_with_clients_hanging_on)
+{
+    vpmm_exporter *exporter = start(NULL);
+    int fds[20];
+    for (int i = 0; i < 20; i++) {
+        fds[i] = client_connect(vpmm_exporter_port(exporter));
+        client_send(fds[i], "GET /metrics HTTP/1.1\r\nHost:", (size_t)(i + 1));
+    }
+    usleep(50000);
+    uint64_t before = client_now_ms();
+    must_work(vpmm_exporter_stop(exporter));
+    uint64_t took = client_now_ms() - before;
+    cr_assert_lt(took, 100, "stopping took %lu ms", took);
+    for (int i = 0; i < 20; i++)
+        close(fds[i]);
+}
+
+Test(exporter, a_port_in_use_is_an_error)
+{
+    vpmm_exporter *first = start(NULL), *second = NULL;
+    vpmm_exporter_config config = quiet_config();
+    config.port = vpmm_exporter_port(first);
+    must_fail(VPMM_ERROR_BUSY, vpmm_exporter_start(&config, &second));
+    cr_assert(strstr(vpmm_last_error(), "port") && strstr(vpmm_last_error(), "127.0.0.1"));
+    cr_assert_null(second);
+    must_work(vpmm_exporter_stop(first));
+    must_work(vpmm_exporter_start(&config, &second)); /* at once: connections that linger are in nobody's way */
+    must_work(vpmm_exporter_stop(second));
+}
+
+Test(exporter, works_with_thousands_of_descriptors)
+{
+    struct rlimit limit = {4096, 4096};
+    require(setrlimit(RLIMIT_NOFILE, &limit) == 0, "4,096 descriptors are allowed");
+    while (dup(0) < 2000)
+        ;
+    vpmm_exporter *exporter = start(NULL);
+    cr_assert_eq(status_of(exporter, "/metrics"), 200);
+    char *text = scrape(exporter);
+    cr_assert_gt(sample(text, "process_open_fds"), 1990);
+    cr_assert_eq(sample(text, "process_max_fds"), 4096);
+    free(text);
+    must_work(vpmm_exporter_stop(exporter));
+}
+
+/* In which nothing can be accepted: the exporter waits, without burning the processor, and goes on afterwards. */
+Test(exporter, outlives_a_full_descriptor_table)
+{
+    struct rlimit limit = {256, 256};
+    require(setrlimit(RLIMIT_NOFILE, &limit) == 0, "256 descriptors are allowed");
+    vpmm_exporter *exporter = start(NULL);
+    int client = socket(AF_INET, SOCK_STREAM, 0), last, fd;
+    struct sockaddr_in to = {.sin_family = AF_INET,
+                             .sin_port = htons(vpmm_exporter_port(exporter)),
+                             .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+    for (last = -1; (fd = dup(0)) >= 0; last = fd)
+        ;
+    require(connect(client, (struct sockaddr *)&to, sizeof to) == 0, "the kernel accepts for it");
+    struct timespec before, after;
+    clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &before);
+    usleep(500000);
+    clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &after);
+    double used = (double)(after.tv_sec - before.tv_sec) + (double)(after.tv_nsec - before.tv_nsec) / 1e9;
+    cr_assert_lt(used, 0.25, "%g s of 0.5 s were burnt", used);
+    for (int i = 0; i < 8; i++)
+        close(last - i);
+    client_say(client, "GET /-/ready HTTP/1.1\r\nHost: t\r\nConnection: close\r\n\r\n");
+    struct reply reply = client_read(client);
+    cr_assert_eq(reply.status, 200, "after it: %d", reply.status);
+    reply_free(&reply);
+    close(client);
+    must_work(vpmm_exporter_stop(exporter));
+}
+
+static int child(vpmm_exporter *exporter, vpmm_pool *pool)
+{
+    vpmm_exporter *own;
+    vpmm_exporter_config config = quiet_config();
+    if (vpmm_exporter_add(exporter, pool, "child") != VPMM_ERROR_NOT_SUPPORTED ||
+        vpmm_exporter_remove(exporter, pool) != VPMM_ERROR_NOT_SUPPORTED ||
+        vpmm_exporter_stop(exporter) != VPMM_ERROR_NOT_SUPPORTED)
+        return 1;
+    if (vpmm_exporter_start(&config, &own) != VPMM_SUCCESS)
+        return 2;
+    struct reply reply = client_get(vpmm_exporter_port(own), "/-/ready", "");
+    if (reply.status != 200 || vpmm_exporter_stop(own) != VPMM_SUCCESS)
+        return 3;
+    reply_free(&reply);
+    pause(); /* until it is killed: what it holds, it holds */
+    return 4;
+}
+
+Test(exporter, survives_fork_and_the_child_holds_nothing_of_it)
+{
+    struct world w;
+    world_open(&w, NULL);
+    vpmm_exporter *exporter = start(NULL);
+    must_work(vpmm_exporter_add(exporter, w.pool, "p"));
+    int open = client_connect(vpmm_exporter_port(exporter));
+    client_send(open, "GET", 3);
+    usleep(20000);
+    pid_t pid = fork();
+    if (!pid)
+        _exit(child(exporter, w.pool));
+    usleep(300000);
+    cr_assert_eq(waitpid(pid, NULL, WNOHANG), 0, "the child has failed");
+    cr_assert_eq(status_of(exporter, "/metrics"), 200);
+    vpmm_exporter_config config = quiet_config();
+    config.port = vpmm_exporter_port(exporter);
+    must_work(vpmm_exporter_stop(exporter));
+    char byte;
+    cr_assert_eq(recv(open, &byte, 1, 0), 0, "the connection is the parent's alone, and closed");
+    close(open);
+    must_work(vpmm_exporter_start(&config, &exporter));
+    must_work(vpmm_exporter_stop(exporter));
+    kill(pid, SIGKILL);
+    waitpid(pid, NULL, 0);
+    world_close(&w);
+}
+
+#if defined(__SANITIZE_ADDRESS__)
+enum { SCRAPE_US = 10000 };
+#else
+enum { SCRAPE_US = 1000 };
+#endif
+
+Test(exporter, a_scrape_of_four_pools_takes_less_than_a_millisecond)
+{
+    needs_simulator();
+    vpmm_sim *sim = vpmm_sim_create(NULL);
+    vpmm_config config = vpmm_config_default();
+    vpmm_exporter *exporter = start(NULL);
+    vpmm_pool *pools[4];
+    config.driver = vpmm_sim_driver(sim);
+    config.reaper = false; /* which would make calls of its own */
+    for (int i = 0; i < 4; i++) {
+        must_work(vpmm_pool_create(&config, &pools[i]));
+        must_work(vpmm_exporter_add(exporter, pools[i], (const char[]){(char)('a' + i), '\0'}));
+    }
+    uint64_t calls = vpmm_sim_calls(sim, NULL);
+    enum { SCRAPES = 100 };
+    double us[2];
+    for (int packed = 0; packed < 2; packed++) {
+        char *text = scrape(exporter);
+        us[packed] = sample(text, "vpmm_exporter_cpu_seconds_total");
+        free(text);
+        for (int i = 0; i < SCRAPES; i++) {
+            struct reply reply =
+                client_get(vpmm_exporter_port(exporter), "/metrics", packed ? "Accept-Encoding: gzip\r\n" : "");
+            reply_free(&reply);
+        }
+        text = scrape(exporter);
+        us[packed] = (sample(text, "vpmm_exporter_cpu_seconds_total") - us[packed]) * 1e6 / (SCRAPES + 1);
+        free(text);
+    }
+    fprintf(stderr, "a scrape of 4 pools: %.0f us of CPU, with gzip %.0f\n", us[0], us[1]);
+    cr_assert_lt(us[0], SCRAPE_US);
+    cr_assert_lt(us[1], SCRAPE_US);
+    cr_assert_eq(vpmm_sim_calls(sim, NULL), calls, "a scrape calls the driver");
+    for (int i = 0; i < 4; i++) {
+        must_work(vpmm_exporter_remove(exporter, pools[i]));
+        must_work(vpmm_pool_destroy(pools[i]));
+    }
+    must_work(vpmm_exporter_stop(exporter));
+    cr_assert_eq(vpmm_sim_destroy(sim), 0);
+}
