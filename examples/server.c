@@ -11,6 +11,8 @@
  *
  * At the end: the statistics, the map of regions, and exit status 0 only if every byte looked at was right, nothing
  * raced (which the simulated GPU can tell), the pool's audit passed, and nothing leaked.
+ *
+ * With --metrics-port the pool's metrics are served over HTTP all the while: see open_metrics.
  */
 #define _GNU_SOURCE 1
 
@@ -25,6 +27,9 @@
 #include <string.h>
 #include <time.h>
 
+#ifdef VPMM_SERVER_METRICS
+#include <vpmm/exporter.h>
+#endif
 #include <vpmm/sim.h>
 #include <vpmm/vpmm.h>
 
@@ -53,6 +58,8 @@ typedef struct options {
     double seconds;
     const char *trace;
     const char *json; /* NULL: none; "-": standard output */
+    int metrics_port; /* -1: no metrics; 0: any free port */
+    const char *metrics_address;
 } options;
 
 /* Memory handed over: usable once `ready` has passed. */
@@ -91,6 +98,9 @@ typedef struct server {
     CUdevice device;
     CUcontext context;
     vpmm_pool *pool;
+#ifdef VPMM_SERVER_METRICS
+    vpmm_exporter *exporter; /* NULL: no metrics */
+#endif
     size_t page_size;
     worker *workers;
     unsigned opened;         /* workers whose parts are there */
@@ -329,6 +339,40 @@ static bool open_pool(server *s, vpmm_config *config)
     return vpmm_ok(s, "vpmm_pool_create", vpmm_pool_create(config, &s->pool));
 }
 
+/* All that a server needs for its metrics: two calls at the start, one at the end. */
+#ifdef VPMM_SERVER_METRICS
+static bool open_metrics(server *s)
+{
+    vpmm_exporter_config config = vpmm_exporter_config_default();
+    if (s->options->metrics_port < 0)
+        return true;
+    config.port = (uint16_t)s->options->metrics_port;
+    config.address = s->options->metrics_address;
+    if (!vpmm_ok(s, "the metrics", vpmm_exporter_start(&config, &s->exporter)) ||
+        !vpmm_ok(s, "the metrics", vpmm_exporter_add(s->exporter, s->pool, "server")))
+        return false;
+    fprintf(s->out, "metrics: port %u of %s, /metrics\n", vpmm_exporter_port(s->exporter), config.address);
+    return fflush(s->out) == 0;
+}
+
+static void close_metrics(server *s)
+{
+    vpmm_ok(s, "the metrics", vpmm_exporter_stop(s->exporter));
+}
+#else
+static bool open_metrics(server *s)
+{
+    return s->options->metrics_port < 0 ||
+           fail(s, "Install libmicrohttpd-dev, libgnutls28-dev, zlib1g-dev and libcrypt-dev, and build again.",
+                "--metrics-port: this program was built without the exporter");
+}
+
+static void close_metrics(server *s)
+{
+    (void)s;
+}
+#endif
+
 static bool open_worker(server *s, unsigned index)
 {
     worker *w = &s->workers[index];
@@ -368,7 +412,7 @@ static bool server_open(server *s, const options *o)
         return fail(s, "Name a trace (op,id,bytes,stream,us) with --trace; examples/requests.csv comes with vpmm.",
                     "%s", error);
     return vpmm_ok(s, "the environment", vpmm_config_from_env(&config)) && open_driver(s) &&
-           open_context(s, config.device) && open_pool(s, &config) && open_workers(s);
+           open_context(s, config.device) && open_pool(s, &config) && open_metrics(s) && open_workers(s);
 }
 
 static void close_worker(server *s, worker *w)
@@ -392,6 +436,7 @@ static int server_close(server *s)
     int leaks = 0;
     for (unsigned i = 0; i < s->opened; i++)
         close_worker(s, &s->workers[i]);
+    close_metrics(s);
     if (s->pool != NULL)
         vpmm_ok(s, "vpmm_pool_destroy", vpmm_pool_destroy(s->pool));
     if (s->context != NULL)
@@ -564,6 +609,8 @@ static const char help[] =
     "  --seconds S        how long to serve (default 5); SIGINT and SIGTERM end it earlier\n"
     "  --trace FILE       op,id,bytes,stream,us, one event a line (default " VPMM_REQUESTS_CSV ")\n"
     "  --json FILE|-      the account as one JSON object, too; with -, the rest goes to standard error\n"
+    "  --metrics-port N   serve the pool's metrics over HTTP, for Prometheus; 0: on any free port, which is printed\n"
+    "  --metrics-address A  where (default 127.0.0.1: this machine alone; 0.0.0.0: everywhere)\n"
     "  --help             this text\n"
     "\n"
     "vpmm is configured by its VPMM_* environment variables. Prints the pool's statistics and its map of regions,\n"
@@ -596,6 +643,16 @@ static bool parse_seconds(const char *text, double *out)
     return true;
 }
 
+static bool parse_port(const char *text, int *out)
+{
+    char *end;
+    unsigned long value = strtoul(text, &end, 10);
+    if (*text < '0' || *text > '9' || *end != '\0' || value > UINT16_MAX)
+        return usage_error("metrics-port", text, "a number from 0 to 65535 is allowed");
+    *out = (int)value;
+    return true;
+}
+
 static bool parse_driver(const char *text, bool *cuda)
 {
     *cuda = strcmp(text, "cuda") == 0;
@@ -617,6 +674,11 @@ static bool take_option(int option, options *o)
     case 'j':
         o->json = optarg;
         return true;
+    case 'm':
+        return parse_port(optarg, &o->metrics_port);
+    case 'a':
+        o->metrics_address = optarg;
+        return true;
     case 'h':
         fputs(help, stdout);
         exit(0);
@@ -633,6 +695,8 @@ static bool parse_options(int argc, char **argv, options *o)
         {"seconds", required_argument, NULL, 's'},
         {"trace", required_argument, NULL, 't'},
         {"json", required_argument, NULL, 'j'},
+        {"metrics-port", required_argument, NULL, 'm'},
+        {"metrics-address", required_argument, NULL, 'a'},
         {"help", no_argument, NULL, 'h'},
         {NULL, 0, NULL, 0},
     };
@@ -648,7 +712,8 @@ static bool parse_options(int argc, char **argv, options *o)
 
 int main(int argc, char **argv)
 {
-    options o = {.workers = 4, .seconds = 5, .trace = VPMM_REQUESTS_CSV};
+    options o = {
+        .workers = 4, .seconds = 5, .trace = VPMM_REQUESTS_CSV, .metrics_port = -1, .metrics_address = "127.0.0.1"};
     server s = {0};
     account a = {0};
     sigset_t signals;
