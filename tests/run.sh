@@ -9,8 +9,9 @@ Builds vpmm and runs every test, on a Debian 12 or Ubuntu 24.04 machine. What is
 (as root, or with sudo); cuda.h is fetched if there is none. No GPU and no driver are needed: the tests run on the
 simulated GPU.
 
-  1  gcc, release                          every test, the examples, and the replay program on tests/traces
-  2  gcc, AddressSanitizer and UBSan       the same
+  1  gcc, release                          every test, the examples, the replay program on tests/traces, and the server
+                                           example's metrics as Prometheus and its tools see them
+  2  gcc, AddressSanitizer and UBSan       every test, the examples, and the replay program
   3  gcc, ThreadSanitizer                  tests/tsan_*.c and the programs
   4  clang, release                        every test, if less than 13 minutes have passed
 
@@ -193,6 +194,34 @@ run_plain_tests() {
   [ "$found" -eq 1 ] || failure "$stage: there is no tests/tsan_*.c"
 }
 
+# What others' programs make of the metrics: a line of its log for each check.
+run_metrics_checks() {
+  local log=$logs/$stage/metrics_checks.log good bad
+  if [ ! -x "$build/$stage/vpmm-server" ]; then
+    failure "$stage: vpmm-server was not built"
+    return
+  fi
+  run_program "$log" /usr/bin/python3 "$root/tests/metrics_checks.py" "$build/$stage/vpmm-server" "$build" || true
+  good=$(grep -c '^ok ' "$log" || true)
+  bad=$(grep -c '^FAILED ' "$log" || true)
+  passed=$((passed + good))
+  if [ "$bad" -gt 0 ] || ! grep -q '^ok server_is_well' "$log"; then
+    failure "$stage: the metrics: $bad checks failed" "$log"
+    [ "$bad" -eq 0 ] || failed=$((failed + bad - 1))
+  else
+    say "the metrics by Prometheus, its tools and Grafana's types: $good checks$(sed -n 's/^skipped /; skipped /p' "$log" | tr -d '\n')"
+  fi
+}
+
+# Debian's prometheus comes with a service, where there is a service manager; the tests run their own.
+install_prometheus() {
+  if is_installed prometheus; then return; fi
+  install_missing prometheus
+  if [ -d /run/systemd/system ]; then
+    as_root systemctl disable --now prometheus || die "the service prometheus, installed just now, cannot be stopped"
+  fi
+}
+
 run_every_test() {
   local source found=0
   for source in "$root"/tests/test_*.c; do
@@ -213,11 +242,13 @@ finish() {
 }
 
 install_missing gcc=build-essential make=build-essential clang=clang cmake=cmake pkg-config=pkg-config \
-  libck-dev libcriterion-dev libmicrohttpd-dev libgnutls28-dev zlib1g-dev libcrypt-dev
+  libck-dev libcriterion-dev libmicrohttpd-dev libgnutls28-dev zlib1g-dev libcrypt-dev \
+  python3=python3 python3-prometheus-client
+install_prometheus
 need_cuda_h
 
 stage gcc "gcc, release"
-make_stage -DCMAKE_C_COMPILER=gcc && run_every_test
+make_stage -DCMAKE_C_COMPILER=gcc && run_every_test && run_metrics_checks
 stage_end
 [ -z "$quick" ] || finish
 
