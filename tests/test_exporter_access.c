@@ -339,8 +339,9 @@ Test(exporter_access, accept_headers)
     static const char *const openmetrics[] = {
         "application/openmetrics-text",
         "application/openmetrics-text; version=1.0.0; charset=utf-8",
-        "application/openmetrics-text;version=1.0.0,application/openmetrics-text;version=0.0.1;q=0.75,text/"
-        "plain;version=0.0.4;q=0.5,*/*;q=0.1", /* Prometheus 2.42 */
+        /* Prometheus 2.42 */
+        ("application/openmetrics-text;version=1.0.0,application/openmetrics-text;version=0.0.1;q=0.75,"
+         "text/plain;version=0.0.4;q=0.5,*/*;q=0.1"),
         "text/plain;q=0.5, APPLICATION/OpenMetrics-Text ; Version=\"1.0.0\" ; Q=0.501",
         "application/*",
         "text/*;q=0.1, */*",
