@@ -13,7 +13,7 @@ static bool hash_password(const char *password, const char *hash, struct crypt_d
     const char *made = crypt_r(password, hash, scratch);
     bool good = made && made[0] != '*' && strlen(made) < size;
     if (good)
-        strcpy(out, made);
+        memcpy(out, made, strlen(made) + 1);
     explicit_bzero(scratch, sizeof *scratch);
     return good;
 }

@@ -50,23 +50,29 @@ static void set_up(void)
     pthread_atfork(before_fork, after_fork_in_parent, after_fork_in_child);
 }
 
-static void enlist(struct vpmm_exporter *exporter)
+/* Under the lock, so that no fork sees sockets of an exporter that is not in the list. */
+static vpmm_status start_and_enlist(struct vpmm_exporter *exporter, const struct settings *settings)
 {
     pthread_mutex_lock(&lock);
-    exporter->next = exporters;
-    exporter->link = &exporters;
-    if (exporters)
-        exporters->link = &exporter->next;
-    exporters = exporter;
+    vpmm_status status = http_start(&exporter->http, settings, &exporter->pools);
+    if (status == VPMM_SUCCESS) {
+        exporter->next = exporters;
+        exporter->link = &exporters;
+        if (exporters)
+            exporters->link = &exporter->next;
+        exporters = exporter;
+    }
     pthread_mutex_unlock(&lock);
+    return status;
 }
 
-static void delist(struct vpmm_exporter *exporter)
+static void stop_and_delist(struct vpmm_exporter *exporter)
 {
     pthread_mutex_lock(&lock);
     *exporter->link = exporter->next;
     if (exporter->next)
         exporter->next->link = exporter->link;
+    http_stop(&exporter->http);
     pthread_mutex_unlock(&lock);
 }
 
@@ -88,7 +94,7 @@ static vpmm_status start(struct vpmm_exporter *exporter, const vpmm_exporter_con
     vpmm_status status = settings_read(&settings, config);
     if (status != VPMM_SUCCESS)
         return status;
-    status = http_start(&exporter->http, &settings, &exporter->pools);
+    status = start_and_enlist(exporter, &settings);
     settings_free(&settings);
     return status;
 }
@@ -109,7 +115,6 @@ vpmm_status vpmm_exporter_start(const vpmm_exporter_config *given, vpmm_exporter
         free(exporter);
         return status;
     }
-    enlist(exporter);
     *out = exporter;
     return VPMM_SUCCESS;
 }
@@ -138,8 +143,7 @@ vpmm_status vpmm_exporter_stop(vpmm_exporter *exporter)
     vpmm_status status = check(exporter, "vpmm_exporter_stop");
     if (status != VPMM_SUCCESS)
         return status;
-    delist(exporter);
-    http_stop(&exporter->http);
+    stop_and_delist(exporter);
     pools_free(&exporter->pools);
     free(exporter);
     return VPMM_SUCCESS;

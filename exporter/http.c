@@ -189,7 +189,7 @@ static enum MHD_Result route(struct http *http, struct MHD_Connection *connectio
     } pages[] = {
         {"/metrics", serve_metrics}, {"/-/healthy", serve_healthy}, {"/-/ready", serve_ready}, {"/", serve_front}};
     for (size_t i = 0; i < sizeof pages / sizeof *pages; i++) {
-        if (strcmp(url, pages[i].url))
+        if (strcmp(url, pages[i].url) != 0)
             continue;
         if (only_reads(method))
             return pages[i].serve(http, connection);
@@ -313,16 +313,19 @@ static vpmm_status bind_failed(const struct settings *settings, int error)
 
 static vpmm_status listen_on(struct http *http, const struct settings *settings)
 {
-    struct sockaddr_storage bound;
+    union {
+        struct sockaddr any;
+        struct sockaddr_in v4;
+        struct sockaddr_in6 v6;
+    } bound = {0};
     socklen_t bytes = sizeof bound;
     int yes = 1, family = settings->socket_address.ss_family;
     http->listener = socket(family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
     if (http->listener < 0 || setsockopt(http->listener, SOL_SOCKET, SO_REUSEADDR, &yes, sizeof yes) < 0 ||
         bind(http->listener, (const struct sockaddr *)&settings->socket_address, settings->socket_address_bytes) < 0 ||
-        listen(http->listener, SOMAXCONN) < 0 || getsockname(http->listener, (struct sockaddr *)&bound, &bytes) < 0)
+        listen(http->listener, SOMAXCONN) < 0 || getsockname(http->listener, &bound.any, &bytes) < 0)
         return bind_failed(settings, errno);
-    http->port = ntohs(bound.ss_family == AF_INET6 ? ((struct sockaddr_in6 *)&bound)->sin6_port
-                                                   : ((struct sockaddr_in *)&bound)->sin_port);
+    http->port = ntohs(family == AF_INET6 ? bound.v6.sin6_port : bound.v4.sin_port);
     return VPMM_SUCCESS;
 }
 

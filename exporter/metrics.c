@@ -134,7 +134,7 @@ static bool write_parts(const struct writer *w, const struct row *sum)
 {
     bool any = false;
     for (const struct row *part = rows; part < rows + ROWS; part++) {
-        if (!part->sum || strcmp(part->sum, sum->name))
+        if (!part->sum || strcmp(part->sum, sum->name) != 0)
             continue;
         any = true;
         for (unsigned i = 0; i < w->metrics->pools; i++) {

@@ -58,7 +58,7 @@ def draw_heat_map(axis, times):
     counts = np.diff(np.array([np.nan_to_num(line) for _, line in edges]), axis=0, prepend=0)[:-1]
     rows = [le * 1e6 for le, _ in edges[:-1]]
     axis.pcolormesh(times, rows, np.where(counts > 0, counts, np.nan), cmap="Oranges", shading="nearest",
-                    norm=matplotlib.colors.LogNorm(vmin=0.1))
+                    norm=matplotlib.colors.LogNorm(vmin=0.1, vmax=max(1, counts.max())))
     axis.set_yscale("log", base=2)
     axis.set_ylim(rows[0], 32768)
     axis.set_ylabel("µs")

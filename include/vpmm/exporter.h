@@ -82,7 +82,9 @@ vpmm_status vpmm_exporter_remove(vpmm_exporter *, vpmm_pool *);
 /* The port that it serves on. 0 for NULL. */
 uint16_t vpmm_exporter_port(const vpmm_exporter *);
 
-/* Closes every connection, ends the thread and frees the exporter, within 100 ms. vpmm_exporter_stop(NULL) is a no-op.
+/*
+ * Closes every connection, ends the thread and frees the exporter, within 100 ms, or as long as a hash of auth_hash's
+ * method takes. vpmm_exporter_stop(NULL) is a no-op.
  */
 vpmm_status vpmm_exporter_stop(vpmm_exporter *);
 
