@@ -104,24 +104,37 @@ static bool is_loopback(const struct settings *settings)
 
 enum { PEM_BYTES = 1 << 20 };
 
-/* The text of a file, or a copy of the text that was given. NULL: the message is set. */
-static char *read_pem(const char *field, const char *given)
+/* What the file holds, at most a byte too much. NULL: *words says why. */
+static char *read_file(const char *path, const char **words)
 {
-    if (!strncmp(given, "-----BEGIN", 10))
-        return strdup(given);
-    FILE *file = fopen(given, "re");
-    char *text = file ? calloc(1, PEM_BYTES + 1) : NULL;
+    FILE *file = fopen(path, "re");
+    char *text = file ? calloc(1, PEM_BYTES + 2) : NULL;
     size_t count = text ? fread(text, 1, PEM_BYTES + 1, file) : 0;
-    const char *words = !file ? strerror(errno) : ferror(file) ? "it cannot be read" : "it is empty";
+    *words = !file               ? strerror(errno)
+             : !text             ? "no host memory to read it"
+             : ferror(file)      ? "it cannot be read"
+             : count > PEM_BYTES ? "it is too long"
+                                 : "it is empty";
     if (file)
         fclose(file);
     if (count && count <= PEM_BYTES)
         return text;
     free(text);
-    vpmm_error_set(VPMM_ERROR_INVALID_VALUE,
-                   "vpmm_exporter_config.%s is '%.200s': %s; a file in PEM of at most 1 MiB is allowed, or its text",
-                   field, given, count ? "it is too long" : words);
     return NULL;
+}
+
+/* The text of a file, or a copy of the text that was given. NULL: the message is set. */
+static char *read_pem(const char *field, const char *given)
+{
+    const char *words = "no host memory to copy it";
+    bool is_text = !strncmp(given, "-----BEGIN", 10);
+    char *text = is_text ? strdup(given) : read_file(given, &words);
+    if (!text)
+        vpmm_error_set(
+            VPMM_ERROR_INVALID_VALUE,
+            "vpmm_exporter_config.%s is '%.200s': %s; a file in PEM of at most 1 MiB is allowed, or its text", field,
+            is_text ? "(text in PEM)" : given, words);
+    return text;
 }
 
 static vpmm_status check_pair(const struct settings *settings)

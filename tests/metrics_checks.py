@@ -12,6 +12,7 @@ import gzip
 import itertools
 import json
 import os
+import random
 import re
 import shutil
 import socket
@@ -26,7 +27,7 @@ SERVER, BUILD = sys.argv[1:3]
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 PROMETHEUS = os.path.join(ROOT, "exporter", "prometheus")
 DASHBOARD = os.path.join(ROOT, "exporter", "grafana", "vpmm.json")
-SECONDS = 14  # that the server serves
+SECONDS = 200  # that the server serves if nothing ends it
 LOADED = 9  # of them, before its metrics are looked at
 OPENMETRICS = "application/openmetrics-text; version=1.0.0"
 TYPES = ["@grafana/schema@11.6.16", "typescript@5.7.3"]
@@ -273,6 +274,29 @@ def check_identities_in_prometheus(prometheus):
         need([sample["value"][1] for sample in answer] == ["0"], f"{zero}: {answer}")
 
 
+def check_bad_clients_keep_nobody_out(prometheus, url):
+    """Half requests, bytes at random, TLS and long headers, from the very address of Prometheus, which goes on."""
+    address = urllib.parse.urlparse(url)
+    random_bytes = random.Random(1)
+    bad = [b"GET /metrics HTTP/1.1\r\nHost: x\r\n", b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03", b"",
+           b"GET / HTTP/1.1\r\nX: " + b"x" * 100000]
+    held = collections.deque(maxlen=300)
+    begin = time.monotonic()
+    while time.monotonic() < begin + 3:
+        held.append(socket.create_connection((address.hostname, address.port)))
+        try:
+            held[-1].send(random_bytes.choice(bad + [random_bytes.randbytes(200)]), socket.MSG_DONTWAIT)
+        except OSError:
+            pass  # it was closed already, which is as it should be
+        time.sleep(0.002)
+    up = prometheus.query("min_over_time(up[3s])")
+    need([sample["value"][1] for sample in up] == ["1"], str(up))
+    fds = [number for name, _, number in samples(fetch(url)) if name == "process_open_fds"]
+    need(fds[0] < 150, f"the server has {fds} descriptors open")
+    for client in held:
+        client.close()
+
+
 def check_picture(prometheus):
     try:
         import matplotlib  # noqa: F401
@@ -302,27 +326,39 @@ def metrics_url(server):
 
 
 def check_server_is_well(server):
+    server.terminate()
     rest = server.communicate(timeout=60)[0]
     need(server.returncode == 0 and "all good" in rest, f"it ends with {server.returncode}: {rest[-2000:]}")
+
+
+def check_all(server):
+    url = metrics_url(server)
+    started = time.monotonic()
+    prometheus = Prometheus(urllib.parse.urlparse(url).netloc)
+    try:
+        for name in ("rules", "alerts_fire_and_do_not", "scrape_configuration", "dashboard", "dashboard_types"):
+            check(name)
+        for name in ("promtool_metrics", "text_parser", "openmetrics_parser", "duplicate_series", "families",
+                     "identities_under_load"):
+            check(name, url)
+        time.sleep(max(0, started + LOADED - time.monotonic()))
+        for name in ("prometheus_scrapes", "every_metric_has_a_sample", "every_panel_shows_something",
+                     "identities_in_prometheus", "no_alert_fires", "picture"):
+            check(name, prometheus)
+        check("bad_clients_keep_nobody_out", prometheus, url)
+    finally:
+        prometheus.close()
+    check("server_is_well", server)
 
 
 def main():
     server = subprocess.Popen([SERVER, "--driver", "sim", "--seconds", str(SECONDS), "--metrics-port", "0"],
                               stdout=subprocess.PIPE, text=True)
-    url = metrics_url(server)
-    started = time.monotonic()
-    prometheus = Prometheus(urllib.parse.urlparse(url).netloc)
-    for name in ("rules", "alerts_fire_and_do_not", "scrape_configuration", "dashboard", "dashboard_types"):
-        check(name)
-    for name in ("promtool_metrics", "text_parser", "openmetrics_parser", "duplicate_series", "families",
-                 "identities_under_load"):
-        check(name, url)
-    time.sleep(max(0, started + LOADED - time.monotonic()))
-    for name in ("prometheus_scrapes", "every_metric_has_a_sample", "every_panel_shows_something",
-                 "identities_in_prometheus", "no_alert_fires", "picture"):
-        check(name, prometheus)
-    prometheus.close()
-    check("server_is_well", server)
+    try:
+        check_all(server)
+    finally:
+        if server.poll() is None:
+            server.kill()
     return bool(failed)
 
 
