@@ -120,6 +120,29 @@ def check_dashboard():
         need(used <= {*variables, "__rate_interval", "__range"}, f"{expr} has unknown variables: {used}")
 
 
+def typescript():
+    """The dashboard, and what is each panel's own, as constants of Grafana's types."""
+    with open(DASHBOARD) as file:
+        dashboard = json.load(file)
+    yield 'import type { Dashboard, GraphFieldConfig, TableFieldOptions } from "@grafana/schema";\n'
+    for panel in ("TimeSeries", "Stat", "Heatmap", "Table"):
+        yield (f'import type {{ Options as {panel} }} from "@grafana/schema/dist/esm/raw/composable/{panel.lower()}/'
+               f'panelcfg/x/{panel}PanelCfg_types.gen.js";\n')
+    yield ('import type { FieldConfig as HeatmapField } from "@grafana/schema/dist/esm/raw/composable/heatmap/panelcfg/x/'
+           'HeatmapPanelCfg_types.gen.js";\n'
+           "type Json<T> = T extends string ? `${T}` : T extends number | boolean | null | undefined ? T\n"
+           "  : T extends (infer U)[] ? Json<U>[] : T extends object ? { [K in keyof T]: Json<T[K]> } : T;\n")
+    yield f"export const dashboard: Json<Dashboard> = {json.dumps(dashboard)};\n"
+    types = {"timeseries": ("TimeSeries", "GraphFieldConfig"), "stat": ("Stat", "{}"),
+             "heatmap": ("Heatmap", "HeatmapField"), "table": ("Table", "TableFieldOptions")}
+    for panel in panels(dashboard):
+        if panel["type"] != "row":
+            options, custom = types[panel["type"]]
+            config = panel["fieldConfig"]["defaults"].get("custom", {})
+            yield f"export const options{panel['id']}: Json<Partial<{options}>> = {json.dumps(panel['options'])};\n"
+            yield f"export const custom{panel['id']}: Json<Partial<{custom}>> = {json.dumps(config)};\n"
+
+
 def check_dashboard_types():
     """Against the types that Grafana publishes; in JSON an enumeration is its text."""
     if not shutil.which("npm"):
@@ -133,11 +156,8 @@ def check_dashboard_types():
             *TYPES, cwd=place)
     except (AssertionError, subprocess.TimeoutExpired) as error:
         return f"npm cannot fetch Grafana's types: {str(error)[-200:]!r}"
-    with open(DASHBOARD) as dashboard, open(os.path.join(place, "dashboard.ts"), "w") as file:
-        file.write('import type { Dashboard } from "@grafana/schema";\n'
-                   "type Json<T> = T extends string ? `${T}` : T extends number | boolean | null | undefined ? T\n"
-                   "  : T extends (infer U)[] ? Json<U>[] : T extends object ? { [K in keyof T]: Json<T[K]> } : T;\n"
-                   f"export const dashboard: Json<Dashboard> = {dashboard.read()};\n")
+    with open(os.path.join(place, "dashboard.ts"), "w") as file:
+        file.writelines(typescript())
     run("node_modules/.bin/tsc", "--noEmit", "--strict", "--skipLibCheck", "--module", "nodenext", "--moduleResolution",
         "nodenext", "--target", "es2022", "dashboard.ts", cwd=place)
     return None

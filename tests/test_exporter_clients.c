@@ -331,7 +331,7 @@ static size_t make_input(char *out, size_t size)
 
 Test(exporter_clients, random_bytes)
 {
-    enum { CONNECTIONS = 4000, BETWEEN = 500 };
+    enum { CONNECTIONS = 10000, BETWEEN = 1000 };
     char input[512];
     open_site();
     for (int i = 0; i < CONNECTIONS; i++) {
