@@ -157,6 +157,32 @@ Test(exporter, parts_sum_to_what_they_are_parts_of)
     world_close(&w);
 }
 
+Test(exporter, front_caches_are_a_tier_of_both)
+{
+    struct world w;
+    struct setup setup = setup_default();
+    setup.pool.cache_bytes = (size_t)64 << 20;
+    world_open(&w, &setup);
+    CUstream s = world_stream(&w);
+    for (int i = 0; i < 20; i++)
+        give(&w, take(&w, 2, s), s);
+    vpmm_stats stats = stats_of(&w);
+    cr_assert_eq(stats.mallocs, 20);
+    cr_assert_eq(stats.frees, 20);
+    vpmm_exporter *exporter = start(NULL);
+    must_work(vpmm_exporter_add(exporter, w.pool, "p"));
+    char *text = scrape(exporter);
+    cr_assert_geq(part_of_p(text, "vpmm_mallocs_total", "tier", "cache"), 15);
+    cr_assert_geq(part_of_p(text, "vpmm_frees_total", "tier", "cache"), 15);
+    cr_assert_eq(part_of_p(text, "vpmm_frees_total", "tier", "cache") +
+                     part_of_p(text, "vpmm_frees_total", "tier", "pages"),
+                 20);
+    free(text);
+    must_work(vpmm_exporter_stop(exporter));
+    must_work(vpmm_stream_release(w.pool, s));
+    world_close(&w);
+}
+
 Test(exporter, mallocs_that_ask_the_driver_are_timed)
 {
     struct world w;
@@ -368,7 +394,7 @@ static const vpmm_driver *below;
 
 static CUresult CUDAAPI hanging_query(CUevent event)
 {
-    while (atomic_load(&query_hangs))
+    for (int ms = 0; ms < 5000 && atomic_load(&query_hangs); ms++) /* not for ever, if the test fails */
         usleep(1000);
     return below->cuEventQuery(event);
 }
@@ -388,6 +414,7 @@ Test(exporter, a_stalled_reaper_is_not_ready_and_a_sleeping_one_is)
     below = vpmm_sim_driver(sim);
     table.cuEventQuery = hanging_query;
     config.driver = &table;
+    config.cache_bytes = 0; /* what is freed waits for its fence, and not in a cache */
     must_work(vpmm_pool_create(&config, &pool));
     exporter_config.limits.reaper_stall_ms = 1000;
     vpmm_exporter *exporter = start(&exporter_config);
