@@ -270,13 +270,18 @@ void wakeup_signal(struct wakeup *wakeup)
 
 void wakeup_wait(struct wakeup *wakeup, uint32_t seen, uint64_t timeout_ns)
 {
+    /* The first sleep is not cut short by the deadline: it must not be longer. */
+    struct ck_ec_ops ops = ec_ops;
+    const struct ck_ec_mode mode = {.ops = &ops, .single_producer = false};
     struct timespec deadline;
+    if (timeout_ns && timeout_ns < ops.initial_wait_ns)
+        ops.initial_wait_ns = (uint32_t)timeout_ns;
     if (timeout_ns) {
         clock_gettime(CLOCK_MONOTONIC, &deadline);
         timeout_ns += (uint64_t)deadline.tv_nsec;
         deadline.tv_sec += (time_t)(timeout_ns / 1000000000);
         deadline.tv_nsec = (long)(timeout_ns % 1000000000);
     }
-    ck_ec32_wait(count_of(wakeup), &ec_mode, seen, timeout_ns ? &deadline : NULL);
+    ck_ec32_wait(count_of(wakeup), &mode, seen, timeout_ns ? &deadline : NULL);
     received(wakeup);
 }
