@@ -151,8 +151,10 @@ static inline bool page_in_first_chunk(const struct pages *pages, CUdeviceptr ad
 {
     uint64_t offset = address - pages->chunk[0].base;
     uint64_t index = offset >> pages->page_shift | offset << (-pages->page_shift & 63);
+    if (index >= pages->chunk_pages)
+        return false;
     *page = &pages->chunk[0].page[index];
-    return index < pages->chunk_pages;
+    return true;
 }
 
 static inline struct fence page_fence(const struct page *page)
