@@ -397,6 +397,7 @@ static void detach(struct front *front, struct cache *cache)
     store_sc_ptr(&cache->handle, CACHE_CLOSED);
     store_sc_ptr(&cache->stream, NULL); /* before the count: see enter_stream */
     fetch_add_sc_u32(&stream->caches, UINT32_MAX);
+    arena_wake_reaper(front->fronts->arena); /* the record may be taken out of use now: see streams_pending */
     cache->next_spare = front->spare;
     front->spare = cache;
 }

@@ -682,7 +682,8 @@ bool streams_pending(const struct streams *streams)
     for (uint32_t slot = 1, n = load_acquire_u32(&streams->slots); slot < n; slot++) {
         struct stream *stream = stream_at(streams, slot);
         enum stream_state state = load_sc_u32(&stream->state);
-        if (load_sc_u32(&stream->outstanding) || state == STREAM_RELEASED)
+        bool ending = state == STREAM_RELEASED && !load_sc_u32(&stream->caches); /* detach wakes the reaper */
+        if (load_sc_u32(&stream->outstanding) || ending)
             return true;
     }
     return false;
