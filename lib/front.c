@@ -232,8 +232,10 @@ static struct front *own_front(struct fronts *fronts)
         front = adopt(fronts, thread);
     if (thread && !front)
         front = new_front(fronts, thread);
-    if (front)
+    if (front) {
         *known = (struct front_of_pool){serial, front};
+        front->live_noted = load_relaxed_u64(&front->tally.live_bytes); /* see front_peak_noted, which missed it */
+    }
     return front;
 }
 
