@@ -802,7 +802,7 @@ bool fronts_flush_idle(struct fronts *fronts)
 {
     uint64_t now = clock_now_ns();
     if (now < fronts->next_look_ns)
-        return fronts->noted;
+        return fronts->noted = fronts->noted || fronts_noted(fronts);
     fronts->next_look_ns = now + FRONT_IDLE_US * UINT64_C(1000);
     fronts->noted = false;
     for (struct front *front = load_acquire_ptr(&fronts->first); front; front = front->next) {
