@@ -468,9 +468,10 @@ static struct cache *attach(struct front *front, struct stream *stream)
     return cache;
 }
 
+/* Of a per-thread stream only its own thread could mark what others empty, so that is marked as it is freed. */
 struct cache *front_cache(struct fronts *fronts, struct stream *stream)
 {
-    struct front *front = own_front(fronts);
+    struct front *front = stream->thread ? NULL : own_front(fronts);
     if (!front)
         return NULL;
     detach_closed(front);
