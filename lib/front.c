@@ -335,13 +335,16 @@ bool fronts_flush(struct fronts *fronts, const struct stream *stream, bool mark)
     return any;
 }
 
+/* Every bin, as in detach: another thread may have taken the bits, and not yet be counted among the users. */
 void fronts_close(struct fronts *fronts, struct stream *stream)
 {
     for (struct front *front = load_acquire_ptr(&fronts->first); front; front = front->next)
         for (struct cache *cache = load_acquire_ptr(&front->caches); cache; cache = cache->next)
-            if (load_sc_ptr(&cache->stream) == stream)
+            if (load_sc_ptr(&cache->stream) == stream) {
                 close_cache(cache);
-    fronts_flush(fronts, stream, false);
+                store_sc_u64(&cache->noted, 0);
+                flush_bins(fronts, stream, cache, UINT64_MAX);
+            }
 }
 
 bool fronts_noted(const struct fronts *fronts)

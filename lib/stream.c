@@ -549,6 +549,12 @@ vpmm_status stream_release(struct streams *streams, CUstream handle, void (*flus
         return fail(VPMM_ERROR_INVALID_VALUE, "the pool does not know the stream: nothing was allocated or freed on it "
                                               "since it was created or last released");
     flush(stream, data);
+    /* Other threads may have in their hands what they took out of the caches before, and what has no fence yet. */
+    stream_leave(stream);
+    while (load_sc_u32(&stream->users))
+        sched_yield();
+    if (!enter_known(stream, identity.key))
+        return VPMM_SUCCESS; /* another thread's release was faster */
     uint64_t last = load_sc_u64(&stream->published);
     for (int tries = 0; load_relaxed_u64(&stream->recorded) < last && tries < TRIES;)
         if (mark(streams, stream, STREAM_MARKS))
