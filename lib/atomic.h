@@ -134,10 +134,4 @@ static inline void add_alone_u64(_Atomic(uint64_t) *p, uint64_t v)
 #endif
 }
 
-static inline void fence_sc(void)
-{
-    vpmm_schedule_point();
-    atomic_thread_fence(memory_order_seq_cst);
-}
-
 #endif

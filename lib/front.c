@@ -574,9 +574,9 @@ static bool is_cached_for(const struct cache *cache, CUdeviceptr address, uint64
 
 static void note_if_needed(struct cache *cache, const struct cache_bin *bin)
 {
-    fence_sc();
-    if (load_relaxed_u32(&bin->count) && !(load_sc_u64(&cache->noted) >> (bin - cache->bin) & 1))
-        cache_note(cache, bin);
+    uint64_t bit = UINT64_C(1) << (bin - cache->bin);
+    if (load_relaxed_u32(&bin->count) && !(fetch_or_sc_u64(&cache->noted, bit) & bit)) /* after the slots' stores */
+        arena_wake_reaper(cache->front->fronts->arena);
 }
 
 /* The descriptors of a bin's newest slots, which other threads' processors have: all at once, not one after another. */
