@@ -9,9 +9,10 @@ Builds vpmm and runs every test, on a Debian 12 or Ubuntu 24.04 machine. What is
 (as root, or with sudo); cuda.h is fetched if there is none. No GPU and no driver are needed: the tests run on the
 simulated GPU.
 
-  1  gcc, release                          every test, the examples, the replay program on tests/traces, and the server
-                                           example's metrics as Prometheus and its tools see them
-  2  gcc, AddressSanitizer and UBSan       every test, the examples, and the replay program
+  1  gcc, release                          every test, some a second time with front caches, the examples, the replay
+                                           program on tests/traces, and the server example's metrics as Prometheus and
+                                           its tools see them
+  2  gcc, AddressSanitizer and UBSan       the same, but for the metrics
   3  gcc, ThreadSanitizer                  tests/tsan_*.c and the programs
   4  clang, release                        every test, if less than 13 minutes have passed
 
@@ -124,15 +125,18 @@ criterion_jobs() {
   if [ "$stage" = asan ]; then echo 1; else echo "$cores"; fi
 }
 
+# run_criterion_test <source> [<what is special about this run>]
 run_criterion_test() {
-  local source=$1 name log status=0 expected tested good skipped
+  local source=$1 name log program status=0 expected tested good skipped
   name=$(basename "$source" .c)
-  log=$logs/$stage/$name.log
-  if [ ! -x "$build/$stage/tests/$name" ]; then
+  program=$build/$stage/tests/$name
+  name=$name${2:+, $2}
+  log=$logs/$stage/${name//, /-}.log
+  if [ ! -x "$program" ]; then
     failure "$stage: $name was not built"
     return
   fi
-  run_program "$log" "$build/$stage/tests/$name" --verbose=1 --full-stats --jobs "$(criterion_jobs)" --color=never ||
+  run_program "$log" "$program" --verbose=1 --full-stats --jobs "$(criterion_jobs)" --color=never ||
     status=$?
 
   expected=$(count_tests "$source")
@@ -222,6 +226,18 @@ install_prometheus() {
   fi
 }
 
+# What holds whatever the pool's settings are holds with front caches too: the tests' default is to have none.
+cached_tests=(test_model test_faults test_limits test_race_detector)
+
+run_cached_tests() {
+  local name
+  export VPMM_TEST_CACHE_BYTES=67108864
+  for name in "${cached_tests[@]}"; do
+    run_criterion_test "$root/tests/$name.c" cached
+  done
+  unset VPMM_TEST_CACHE_BYTES
+}
+
 run_every_test() {
   local source found=0
   for source in "$root"/tests/test_*.c; do
@@ -248,12 +264,19 @@ install_prometheus
 need_cuda_h
 
 stage gcc "gcc, release"
-make_stage -DCMAKE_C_COMPILER=gcc && run_every_test && run_metrics_checks
+make_stage -DCMAKE_C_COMPILER=gcc && {
+  run_every_test
+  run_cached_tests
+  run_metrics_checks
+}
 stage_end
 [ -z "$quick" ] || finish
 
 stage asan "gcc, AddressSanitizer and UBSan"
-make_stage -DCMAKE_C_COMPILER=gcc -DVPMM_SANITIZE=address -DVPMM_DEBUG_CHECKS=ON && run_every_test
+make_stage -DCMAKE_C_COMPILER=gcc -DVPMM_SANITIZE=address -DVPMM_DEBUG_CHECKS=ON && {
+  run_every_test
+  run_cached_tests
+}
 stage_end
 
 stage tsan "gcc, ThreadSanitizer"
