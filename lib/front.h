@@ -266,12 +266,14 @@ static inline bool cache_give_newest(struct cache *cache, const struct pages *pa
     if (!page_in_first_chunk(pages, address, &first))
         return false;
     uint64_t word = load_acquire_u64(&first->word), length = word_pages(word);
+    if (word_state(word) != PAGE_LIVE)
+        return false;
     uint32_t index = cache_bin_of(cache, length);
     struct cache_bin *bin = &cache->bin[index];
     uint32_t count = load_relaxed_u32(&bin->count);
     uint64_t requested = load_relaxed_u64(&first->requested), size = length << pages->page_shift;
-    if (word_state(word) != PAGE_LIVE || load_relaxed_u32(&bin->pages) != length || count == CACHE_SLOTS ||
-        front_held(front) + size > front->limit || load_relaxed_u32(&first->fence_stream) != cache->slot)
+    if (load_relaxed_u32(&bin->pages) != length || count == CACHE_SLOTS || front_held(front) + size > front->limit ||
+        load_relaxed_u32(&first->fence_stream) != cache->slot)
         return false;
     store_relaxed_u64(&bin->slot[count], address);
     if (!cas_sc_u64(&first->word, &word, word_next(word, PAGE_LIVE, PAGE_CACHED)))

@@ -35,6 +35,19 @@ static struct setup cached(size_t pages)
     return setup;
 }
 
+/* As much as a thread may cache once the pool no longer grows: with so many pages made before. */
+static void open_steady(struct world *w, size_t cache_pages, size_t made_pages)
+{
+    struct setup setup = cached(cache_pages);
+    setup.pool.va_size = (size_t)16 << 30;
+    world_open(w, &setup);
+    CUstream s = world_stream(w);
+    give(w, take(w, made_pages, s), s);
+    for (int i = 0; i < 17000; i++)
+        give(w, take(w, 1, s), s);
+    must_work(vpmm_trim(w->pool, made_pages * PAGE, NULL));
+}
+
 static void open_cached(struct world *w)
 {
     struct setup setup = cached(CACHE);
@@ -280,10 +293,8 @@ Test(front, chunks_of_address_space_beyond_the_first, .timeout = 60)
 /* Two lengths above 32 pages that have the same two bins, and a third: whoever leaves is found by all. */
 Test(front, a_length_leaves_its_bin_to_another, .timeout = 60)
 {
-    struct setup setup = cached(2048);
-    setup.pool.va_size = (size_t)16 << 30;
     struct world w;
-    world_open(&w, &setup);
+    open_steady(&w, 2048, 1024);
     CUstream s = world_stream(&w);
     for (size_t first = 33; first < 100; first += 7) {
         CUdeviceptr p = take(&w, first, s);
@@ -301,16 +312,46 @@ Test(front, a_length_leaves_its_bin_to_another, .timeout = 60)
     world_close(&w);
 }
 
-Test(front, what_is_longer_than_a_quarter_is_not_cached)
+Test(front, what_is_longer_than_the_limit_is_not_cached)
 {
     struct world w;
     open_cached(&w);
     CUstream s = world_stream(&w);
-    CUdeviceptr p = take(&w, CACHE / 4, s), q = take(&w, CACHE / 4 + 1, s);
-    give(&w, p, s);
-    cr_expect_eq(cached_pages(&w), CACHE / 4);
+    CUdeviceptr p = take(&w, CACHE, s), q = take(&w, CACHE + 1, s);
     give(&w, q, s);
-    cr_expect_eq(cached_pages(&w), CACHE / 4);
+    cr_expect_eq(cached_pages(&w), 0);
+    give(&w, p, s);
+    cr_expect_eq(cached_pages(&w), CACHE);
+    world_audit(&w);
+    world_close(&w);
+}
+
+/* 64 MiB while the pool grows, whatever the setting; a growth begins anew. */
+Test(front, a_cache_is_small_until_the_pool_no_longer_grows)
+{
+    enum { FIRST = 32 };
+    struct setup setup = cached(4 * FIRST);
+    struct world w;
+    world_open(&w, &setup);
+    CUstream s = world_stream(&w);
+    CUdeviceptr p[2 * FIRST];
+    for (int i = 0; i < 2 * FIRST; i++)
+        p[i] = take(&w, 1, s);
+    for (int i = 0; i < 2 * FIRST; i++) {
+        give(&w, p[i], s);
+        require(cached_pages(&w) <= FIRST, "%llu pages are cached", (unsigned long long)cached_pages(&w));
+    }
+    for (int i = 0; i < 17000; i++)
+        give(&w, take(&w, 1, s), s);
+    for (int i = 0; i < 2 * FIRST; i++)
+        p[i] = take(&w, 1, s);
+    for (int i = 0; i < 2 * FIRST; i++)
+        give(&w, p[i], s);
+    cr_expect_gt(cached_pages(&w), FIRST);
+    CUdeviceptr longer = take(&w, 3 * FIRST, s);
+    give(&w, take(&w, 1, s), s);
+    cr_expect_leq(cached_pages(&w), FIRST);
+    give(&w, longer, s);
     world_audit(&w);
     world_close(&w);
 }
@@ -360,9 +401,8 @@ Test(front, a_cache_of_one_page_caches_one)
 Test(front, more_streams_than_a_thread_finds_at_once, .timeout = 60)
 {
     enum { STREAMS = 150 };
-    struct setup setup = cached(1024);
     struct world w;
-    world_open(&w, &setup);
+    open_steady(&w, 1024, 2 * STREAMS);
     CUstream s[STREAMS];
     CUdeviceptr p[STREAMS];
     for (int i = 0; i < STREAMS; i++) {
@@ -639,17 +679,17 @@ Test(front, trim_gives_cached_memory_back)
 Test(front, a_small_request_takes_cached_memory_back)
 {
     needs_simulator();
-    struct setup setup = cached(64);
-    setup.sim.memory_bytes = 64 * PAGE;
+    struct setup setup = cached(32);
+    setup.sim.memory_bytes = 32 * PAGE;
     struct world w;
     world_open(&w, &setup);
     CUstream s = world_stream(&w);
     CUdeviceptr p[8];
     for (int i = 0; i < 8; i++)
-        p[i] = take(&w, 8, s);
+        p[i] = take(&w, 4, s);
     for (int i = 0; i < 8; i++)
         give(&w, p[i], s);
-    cr_assert_eq(cached_pages(&w), 64);
+    cr_assert_eq(cached_pages(&w), 32);
     CUdeviceptr small = take_bytes(&w, 1000, s);
     world_audit(&w);
     give(&w, small, s);
