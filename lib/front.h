@@ -173,6 +173,20 @@ void front_peak_noted(const struct fronts *);
 /* Whether a CACHED region fulfils invariants (1) and (2) of a pool at rest. */
 bool fronts_hold(const struct fronts *, uint64_t page);
 
+/* ---- between front.c, of threads and streams, and cache.c, of what is in one cache ---- */
+
+/* Publishes what is in the noted bins; `mark`: with an event. Any thread. True: there was something. */
+bool cache_flush(struct cache *, bool mark);
+
+/* The same, unmarked, of every bin, by a thread that is counted among the stream's users or attached to it. */
+void cache_empty(struct cache *, struct stream *);
+
+/* Of an emptied cache, by its owner: no slot counts any more. */
+void cache_forget(struct cache *);
+
+/* Sets a new front's limit, and then as the pool has grown or not. */
+void front_adjust_limit(struct front *);
+
 /* ---- the hit, both ways ---- */
 
 /* Of a default stream: which one its handle names depends on the current context. */
