@@ -30,7 +30,7 @@ if [ $# -lt 1 ] || [ $# -gt 2 ] || [[ ! ${2:-200} =~ ^[0-9]+$ ]]; then
 fi
 program=$1/vpmm-pairs
 limit=${2:-200}
-pairs=10000 # N: many more than caches and windows need to fill
+pairs=100000 # N: so many that what the start took, which differs a little from run to run, is nothing beside them
 
 stop() {
   echo "instructions.sh: $*" >&2
