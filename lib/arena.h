@@ -57,7 +57,8 @@ struct arena {
     struct pile zombies;
     _Atomic(uint32_t) mixed;        /* set once: there may be regions whose pieces have passed in part */
     _Atomic(uint64_t) publications; /* counts memory that became FREE: a search that saw it move looks again */
-    _Atomic(uint32_t) growths;      /* builds that made new memory: no cache is in a steady state after one (front.h) */
+    _Atomic(uint64_t) grown_pages;  /* new memory since the growth that was last counted */
+    _Atomic(uint32_t) growths;      /* by 1/64 of the pool: no cache is in a steady state after one (front.h) */
     _Atomic(uint32_t) builders;     /* threads between claiming and publishing */
     struct wakeup work;             /* for the reaper: something was published, marked or retired */
     _Atomic(uint32_t) asleep;       /* the reaper is, or is about to be, waiting on it */

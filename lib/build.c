@@ -355,13 +355,25 @@ static void bury_donors(struct build *build)
     }
 }
 
+/* Little by little is no growth: see front_adjust_limit. Two threads at once may count one as two. */
+static void note_growth(struct arena *arena, uint64_t pages)
+{
+    enum { SHARE = 64 };
+    uint64_t mapped = stats_sum(arena->stats, STAT_mapped_bytes) >> arena->pages.page_shift;
+    uint64_t grown = fetch_add_relaxed_u64(&arena->grown_pages, pages) + pages;
+    if (grown * SHARE < mapped)
+        return;
+    exchange_acq_rel_u64(&arena->grown_pages, 0);
+    fetch_add_relaxed_u32(&arena->growths, 1);
+}
+
 static void count_commit(struct build *build)
 {
     struct stats *stats = build->arena->stats;
     stats_add(stats, STAT_mapped_bytes, build->new_pages << build->arena->pages.page_shift);
     stats_add(stats, STAT_pages_created, build->new_pages);
     if (build->new_pages)
-        fetch_add_relaxed_u32(&build->arena->growths, 1);
+        note_growth(build->arena, build->new_pages);
     stats_add(stats, STAT_extents_created, build->extents - build->moved);
     stats_add(stats, STAT_extents_remapped, build->moved);
     stats_note_peak_mapped(stats);
