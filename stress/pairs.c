@@ -43,6 +43,11 @@ static const char help[] =
     "  --no-p99                 leave out the second pass, which samples single pairs: for profilers\n"
     "  --json FILE|-            one object a line and case, to FILE or to standard output (the table then goes to\n"
     "                           standard error)\n"
+    "  --metrics-port N         serve the metrics of the pool of the case that runs, pool=\"pairs\", on 127.0.0.1, "
+    "port "
+    "N;\n"
+    "                           0: on any free port. The port is printed on standard error. Of vpmm's pools alone; a\n"
+    "                           client may ask 100,000 times a second. stress/scrapes.py measures what that changes\n"
     "  --help                   this text\n"
     "\n"
     "Numbers take K, M or G (powers of 1024). vpmm is configured by its VPMM_* environment variables.\n"
@@ -140,6 +145,19 @@ static bool parse_list(const char *option, const char *text, struct range range,
 
 /* ---- options ---- */
 
+static bool take_metrics_port(const char *text, int *port)
+{
+    uint64_t number = 0;
+    if (!metrics_known()) {
+        fprintf(stderr, "vpmm-pairs: --metrics-port: this program was built without the exporter: install "
+                        "libmicrohttpd-dev, libgnutls28-dev, zlib1g-dev and libcrypt-dev, and build again\n");
+        return false;
+    }
+    bool ok = parse_one("metrics-port", text, (struct range){0, UINT16_MAX, NULL}, &number);
+    *port = (int)number;
+    return ok;
+}
+
 static const struct option long_options[] = {
     {"driver", required_argument, NULL, 'd'},
     {"allocator", required_argument, NULL, 'a'},
@@ -150,6 +168,7 @@ static const struct option long_options[] = {
     {"streams-known", required_argument, NULL, 's'},
     {"no-p99", no_argument, NULL, 'N'},
     {"json", required_argument, NULL, 'j'},
+    {"metrics-port", required_argument, NULL, 'm'},
     {"help", no_argument, NULL, 'h'},
     {NULL, 0, NULL, 0},
 };
@@ -184,6 +203,8 @@ static bool take_option(int option, pairs_options *o)
     case 'j':
         o->json = optarg;
         return true;
+    case 'm':
+        return take_metrics_port(optarg, &o->metrics_port);
     default:
         return false; /* getopt has told it */
     }
@@ -210,8 +231,11 @@ static bool check_options(const pairs_options *o, int argc, char **argv)
 /* Ends the program after --help and on errors. */
 static pairs_options parse_options(int argc, char **argv)
 {
-    pairs_options o = {
-        .allocators = {1, {0}}, .patterns = {1, {PATTERN_PAIR}}, .bytes = {1, {2 << 20}}, .threads = {1, {1}}};
+    pairs_options o = {.allocators = {1, {0}},
+                       .patterns = {1, {PATTERN_PAIR}},
+                       .bytes = {1, {2 << 20}},
+                       .threads = {1, {1}},
+                       .metrics_port = -1};
     int option;
     bool ok = true;
     while (ok && (option = getopt_long(argc, argv, "", long_options, NULL)) != -1) {
@@ -243,13 +267,13 @@ static bool run_case(gpu *g, const pairs_case *c, report *rep)
 }
 
 /* The allocators stand below each other. */
-static bool run_cases(gpu *g, const pairs_options *o, report *rep)
+static bool run_cases(gpu *g, const pairs_options *o, vpmm_exporter *exporter, report *rep)
 {
     size_t cases = o->patterns.n * o->bytes.n * o->threads.n * o->allocators.n;
     bool good = true;
     for (size_t i = 0; i < cases; i++) {
         size_t rest = i;
-        pairs_case c = {.options = o};
+        pairs_case c = {.options = o, .exporter = exporter};
         c.async = o->allocators.value[rest % o->allocators.n] == 1;
         rest /= o->allocators.n;
         c.threads = (unsigned)o->threads.value[rest % o->threads.n];
@@ -264,6 +288,7 @@ static bool run_cases(gpu *g, const pairs_options *o, report *rep)
 int main(int argc, char **argv)
 {
     pairs_options o = parse_options(argc, argv);
+    vpmm_exporter *exporter;
     report rep;
     gpu g;
     o.config = vpmm_config_default();
@@ -271,9 +296,14 @@ int main(int argc, char **argv)
         fprintf(stderr, "vpmm-pairs: %s\n", vpmm_last_error());
         return EXIT_USAGE;
     }
-    if (!report_open(&rep, o.json))
+    if (!metrics_open(&o, &exporter))
         return EXIT_USAGE;
-    bool good = gpu_open(&g, &o) && run_cases(&g, &o, &rep);
+    if (!report_open(&rep, o.json)) {
+        metrics_close(exporter);
+        return EXIT_USAGE;
+    }
+    bool good = gpu_open(&g, &o) && run_cases(&g, &o, exporter, &rep);
     good = gpu_close(&g) && good;
+    good = metrics_close(exporter) && good;
     return report_close(&rep) && good ? 0 : EXIT_BAD;
 }

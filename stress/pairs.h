@@ -5,6 +5,7 @@
  *   pairs_target.c  what is measured: a device, and an allocator on it
  *   pairs_run.c     a case: its threads, its passes, its figures
  *   pairs_report.c  the table and the JSON
+ *   pairs_metrics.c the pools' metrics over HTTP, where the exporter is built
  */
 #ifndef VPMM_STRESS_PAIRS_H
 #define VPMM_STRESS_PAIRS_H
@@ -14,6 +15,7 @@
 #include <stdint.h>
 #include <stdio.h>
 
+#include <vpmm/exporter.h>
 #include <vpmm/sim.h>
 #include <vpmm/vpmm.h>
 
@@ -36,12 +38,14 @@ typedef struct pairs_options {
     unsigned streams_known;
     pairs_list allocators, patterns, bytes, threads;
     const char *json;   /* NULL: none; "-": standard output */
+    int metrics_port;   /* -1: no metrics; 0: any free port */
     vpmm_config config; /* from the environment */
 } pairs_options;
 
 /* One line of the table. */
 typedef struct pairs_case {
     const pairs_options *options;
+    vpmm_exporter *exporter; /* NULL: no metrics */
     bool async;
     pairs_pattern pattern;
     size_t bytes;
@@ -66,8 +70,10 @@ typedef struct target {
     gpu *gpu;
     vpmm_pool *pool;          /* NULL: cuMemAllocAsync */
     CUmemoryPool memory_pool; /* of cuMemAllocAsync */
+    vpmm_exporter *exporter;  /* that shows the pool, or NULL */
 } target;
 
+bool vpmm_ok(const char *what, vpmm_status); /* false: told on stderr */
 bool target_open(target *, gpu *, const pairs_case *);
 bool target_audit(target *);
 bool target_close(target *);
@@ -127,5 +133,15 @@ typedef struct report {
 bool report_open(report *, const char *json);
 void report_result(report *, const pairs_result *);
 bool report_close(report *); /* false: the JSON could not be written */
+
+/*
+ * The exporter, once for all cases; each case's pool is there while it runs, with the label pool="pairs". NULL where
+ * no metrics are wanted. False: told on stderr.
+ */
+bool metrics_known(void); /* is it built in? */
+bool metrics_open(const pairs_options *, vpmm_exporter **);
+bool metrics_add(vpmm_exporter *, vpmm_pool *);
+bool metrics_remove(vpmm_exporter *, vpmm_pool *);
+bool metrics_close(vpmm_exporter *);
 
 #endif

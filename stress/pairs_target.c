@@ -15,7 +15,7 @@ bool gpu_ok(const gpu *g, const char *what, CUresult result)
     return false;
 }
 
-static bool vpmm_ok(const char *what, vpmm_status status)
+bool vpmm_ok(const char *what, vpmm_status status)
 {
     if (status != VPMM_SUCCESS)
         fprintf(stderr, "vpmm-pairs: %s: %s: %s\n", what, vpmm_status_name(status), vpmm_last_error());
@@ -118,7 +118,10 @@ bool target_open(target *t, gpu *g, const pairs_case *c)
     if (c->async)
         return open_memory_pool(t);
     config.driver = g->driver;
-    return vpmm_ok("vpmm_pool_create", vpmm_pool_create(&config, &t->pool));
+    if (!vpmm_ok("vpmm_pool_create", vpmm_pool_create(&config, &t->pool)) || !metrics_add(c->exporter, t->pool))
+        return false;
+    t->exporter = c->exporter;
+    return true;
 }
 
 bool target_audit(target *t)
@@ -129,8 +132,10 @@ bool target_audit(target *t)
 bool target_close(target *t)
 {
     bool good = true;
-    if (t->pool != NULL)
-        good = vpmm_ok("vpmm_pool_destroy", vpmm_pool_destroy(t->pool));
+    if (t->pool != NULL) {
+        good = metrics_remove(t->exporter, t->pool);
+        good = vpmm_ok("vpmm_pool_destroy", vpmm_pool_destroy(t->pool)) && good;
+    }
     if (t->memory_pool != NULL)
         good = gpu_ok(t->gpu, "cuMemPoolDestroy", t->gpu->driver->cuMemPoolDestroy(t->memory_pool)) && good;
     *t = (target){0};
