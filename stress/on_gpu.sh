@@ -12,6 +12,7 @@ need no simulated GPU if they were built. The programs may have been built elsew
   2  the same with --verify, with four threads and all sizes, at the traces' own pace, and with one handle a page
   3  pairs: what a malloc and a free cost, with 1 and with 16 threads, beside cuMemAllocAsync
   4  the server example, and the tests with VPMM_TEST_DRIVER=cuda
+  5  what 1,000 scrapes a second change in a pair, if there is python3, and the programs were built with the exporter
 
 Exit status 0: every program ended with 0.
 EOF
@@ -23,6 +24,7 @@ if [ $# -lt 2 ]; then
   exit 2
 fi
 programs=$(cd "$1" && pwd)
+here=$(dirname "${BASH_SOURCE[0]}")
 shift
 failed=0
 
@@ -67,4 +69,12 @@ for test in walkthrough streams limits capture defects model process; do
     run "test_$test" env VPMM_TEST_DRIVER=cuda "$programs/tests/test_$test" --jobs 6 --timeout 60
   fi
 done
+
+if ! command -v python3 >/dev/null 2>&1; then
+  echo "== scrapes: left out, there is no python3"
+elif ! "${pairs[@]}" --metrics-port 0 --pairs 1 --no-p99 >/dev/null 2>&1; then
+  echo "== scrapes: left out, vpmm-pairs --metrics-port 0 does not run: it was built without the exporter"
+else
+  run "scrapes" python3 "$here/scrapes.py" "$programs" --driver cuda --rounds 7
+fi
 exit "$failed"
