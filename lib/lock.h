@@ -9,6 +9,8 @@
 #ifndef VPMM_LIB_LOCK_H
 #define VPMM_LIB_LOCK_H
 
+#include "schedule.h"
+
 #include <pthread.h>
 #include <stdbool.h>
 #include <stdint.h>
@@ -24,12 +26,19 @@ static inline void lock_count(void) {}
 static inline void lock_take(pthread_mutex_t *lock)
 {
     lock_count();
+#ifdef VPMM_SCHEDULE_POINTS
+    vpmm_schedule_point(lock, true);
+    while (pthread_mutex_trylock(lock))
+        vpmm_schedule_wait(lock);
+#else
     pthread_mutex_lock(lock);
+#endif
 }
 
 /* True: the caller has it. */
 static inline bool lock_try(pthread_mutex_t *lock)
 {
+    vpmm_schedule_point(lock, true);
     if (pthread_mutex_trylock(lock))
         return false;
     lock_count();

@@ -15,7 +15,6 @@
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
 struct vpmm_pool {
     vpmm_config config; /* with page_size filled in */
@@ -311,9 +310,8 @@ static vpmm_status find_or_build(struct vpmm_pool *pool, struct stream *stream, 
 /* Memory in other threads' hands comes back in a moment: at most 10 ms. */
 static void await_builders(struct vpmm_pool *pool)
 {
-    const struct timespec moment = {.tv_nsec = 100000};
     for (int i = 0; i < 100 && load_sc_u32(&pool->arena.builders); i++)
-        clock_nanosleep(CLOCK_MONOTONIC, 0, &moment, NULL);
+        clock_sleep_us(100);
 }
 
 static void trim_small(struct vpmm_pool *pool)

@@ -1,6 +1,8 @@
 #define _GNU_SOURCE
 #include "queue.h"
 
+#include "schedule.h"
+
 #include <ck_ec.h>
 #include <ck_hs.h>
 #include <ck_ring.h>
@@ -113,6 +115,7 @@ void object_map_destroy(struct object_map *map)
 
 void *object_map_get(struct object_map *map, struct object_key key)
 {
+    vpmm_schedule_point(map, false);
     void *object = ck_hs_get(&map->set, CK_HS_HASH(&map->set, key_hash, &key), &key);
     received(map);
     return object;
@@ -120,6 +123,7 @@ void *object_map_get(struct object_map *map, struct object_key key)
 
 bool object_map_put(struct object_map *map, void *object)
 {
+    vpmm_schedule_point(map, true);
     handed_over(map);
     writing = map;
     bool done = ck_hs_put_unique(&map->set, CK_HS_HASH(&map->set, key_hash, object), object);
@@ -130,6 +134,7 @@ bool object_map_put(struct object_map *map, void *object)
 void object_map_remove(struct object_map *map, struct object_key key)
 {
     enum { REMOVALS_A_CLEANING = 256 }; /* removals leave tombstones, which lengthen every later search */
+    vpmm_schedule_point(map, true);
     writing = map;
     ck_hs_remove(&map->set, CK_HS_HASH(&map->set, key_hash, &key), &key);
     if (++map->removals % REMOVALS_A_CLEANING == 0)
@@ -163,12 +168,14 @@ void pile_init(struct pile *pile)
 
 void pile_push(struct pile *pile, struct pile_node *node)
 {
+    vpmm_schedule_point(pile, true);
     handed_over(pile);
     ck_stack_push_upmc(stack_of(pile), (struct ck_stack_entry *)(void *)node);
 }
 
 struct pile_node *pile_take(struct pile *pile)
 {
+    vpmm_schedule_point(pile, true);
     struct pile_node *all = (struct pile_node *)(void *)ck_stack_batch_pop_upmc(stack_of(pile));
     received(pile);
     return all;
@@ -176,6 +183,7 @@ struct pile_node *pile_take(struct pile *pile)
 
 bool pile_empty(const struct pile *pile)
 {
+    vpmm_schedule_point(pile, false);
     return ck_pr_load_ptr(&stack_of(pile)->head) == NULL;
 }
 
@@ -201,6 +209,7 @@ void ring_destroy(struct ring *ring)
 
 bool ring_put(struct ring *ring, void *value)
 {
+    vpmm_schedule_point(ring, true);
     handed_over(ring);
     return ck_ring_enqueue_spsc(&ring->ring, ring->slot, value);
 }
@@ -208,6 +217,7 @@ bool ring_put(struct ring *ring, void *value)
 void *ring_get(struct ring *ring)
 {
     void *value = NULL;
+    vpmm_schedule_point(ring, true);
     if (!ck_ring_dequeue_spsc(&ring->ring, ring->slot, &value))
         return NULL;
     received(ring);

@@ -14,12 +14,6 @@
 
 /* ---- a pass ---- */
 
-static void pause_us(long us)
-{
-    struct timespec time = {.tv_nsec = us * 1000};
-    clock_nanosleep(CLOCK_MONOTONIC, 0, &time, NULL);
-}
-
 static void pass_regions(struct arena *arena)
 {
     for (uint32_t slot = 1, n = load_acquire_u32(&arena->streams.slots); slot < n; slot++) {
@@ -106,7 +100,7 @@ static bool try_watching(struct arena *arena)
     while (!lock_try(&arena->watching)) {
         if (clock_now_ns() > end)
             return false;
-        sched_yield();
+        clock_yield();
     }
     return true;
 }
@@ -252,7 +246,7 @@ static void *reap(void *data)
         if (device_lost(arena->device))
             break; /* nothing passes any more */
         if (us == REAPER_TICK_US)
-            pause_us(us);
+            clock_sleep_us(us);
         else
             sleep_until_work(reaper, us);
     }

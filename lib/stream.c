@@ -1,8 +1,8 @@
 #include "stream.h"
 
+#include "clock.h"
 #include "lock.h"
 
-#include <sched.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -560,7 +560,7 @@ vpmm_status stream_release(struct streams *streams, CUstream handle, void (*flus
         if (mark(streams, stream, STREAM_MARKS))
             tries++;
         else
-            sched_yield(); /* another thread is marking, and will be done */
+            clock_yield(); /* another thread is marking, and will be done */
     bool marked = load_relaxed_u64(&stream->recorded) >= last;
     stream_leave(stream);
     if (!marked)
@@ -571,7 +571,7 @@ vpmm_status stream_release(struct streams *streams, CUstream handle, void (*flus
         unregister(streams, stream, STREAM_RELEASED);
     pthread_mutex_unlock(&streams->lock);
     while (load_sc_u32(&stream->users)) /* other threads' calls with this handle, which they should not be making */
-        sched_yield();
+        clock_yield();
     return VPMM_SUCCESS;
 }
 
