@@ -1,0 +1,780 @@
+/*
+ * What threads do at the same time, in every order with at most two preemptions, and then in random ones (explore.h
+ * says how, and how to have more of them or one of them again).
+ *
+ * After each schedule: the audit, no page with two owners at any time, no race that the simulator has found, all memory
+ * freed and found again as one region under the cap, and nothing left of the pool.
+ */
+#include "explore.h"
+#include "front.h"
+#include "support.h"
+
+#include <stddef.h>
+
+enum { CAP = 12, OWNED = 32, CHUNK_PAGES = 64, CACHE_PAGES = 16 };
+
+struct block {
+    CUdeviceptr at;
+    size_t pages;
+    CUstream stream;
+};
+
+static struct play {
+    struct world w;
+    size_t cache_pages, cap;
+    CUstream s, t;
+    struct block owned[OWNED]; /* by the actors, as they see it */
+    CUdeviceptr p[8];
+    vpmm_status status[8];
+    uint64_t builds;
+    uint32_t stamp;
+    struct exploration what;
+} play;
+
+/* ---- the driver, with a schedule point before what orders streams ---- */
+
+static const vpmm_driver *real;
+static char ordered; /* an address for all of them: which is first can matter to the others */
+
+static CUresult CUDAAPI event_record(CUevent event, CUstream stream)
+{
+    vpmm_schedule_point(&ordered, true);
+    return real->cuEventRecord(event, stream);
+}
+
+static CUresult CUDAAPI event_query(CUevent event)
+{
+    vpmm_schedule_point(&ordered, true);
+    return real->cuEventQuery(event);
+}
+
+static CUresult CUDAAPI wait_event(CUstream stream, CUevent event, unsigned flags)
+{
+    vpmm_schedule_point(&ordered, true);
+    return real->cuStreamWaitEvent(stream, event, flags);
+}
+
+static CUresult CUDAAPI unmap(CUdeviceptr address, size_t bytes)
+{
+    vpmm_schedule_point(&ordered, true);
+    return real->cuMemUnmap(address, bytes);
+}
+
+static const vpmm_driver *scheduled_driver(const vpmm_driver *of)
+{
+    static vpmm_driver driver;
+    real = of;
+    driver = *of;
+    driver.cuEventRecord = event_record;
+    driver.cuEventQuery = event_query;
+    driver.cuStreamWaitEvent = wait_event;
+    driver.cuMemUnmap = unmap;
+    return &driver;
+}
+
+/* ---- what actors do ---- */
+
+static struct block *find_owned(CUdeviceptr at)
+{
+    for (int i = 0; i < OWNED; i++)
+        if (play.owned[i].at == at)
+            return &play.owned[i];
+    return NULL;
+}
+
+static void own(CUdeviceptr at, size_t pages, CUstream stream)
+{
+    for (int i = 0; i < OWNED; i++) {
+        const struct block *b = &play.owned[i];
+        explore_check(!b->at || at + pages * PAGE <= b->at || b->at + b->pages * PAGE <= at,
+                      "%zu pages at 0x%llx are handed out, and %zu at 0x%llx are in use", pages, (unsigned long long)at,
+                      b->pages, (unsigned long long)b->at);
+    }
+    struct block *none = find_owned(0);
+    explore_check(none, "too many blocks");
+    if (none)
+        *none = (struct block){at, pages, stream};
+}
+
+static void disown(CUdeviceptr at)
+{
+    struct block *b = find_owned(at);
+    if (b)
+        b->at = 0;
+}
+
+static CUdeviceptr try_get(size_t pages, CUstream stream, vpmm_status *status)
+{
+    CUdeviceptr at = 0;
+    *status = vpmm_malloc(play.w.pool, pages * PAGE, stream, &at);
+    if (*status != VPMM_SUCCESS)
+        return 0;
+    own(at, pages, stream);
+    explore_check(write_later(&play.w, at, pages, ++play.stamp, stream), "the write fails");
+    return at;
+}
+
+static CUdeviceptr get(size_t pages, CUstream stream)
+{
+    vpmm_status status;
+    CUdeviceptr at = try_get(pages, stream, &status);
+    explore_check(status == VPMM_SUCCESS, "malloc of %zu pages: %s: %s", pages, vpmm_status_name(status),
+                  vpmm_last_error());
+    return at;
+}
+
+static void put(CUdeviceptr at, CUstream stream)
+{
+    disown(at);
+    vpmm_status status = at ? vpmm_free(play.w.pool, at, stream) : VPMM_SUCCESS;
+    explore_check(status == VPMM_SUCCESS, "free: %s: %s", vpmm_status_name(status), vpmm_last_error());
+}
+
+static void poll_pool(void)
+{
+    vpmm_status status = vpmm_poll_for(play.w.pool, 0);
+    explore_check(status == VPMM_SUCCESS, "poll: %s: %s", vpmm_status_name(status), vpmm_last_error());
+}
+
+static void release(CUstream stream)
+{
+    vpmm_status status = vpmm_stream_release(play.w.pool, stream);
+    explore_check(status == VPMM_SUCCESS, "release: %s: %s", vpmm_status_name(status), vpmm_last_error());
+}
+
+static void run_stream(CUstream stream)
+{
+    vpmm_sim_step(play.w.sim, stream, SIZE_MAX);
+}
+
+/* ---- before and after ---- */
+
+/* The statistics are counters that order nothing. This is how a pool begins (pool.c). */
+static void ignore_statistics(const vpmm_pool *pool)
+{
+    const struct {
+        vpmm_config config;
+        struct device device;
+    } *beginning = (const void *)pool;
+    play.what.ignored[0] = (uint64_t)(uintptr_t)beginning->device.stats;
+    play.what.ignored[1] = play.what.ignored[0] + offsetof(struct stats, tallies);
+}
+
+static void open_world(void)
+{
+    struct setup setup = setup_default();
+    size_t cache_pages = play.cache_pages, cap = play.cap;
+    struct exploration what = play.what;
+    memset(&play, 0, sizeof play);
+    play.cache_pages = cache_pages;
+    play.cap = cap;
+    play.what = what;
+    setup.sim.memory_bytes = 2 * CHUNK_PAGES * PAGE;
+    setup.pool.va_size = CHUNK_PAGES * PAGE;
+    setup.pool.extent_size = PAGE; /* a page moves alone: no free memory is ever stuck */
+    setup.pool.cache_bytes = cache_pages * PAGE;
+    setup.pool.max_mapped = (cap ? cap : CAP) * PAGE;
+    world_open_without_pool(&play.w, &setup);
+    setup.pool.driver = scheduled_driver(play.w.driver);
+    must_work(vpmm_pool_create(&setup.pool, &play.w.pool));
+    ignore_statistics(play.w.pool);
+    play.s = world_stream(&play.w);
+    play.t = world_stream(&play.w);
+}
+
+/* Sampled where several threads allocate, the peak of live may be below. */
+static void look(void)
+{
+    static const char sampled[] = "the peak of live is below live";
+    vpmm_stats stats = stats_of(&play.w);
+    const char *violation = stats_violation(&stats);
+    explore_check(vpmm_check(play.w.pool) == VPMM_SUCCESS, "the audit finds: %s", vpmm_last_error());
+    explore_check(!violation || !strcmp(violation, sampled), "%s", violation);
+    explore_check(!vpmm_sim_races(play.w.sim), "a race");
+    explore_check(!vpmm_sim_misuses(play.w.sim), "a misuse");
+}
+
+/* Everything that is free is found, also as one region: nothing was lost on the way. */
+static void close_world(void)
+{
+    vpmm_stats stats;
+    look();
+    for (int i = 0; i < OWNED; i++)
+        if (play.owned[i].at)
+            put(play.owned[i].at, play.owned[i].stream);
+    world_drain(&play.w);
+    look();
+    size_t cap = play.cap ? play.cap : CAP;
+    CUdeviceptr all = take(&play.w, cap, play.w.stream[0]);
+    stats = stats_of(&play.w);
+    require(stats.mapped_bytes == cap * PAGE, "%llu pages are mapped under a cap of %zu",
+            (unsigned long long)(stats.mapped_bytes / PAGE), cap);
+    give(&play.w, all, play.w.stream[0]);
+    world_close(&play.w);
+}
+
+/* Actors work in the primary context, which is current on the test's thread alone until they say so. */
+static void use_context(void)
+{
+    play.w.driver->cuCtxSetCurrent(play.w.context);
+}
+
+static void explore_play(const char *name, size_t cache_pages, struct exploration what)
+{
+    needs_simulator();
+    play.cache_pages = cache_pages;
+    play.what = what;
+    play.what.data = &play;
+    explore(name, &play.what);
+}
+
+#define SCHEDULES(name) Test(schedules, name, .timeout = 600, .fini = explore_report)
+
+#define PLAY(function)                                                                                                 \
+    static void function(void *data);                                                                                  \
+    static void function##_now(void);                                                                                  \
+    static void function(void *data)                                                                                   \
+    {                                                                                                                  \
+        (void)data;                                                                                                    \
+        if (explore_actor() >= 0)                                                                                      \
+            use_context();                                                                                             \
+        function##_now();                                                                                              \
+    }                                                                                                                  \
+    static void function##_now(void)
+
+static uint64_t builds_now(void)
+{
+    return stats_of(&play.w).builds;
+}
+
+PLAY(open_plain)
+{
+    open_world();
+}
+PLAY(close_plain)
+{
+    close_world();
+}
+
+/* The thread's cache of the stream, made before the race: calls after it go the short way. */
+static void meet(CUstream stream)
+{
+    put(get(1, stream), stream);
+}
+
+/* ---- a cache, and others that want what is in it ---- */
+
+PLAY(keep_one_in_cache)
+{
+    put(get(1, play.s), play.s);
+}
+PLAY(keep_none_in_cache)
+{
+    play.p[1] = get(1, play.s);
+    play.p[2] = get(1, play.s);
+    put(play.p[2], play.s);
+    play.p[2] = get(1, play.s);
+}
+PLAY(get_one)
+{
+    get(1, play.s);
+}
+PLAY(get_and_put_one)
+{
+    put(get(1, play.s), play.s);
+}
+
+SCHEDULES(cache_take_against_thief)
+{
+    explore_play("take, thief", CACHE_PAGES,
+                 (struct exploration){.open = open_plain,
+                                      .close = close_plain,
+                                      .prepare = {keep_one_in_cache, keep_none_in_cache},
+                                      .act = {get_one, get_one}});
+}
+SCHEDULES(cache_pairs_of_two_threads)
+{
+    explore_play("pairs, pairs", CACHE_PAGES,
+                 (struct exploration){.open = open_plain,
+                                      .close = close_plain,
+                                      .prepare = {keep_one_in_cache, keep_none_in_cache},
+                                      .act = {get_and_put_one, get_and_put_one}});
+}
+
+PLAY(hold_one)
+{
+    play.p[0] = get(1, play.s);
+    meet(play.s);
+}
+PLAY(put_held)
+{
+    put(play.p[0], play.s);
+}
+PLAY(get_three_on_t)
+{
+    play.p[3] = get(3, play.t);
+}
+PLAY(meet_t)
+{
+    meet(play.t);
+}
+
+/* A build empties the caches before it builds. What is freed meanwhile stays findable. */
+SCHEDULES(cache_give_against_flush)
+{
+    explore_play("give, flush", CACHE_PAGES,
+                 (struct exploration){.open = open_plain,
+                                      .close = close_plain,
+                                      .prepare = {hold_one, meet_t},
+                                      .act = {put_held, get_three_on_t}});
+}
+
+PLAY(get_the_cap)
+{
+    play.p[3] = try_get(play.cap, play.t, &play.status[3]);
+}
+/* Once both are through, nothing stands in the way of it. */
+PLAY(close_with_the_cap)
+{
+    run_stream(play.s);
+    if (!play.p[3])
+        get(play.cap, play.t);
+    close_world();
+}
+
+SCHEDULES(cache_give_against_a_malloc_of_all)
+{
+    play.cap = 2;
+    explore_play(
+        "give, malloc of all", CACHE_PAGES,
+        (struct exploration){
+            .open = open_plain, .close = close_with_the_cap, .prepare = {hold_one}, .act = {put_held, get_the_cap}});
+}
+
+/* A bin of more than the cache's slots; the owner moves addresses while they are flushed. */
+PLAY(fill_the_cache)
+{
+    CUdeviceptr p[4];
+    for (int i = 0; i < 4; i++)
+        p[i] = get(1, play.s);
+    play.p[0] = get(1, play.s);
+    for (int i = 0; i < 4; i++)
+        put(p[i], play.s);
+}
+SCHEDULES(cache_that_is_full_against_flush)
+{
+    play.cap = 0;
+    explore_play("halve, flush", 4,
+                 (struct exploration){.open = open_plain,
+                                      .close = close_plain,
+                                      .prepare = {fill_the_cache, meet_t},
+                                      .act = {put_held, get_three_on_t}});
+}
+SCHEDULES(cache_that_is_full_against_thief)
+{
+    explore_play("halve, thief", 4,
+                 (struct exploration){.open = open_plain,
+                                      .close = close_plain,
+                                      .prepare = {fill_the_cache, keep_none_in_cache},
+                                      .act = {put_held, get_one}});
+}
+
+/* ---- frees ---- */
+
+PLAY(free_on_s)
+{
+    play.status[explore_actor()] = vpmm_free(play.w.pool, play.p[0], play.s);
+}
+PLAY(free_on_t)
+{
+    play.status[explore_actor()] = vpmm_free(play.w.pool, play.p[0], play.t);
+}
+PLAY(close_freed_once)
+{
+    disown(play.p[0]);
+    for (int i = 0; i < 2; i++)
+        explore_check(play.status[i] == VPMM_SUCCESS || play.status[i] == VPMM_ERROR_INVALID_POINTER, "a free: %s",
+                      vpmm_status_name(play.status[i]));
+    explore_check((play.status[0] == VPMM_SUCCESS) != (play.status[1] == VPMM_SUCCESS),
+                  "two frees of one block: %s, %s", vpmm_status_name(play.status[0]), vpmm_status_name(play.status[1]));
+    close_world();
+}
+
+static void free_twice(const char *name, size_t cache_pages, void (*second)(void *))
+{
+    explore_play(name, cache_pages,
+                 (struct exploration){.open = open_plain,
+                                      .close = close_freed_once,
+                                      .prepare = {hold_one, cache_pages ? meet_t : NULL},
+                                      .act = {free_on_s, second}});
+}
+SCHEDULES(free_against_free)
+{
+    free_twice("free, free", 0, free_on_s);
+}
+SCHEDULES(free_against_free_with_caches)
+{
+    free_twice("free, free, cached", CACHE_PAGES, free_on_s);
+}
+SCHEDULES(free_against_free_on_another_stream_with_caches)
+{
+    free_twice("free, free on another stream, cached", CACHE_PAGES, free_on_t);
+}
+
+/* Three blocks between two that stay. */
+static void hold_neighbours(int n)
+{
+    CUdeviceptr all = get((size_t)n + 2, play.s);
+    put(all, play.s);
+    get(1, play.s);
+    for (int i = 0; i < n; i++) {
+        play.p[i] = get(1, play.s);
+        explore_check(play.p[i] == all + (CUdeviceptr)(i + 1) * PAGE, "the blocks do not adjoin");
+    }
+    get(1, play.s);
+    play.builds = builds_now();
+}
+PLAY(open_neighbours)
+{
+    open_world();
+    hold_neighbours(3);
+}
+PLAY(put_own)
+{
+    put(play.p[explore_actor()], play.s);
+}
+PLAY(close_merged)
+{
+    look();
+    CUdeviceptr all = get(3, play.s);
+    explore_check(all == play.p[0] && builds_now() == play.builds, "three neighbours are not one: %s", layout(&play.w));
+    close_world();
+}
+SCHEDULES(three_neighbouring_frees_merge)
+{
+    explore_play(
+        "three neighbours", 0,
+        (struct exploration){.open = open_neighbours, .close = close_merged, .act = {put_own, put_own, put_own}});
+}
+
+/* The middle one is free: both sides want it. */
+PLAY(open_around)
+{
+    open_world();
+    hold_neighbours(3);
+    put(play.p[1], play.s);
+}
+PLAY(put_first)
+{
+    put(play.p[0], play.s);
+}
+PLAY(put_third)
+{
+    put(play.p[2], play.s);
+}
+SCHEDULES(two_frees_around_a_free_region)
+{
+    explore_play("two around one", 0,
+                 (struct exploration){.open = open_around, .close = close_merged, .act = {put_first, put_third}});
+}
+
+/* ---- a pass of the reaper's ---- */
+
+PLAY(poll_twice)
+{
+    run_stream(play.s);
+    poll_pool();
+    poll_pool();
+}
+PLAY(put_first_on_t)
+{
+    order_after(&play.w, play.t, play.s);
+    put(play.p[0], play.t);
+}
+/* On different streams, neither of which has passed at first: they are one when both have. */
+PLAY(close_merged_at_last)
+{
+    look();
+    world_drain(&play.w);
+    close_merged(NULL);
+}
+SCHEDULES(neighbouring_frees_of_two_streams_against_a_pass)
+{
+    explore_play("two streams' neighbours, pass", 0,
+                 (struct exploration){.open = open_around,
+                                      .close = close_merged_at_last,
+                                      .act = {put_first_on_t, put_third, poll_twice}});
+}
+
+PLAY(open_passing)
+{
+    open_world();
+    hold_neighbours(3);
+    put(play.p[0], play.s);
+    put(play.p[1], play.s);
+    keep_busy(&play.w, play.t);
+}
+PLAY(get_one_on_t)
+{
+    get(1, play.t);
+}
+SCHEDULES(pass_against_free)
+{
+    explore_play(
+        "pass, free", 0,
+        (struct exploration){.open = open_passing, .close = close_merged_at_last, .act = {poll_twice, put_third}});
+}
+SCHEDULES(pass_against_malloc)
+{
+    explore_play("pass, malloc", 0,
+                 (struct exploration){.open = open_passing, .close = close_plain, .act = {poll_twice, get_one_on_t}});
+}
+SCHEDULES(pass_against_free_and_malloc)
+{
+    explore_play(
+        "pass, free, malloc", 0,
+        (struct exploration){.open = open_passing, .close = close_plain, .act = {poll_twice, put_third, get_one_on_t}});
+}
+
+/* Caches are emptied when they were not touched since the last look. */
+PLAY(look_twice)
+{
+    poll_pool();
+    explore_later(FRONT_IDLE_US + 1);
+    poll_pool();
+}
+PLAY(open_looked_at)
+{
+    open_world();
+    poll_pool();
+    explore_later(FRONT_IDLE_US + 1);
+}
+SCHEDULES(idle_flush_against_a_pair)
+{
+    explore_play("idle flush, pair", CACHE_PAGES,
+                 (struct exploration){.open = open_looked_at,
+                                      .close = close_plain,
+                                      .prepare = {keep_one_in_cache, meet_t},
+                                      .act = {get_and_put_one, look_twice}});
+}
+SCHEDULES(idle_flush_against_free)
+{
+    explore_play(
+        "idle flush, free", CACHE_PAGES,
+        (struct exploration){
+            .open = open_looked_at, .close = close_plain, .prepare = {hold_one}, .act = {put_held, look_twice}});
+}
+
+/* ---- splits and builds ---- */
+
+PLAY(open_for_split)
+{
+    open_world();
+    hold_neighbours(3);
+    put(play.p[1], play.s);
+    put(play.p[2], play.s);
+}
+PLAY(close_split)
+{
+    look();
+    explore_check(builds_now() == play.builds, "a malloc built beside free memory");
+    close_world();
+}
+SCHEDULES(free_against_malloc_with_split)
+{
+    explore_play("free, split", 0,
+                 (struct exploration){.open = open_for_split, .close = close_split, .act = {put_first, get_one}});
+}
+SCHEDULES(two_mallocs_that_split_one_region)
+{
+    explore_play("split, split", 0,
+                 (struct exploration){.open = open_for_split, .close = close_plain, .act = {get_one, get_one}});
+}
+
+/* Under the cap a build moves what is free; what is being freed then is taken, or not, and is there afterwards. */
+PLAY(open_scattered)
+{
+    open_world();
+    hold_neighbours(5);
+    put(play.p[0], play.s);
+    put(play.p[2], play.s);
+    put(play.p[4], play.s);
+}
+PLAY(get_three)
+{
+    play.p[6] = try_get(3, play.s, &play.status[6]);
+}
+PLAY(get_two)
+{
+    play.p[7] = try_get(2, play.s, &play.status[7]);
+}
+PLAY(put_fourth)
+{
+    put(play.p[3], play.s);
+}
+PLAY(close_with_three)
+{
+    if (!play.p[6])
+        get(3, play.s);
+    close_world();
+}
+SCHEDULES(build_against_free)
+{
+    play.cap = 7;
+    explore_play(
+        "build, free", 0,
+        (struct exploration){.open = open_scattered, .close = close_with_three, .act = {get_three, put_fourth}});
+}
+PLAY(get_two_on_t)
+{
+    play.p[7] = try_get(2, play.t, &play.status[7]);
+}
+SCHEDULES(build_against_build)
+{
+    play.cap = 10;
+    explore_play("build, build", 0,
+                 (struct exploration){.open = open_scattered, .close = close_plain, .act = {get_three, get_two}});
+}
+SCHEDULES(build_against_build_on_another_stream)
+{
+    play.cap = 10;
+    explore_play("build, build on another stream", 0,
+                 (struct exploration){.open = open_scattered, .close = close_plain, .act = {get_three, get_two_on_t}});
+}
+SCHEDULES(build_against_pass)
+{
+    play.cap = 7;
+    explore_play(
+        "build, pass", 0,
+        (struct exploration){.open = open_scattered, .close = close_with_three, .act = {get_three, poll_twice}});
+}
+
+/* ---- streams that go ---- */
+
+PLAY(release_s)
+{
+    release(play.s);
+}
+PLAY(pairs_on_t)
+{
+    play.p[4] = get(1, play.t);
+    meet(play.t);
+}
+/* The release returns with everything behind marks: what is still on the stream is seen to pass. */
+PLAY(destroy_released)
+{
+    release(play.s);
+    world_stream_destroy(&play.w, play.s);
+}
+PLAY(poll_three_times)
+{
+    for (int i = 0; i < 3; i++) {
+        poll_pool();
+        run_stream(play.s);
+    }
+}
+PLAY(open_used)
+{
+    open_world();
+    CUdeviceptr p = get(2, play.s);
+    keep_busy(&play.w, play.s);
+    put(p, play.s);
+}
+SCHEDULES(release_against_pairs_on_another_stream)
+{
+    explore_play("release, pairs", 0,
+                 (struct exploration){.open = open_used, .close = close_plain, .act = {release_s, pairs_on_t}});
+}
+SCHEDULES(release_against_pass)
+{
+    explore_play(
+        "release, pass", 0,
+        (struct exploration){.open = open_used, .close = close_plain, .act = {destroy_released, poll_three_times}});
+}
+SCHEDULES(release_against_malloc_of_all)
+{
+    play.cap = 3;
+    explore_play(
+        "release, malloc of all", 0,
+        (struct exploration){.open = open_used, .close = close_with_the_cap, .act = {destroy_released, get_the_cap}});
+}
+SCHEDULES(release_against_pairs_and_a_pass_with_caches)
+{
+    explore_play("release, pairs, pass, cached", CACHE_PAGES,
+                 (struct exploration){.open = open_plain,
+                                      .close = close_plain,
+                                      .prepare = {keep_one_in_cache, meet_t},
+                                      .act = {destroy_released, pairs_on_t, poll_three_times}});
+}
+
+/* What is in the cache of a thread that ends belongs to whoever finds it. */
+SCHEDULES(thread_exit_against_flush)
+{
+    explore_play("exit, flush", CACHE_PAGES,
+                 (struct exploration){.open = open_plain,
+                                      .close = close_plain,
+                                      .prepare = {keep_one_in_cache, meet_t},
+                                      .act = {get_and_put_one, get_three_on_t},
+                                      .threads_end = true});
+}
+PLAY(keep_one_of_this_thread)
+{
+    put(get(1, CU_STREAM_PER_THREAD), CU_STREAM_PER_THREAD);
+}
+PLAY(nothing) {}
+SCHEDULES(end_of_a_per_thread_stream_against_flush)
+{
+    explore_play("exit, flush, per-thread stream", CACHE_PAGES,
+                 (struct exploration){.open = open_plain,
+                                      .close = close_plain,
+                                      .prepare = {keep_one_of_this_thread, meet_t},
+                                      .act = {nothing, get_three_on_t, get_one},
+                                      .threads_end = true});
+}
+
+/* A closed cache is let go of by its owner while another thread empties it, and the record goes to another stream. */
+PLAY(close_s)
+{
+    release(play.s);
+    run_stream(play.s);
+}
+PLAY(go_to_another_stream)
+{
+    poll_pool();
+    put(get(1, play.t), play.t);
+    poll_pool();
+    CUstream u = world_stream(&play.w);
+    put(get(1, u), u);
+    get(1, u);
+}
+PLAY(release_and_go_on)
+{
+    release(play.s);
+    run_stream(play.s);
+    go_to_another_stream_now();
+}
+SCHEDULES(detach_against_flush)
+{
+    explore_play("detach, flush", CACHE_PAGES,
+                 (struct exploration){.open = open_plain,
+                                      .close = close_plain,
+                                      .prepare = {keep_one_in_cache, close_s},
+                                      .act = {go_to_another_stream, get_three_on_t}});
+}
+SCHEDULES(release_and_detach_against_flush)
+{
+    explore_play("release and detach, flush", CACHE_PAGES,
+                 (struct exploration){.open = open_plain,
+                                      .close = close_plain,
+                                      .prepare = {keep_one_in_cache, meet_t},
+                                      .act = {release_and_go_on, get_three_on_t}});
+}
+/* The other way about: one thread releases what another has in its cache, and frees on still. */
+SCHEDULES(release_against_the_cache_of_another_thread)
+{
+    explore_play("release, another's cache", CACHE_PAGES,
+                 (struct exploration){.open = open_plain,
+                                      .close = close_plain,
+                                      .prepare = {keep_one_in_cache, meet_t},
+                                      .act = {pairs_on_t, release_and_go_on}});
+}
