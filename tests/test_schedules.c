@@ -149,14 +149,26 @@ static void run_stream(CUstream stream)
 
 /* ---- before and after ---- */
 
-/* The statistics are counters that order nothing. This is how a pool begins (pool.c). */
-static void ignore_statistics(const vpmm_pool *pool)
+/* How a pool begins: see pool.c. */
+struct beginning {
+    vpmm_config config;
+    struct device device;
+    struct stats stats;
+    struct fronts fronts;
+    struct arena arena;
+};
+
+static struct beginning *inside(void)
 {
-    const struct {
-        vpmm_config config;
-        struct device device;
-    } *beginning = (const void *)pool;
-    play.what.ignored[0] = (uint64_t)(uintptr_t)beginning->device.stats;
+    return (struct beginning *)(void *)play.w.pool;
+}
+
+/* The statistics are counters that order nothing. */
+static void ignore_statistics(void)
+{
+    const struct stats *stats = &inside()->stats;
+    explore_check(inside()->device.stats == stats && inside()->arena.stats == stats, "a pool begins otherwise");
+    play.what.ignored[0] = (uint64_t)(uintptr_t)stats;
     play.what.ignored[1] = play.what.ignored[0] + offsetof(struct stats, tallies);
 }
 
@@ -177,9 +189,17 @@ static void open_world(void)
     world_open_without_pool(&play.w, &setup);
     setup.pool.driver = scheduled_driver(play.w.driver);
     must_work(vpmm_pool_create(&setup.pool, &play.w.pool));
-    ignore_statistics(play.w.pool);
+    ignore_statistics();
     play.s = world_stream(&play.w);
     play.t = world_stream(&play.w);
+}
+
+/* Also what the audit does not ask for: searches would not find what a bit hides, though a last look would. */
+static void look_at_bits(const struct hints *hints)
+{
+    for (unsigned bin = 0; bin < HINT_BINS; bin++)
+        explore_check(!atomic_load(&hints->bin[bin].count) || atomic_load(&hints->bits[bin / 64]) >> bin % 64 & 1,
+                      "a bin has entries and no bit");
 }
 
 /* Sampled where several threads allocate, the peak of live may be below. */
@@ -190,6 +210,9 @@ static void look(void)
     const char *violation = stats_violation(&stats);
     explore_check(vpmm_check(play.w.pool) == VPMM_SUCCESS, "the audit finds: %s", vpmm_last_error());
     explore_check(!violation || !strcmp(violation, sampled), "%s", violation);
+    look_at_bits(&inside()->arena.passed);
+    for (uint32_t slot = 1; slot < atomic_load(&inside()->arena.streams.slots); slot++)
+        look_at_bits(&stream_at(&inside()->arena.streams, slot)->free);
     explore_check(!vpmm_sim_races(play.w.sim), "a race");
     explore_check(!vpmm_sim_misuses(play.w.sim), "a misuse");
 }
@@ -219,9 +242,19 @@ static void use_context(void)
     play.w.driver->cuCtxSetCurrent(play.w.context);
 }
 
+/* What the library keeps of the test's own thread is not of one schedule's. */
+static void settle_this_thread(void)
+{
+    struct world w;
+    world_open(&w, NULL);
+    give(&w, take(&w, 1, CU_STREAM_PER_THREAD), CU_STREAM_PER_THREAD);
+    world_close(&w);
+}
+
 static void explore_play(const char *name, size_t cache_pages, struct exploration what)
 {
     needs_simulator();
+    settle_this_thread();
     play.cache_pages = cache_pages;
     play.what = what;
     play.what.data = &play;
@@ -478,6 +511,51 @@ SCHEDULES(two_frees_around_a_free_region)
                  (struct exploration){.open = open_around, .close = close_merged, .act = {put_first, put_third}});
 }
 
+PLAY(close_split)
+{
+    look();
+    explore_check(builds_now() == play.builds, "a malloc built beside free memory");
+    close_world();
+}
+/* Far from each other, but entered into one bin, and marked by one of the two for both. */
+PLAY(open_apart)
+{
+    open_world();
+    hold_neighbours(3);
+}
+PLAY(close_apart)
+{
+    const struct stream *stream = stream_at(&inside()->arena.streams, 1);
+    explore_check(atomic_load(&stream->published) == atomic_load(&stream->recorded), "a free is not behind a mark");
+    look();
+    get(1, play.s);
+    get(1, play.s);
+    explore_check(builds_now() == play.builds, "free memory is not found");
+    close_world();
+}
+SCHEDULES(frees_of_one_length_on_one_stream)
+{
+    explore_play("apart", 0,
+                 (struct exploration){.open = open_apart, .close = close_apart, .act = {put_first, put_third}});
+}
+PLAY(open_apart_with_one)
+{
+    open_apart_now();
+    put(play.p[0], play.s);
+}
+PLAY(close_with_one)
+{
+    const struct stream *stream = stream_at(&inside()->arena.streams, 1);
+    explore_check(atomic_load(&stream->published) == atomic_load(&stream->recorded), "a free is not behind a mark");
+    close_split(NULL);
+}
+SCHEDULES(free_against_malloc_that_empties_the_bin)
+{
+    explore_play(
+        "free, malloc of the last", 0,
+        (struct exploration){.open = open_apart_with_one, .close = close_with_one, .act = {put_third, get_one}});
+}
+
 /* ---- a pass of the reaper's ---- */
 
 PLAY(poll_twice)
@@ -573,12 +651,6 @@ PLAY(open_for_split)
     hold_neighbours(3);
     put(play.p[1], play.s);
     put(play.p[2], play.s);
-}
-PLAY(close_split)
-{
-    look();
-    explore_check(builds_now() == play.builds, "a malloc built beside free memory");
-    close_world();
 }
 SCHEDULES(free_against_malloc_with_split)
 {
@@ -679,6 +751,47 @@ PLAY(open_used)
     CUdeviceptr p = get(2, play.s);
     keep_busy(&play.w, play.s);
     put(p, play.s);
+}
+/* What is cached has no mark: the release makes one, and so does a pass, of a stream that is then destroyed. */
+PLAY(open_flushed)
+{
+    open_looked_at(NULL);
+    put(get(1, play.s), play.s);
+    keep_busy(&play.w, play.s);
+}
+PLAY(flush_and_poll)
+{
+    get(3, play.t);
+    poll_pool();
+    poll_pool();
+}
+PLAY(put_held_and_destroy)
+{
+    put(play.p[0], play.s);
+    destroy_released_now();
+}
+SCHEDULES(release_of_a_cache_against_pass)
+{
+    explore_play("release of a cache, pass", CACHE_PAGES,
+                 (struct exploration){.open = open_looked_at,
+                                      .close = close_plain,
+                                      .prepare = {keep_one_in_cache},
+                                      .act = {destroy_released, look_twice}});
+}
+SCHEDULES(release_of_a_cache_against_flush_and_pass)
+{
+    explore_play("release of a cache, flush and pass", CACHE_PAGES,
+                 (struct exploration){.open = open_flushed,
+                                      .close = close_plain,
+                                      .prepare = {hold_one},
+                                      .act = {put_held_and_destroy, flush_and_poll}});
+}
+SCHEDULES(release_against_malloc_that_waits)
+{
+    play.cap = 4;
+    explore_play(
+        "release, waiting malloc", 0,
+        (struct exploration){.open = open_used, .close = close_plain, .act = {destroy_released, get_three_on_t}});
 }
 SCHEDULES(release_against_pairs_on_another_stream)
 {
