@@ -238,6 +238,16 @@ run_cached_tests() {
   unset VPMM_TEST_CACHE_BYTES
 }
 
+# Each model is a test; under sanitizers there are none.
+run_models() {
+  local model program=$build/$stage/tests/relacy_handovers
+  [ "$stage" != asan ] || return 0
+  run_check relacy "$program" --list
+  while read -r model; do
+    run_check "relacy $model" "$program" "$model"
+  done < <("$program" --list 2>/dev/null)
+}
+
 run_every_test() {
   local source found=0
   for source in "$root"/tests/test_*.c; do
@@ -247,6 +257,7 @@ run_every_test() {
   done
   [ "$found" -eq 1 ] || failure "$stage: there is no tests/test_*.c"
   run_plain_tests
+  run_models
   run_programs
   run_check vpmm-quickstart "$build/$stage/vpmm-quickstart" --sim
 }
@@ -258,8 +269,8 @@ finish() {
 }
 
 install_missing gcc=build-essential make=build-essential clang=clang cmake=cmake pkg-config=pkg-config \
-  libck-dev libcriterion-dev libmicrohttpd-dev libgnutls28-dev zlib1g-dev libcrypt-dev \
-  python3=python3 python3-prometheus-client
+  g++=build-essential libck-dev libcriterion-dev libmicrohttpd-dev libgnutls28-dev zlib1g-dev libcrypt-dev \
+  relacy-dev python3=python3 python3-prometheus-client
 install_prometheus
 need_cuda_h
 

@@ -322,7 +322,7 @@ SCHEDULES(cache_take_against_thief)
     explore_play("take, thief", CACHE_PAGES,
                  (struct exploration){.open = open_plain,
                                       .close = close_plain,
-                                      .prepare = {keep_one_in_cache, keep_none_in_cache},
+                                      .prepare = {keep_none_in_cache, keep_one_in_cache},
                                       .act = {get_one, get_one}});
 }
 SCHEDULES(cache_pairs_of_two_threads)
@@ -330,7 +330,7 @@ SCHEDULES(cache_pairs_of_two_threads)
     explore_play("pairs, pairs", CACHE_PAGES,
                  (struct exploration){.open = open_plain,
                                       .close = close_plain,
-                                      .prepare = {keep_one_in_cache, keep_none_in_cache},
+                                      .prepare = {keep_none_in_cache, keep_one_in_cache},
                                       .act = {get_and_put_one, get_and_put_one}});
 }
 
@@ -408,8 +408,8 @@ SCHEDULES(cache_that_is_full_against_thief)
     explore_play("halve, thief", 4,
                  (struct exploration){.open = open_plain,
                                       .close = close_plain,
-                                      .prepare = {fill_the_cache, keep_none_in_cache},
-                                      .act = {put_held, get_one}});
+                                      .prepare = {keep_none_in_cache, fill_the_cache},
+                                      .act = {get_one, put_held}});
 }
 
 /* ---- frees ---- */

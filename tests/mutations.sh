@@ -1,0 +1,159 @@
+#!/usr/bin/env bash
+set -euo pipefail
+
+usage() {
+  cat <<'EOF'
+usage: tests/mutations.sh [--help] [--list] [<part of a name>...]
+
+Breaks the library in one place at a time, as tests/mutations.list says, and runs the tests that are named there until
+one fails. Prints a table: the mutation, and the test that turned red. A mutation that no test notices survives, and
+the exit status is 1. That takes about half an hour; tests/run.sh does not run it. With names, only mutations that
+contain one of them. Everything is made under build/mutations, or $VPMM_BUILD_DIR/mutations.
+EOF
+}
+
+list=
+names=()
+for argument in "$@"; do
+  case $argument in
+  -h | --help)
+    usage
+    exit 0
+    ;;
+  --list) list=1 ;;
+  -*)
+    usage >&2
+    exit 2
+    ;;
+  *) names+=("$argument") ;;
+  esac
+done
+
+# shellcheck source=tests/setup.sh
+. "$(dirname "${BASH_SOURCE[0]}")/setup.sh"
+
+table=$root/tests/mutations.list
+if [ -n "$list" ]; then
+  sed -n 's/^mutation: //p' "$table"
+  exit 0
+fi
+
+install_missing gcc=build-essential make=build-essential perl=perl cmake=cmake pkg-config=pkg-config \
+  libck-dev libcriterion-dev libmicrohttpd-dev relacy-dev
+need_cuda_h
+
+scratch=$build/mutations
+source=$scratch/source
+mkdir -p "$scratch/logs"
+
+# fresh: the sources as they are; files that have not changed keep their times.
+fresh() {
+  local file
+  mkdir -p "$source"
+  (cd "$root" && find CMakeLists.txt include lib examples stress tests -type f) |
+    while read -r file; do
+      cmp -s "$root/$file" "$source/$file" && continue
+      mkdir -p "$source/$(dirname "$file")"
+      cp "$root/$file" "$source/$file"
+    done
+}
+
+# mutate <name>: one replacement in one file, which must be there exactly once. Prints the tests.
+mutate() {
+  perl -0777 -e '
+    my ($table, $name, $source) = @ARGV;
+    open my $in, "<", $table or die; my $text = <$in>;
+    my ($block) = $text =~ /^mutation: \Q$name\E\n(.*?)(?=^mutation: |\z)/ms or die "no mutation $name\n";
+    my ($file) = $block =~ /^file: (.*)$/m; my ($tests) = $block =~ /^tests: (.*)$/m;
+    my @parts = $block =~ /^<<<<\n(.*?)^====\n(.*?)^>>>>$/msg;
+    open my $code, "<", "$source/$file" or die; my $body = <$code>;
+    while (my ($old, $new) = splice @parts, 0, 2) {
+      s/\n\z// for $old, $new;
+      my $places = () = $body =~ /\Q$old\E/g;
+      die "$name: its text is $places times in $file\n" if $places != 1;
+      $body =~ s/\Q$old\E/$new/;
+    }
+    open my $out, ">", "$source/$file" or die; print $out $body;
+    print "$tests\n";' "$table" "$1" "$source"
+}
+
+configure() {
+  local tree=$scratch/$1
+  shift
+  [ -f "$tree/CMakeCache.txt" ] ||
+    cmake -S "$source" -B "$tree" -DCUDA_INCLUDE_DIR="$cuda_include_dir" -DVPMM_WERROR=OFF "$@" >/dev/null
+}
+
+# turns_red <test> <log>: 0 if the test fails, 1 if it passes, 2 if it was not built.
+turns_red() {
+  local test=$1 log=$2 tree=plain filter=()
+  case $test in tsan_*) tree=tsan ;; esac
+  [ "${test#*:}" = "$test" ] || filter=(--filter "${test#*:}")
+  test=${test%%:*}
+  cmake --build "$scratch/$tree" --parallel "$cores" --target "$test" >"$log" 2>&1 || return 2
+  if [ "$tree" = tsan ]; then
+    ! timeout 300 setarch "$(uname -m)" -R "$scratch/$tree/tests/$test" >"$log" 2>&1
+  elif [ "$test" = relacy_handovers ]; then
+    ! "$scratch/$tree/tests/$test" >"$log" 2>&1
+  else
+    ! timeout 300 "$scratch/$tree/tests/$test" --fail-fast --verbose=1 --jobs "$cores" --color=never "${filter[@]}" >"$log" 2>&1
+  fi
+}
+
+first_failure() {
+  sed -nE 's/^\[FAIL\] [^:]*::([^:]*): .*/\1/p; s/^\[(CRASH|ERR )\].*::([^:]*): .*/\2/p
+    s/^([a-z_]*): FAILED.*/\1/p
+    s/.*(WARNING: ThreadSanitizer: [a-z ]*).*/\1/p' "$1" | head -n 1
+}
+
+# One mutation against its tests, in order.
+run_mutation() {
+  local name=$1 tests test status log
+  fresh
+  tests=$(mutate "$name") || die "$name"
+  for test in $tests; do
+    log=$scratch/logs/$name.${test%%:*}.log
+    status=0
+    turns_red "$test" "$log" || status=$?
+    if [ "$status" -eq 2 ]; then
+      printf '%-52s does not build: %s\n' "$name" "$log"
+      return 1
+    fi
+    if [ "$status" -eq 0 ]; then
+      printf '%-52s %s %s\n' "$name" "${test%%:*}" "$(first_failure "$log")"
+      return 0
+    fi
+  done
+  printf '%-52s SURVIVES (%s)\n' "$name" "$tests"
+  return 1
+}
+
+is_wanted() {
+  local name
+  [ ${#names[@]} -gt 0 ] || return 0
+  for name in "${names[@]}"; do
+    [[ $1 == *"$name"* ]] && return 0
+  done
+  return 1
+}
+
+for name in $(sed -n 's/^mutation: //p' "$table"); do # a text that the library no longer has is found at once
+  fresh
+  mutate "$name" >/dev/null || die "$table: $name"
+done
+fresh
+configure plain -DCMAKE_BUILD_TYPE=RelWithDebInfo -DVPMM_BUILD_EXAMPLES=OFF -DVPMM_BUILD_STRESS=OFF
+configure tsan -DVPMM_SANITIZE=thread -DVPMM_BUILD_EXAMPLES=OFF -DVPMM_BUILD_STRESS=OFF
+
+caught=0
+survivors=0
+while read -r name; do
+  is_wanted "$name" || continue
+  if run_mutation "$name" </dev/null; then
+    caught=$((caught + 1))
+  else
+    survivors=$((survivors + 1))
+  fi
+done < <(sed -n 's/^mutation: //p' "$table")
+printf '%d caught, %d not\n' "$caught" "$survivors"
+[ "$survivors" -eq 0 ]

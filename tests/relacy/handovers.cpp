@@ -1,0 +1,668 @@
+/*
+ * The library's hand-overs between threads under C++11's memory model (model.hpp).
+ *
+ *   relacy_handovers           every model; exit status 1 if one does not hold, or a fault in one is not found
+ *   relacy_handovers --list    their names
+ *   relacy_handovers <name>    one
+ */
+#include <cstdio>
+#include <cstring>
+#include <fstream>
+#include <sstream>
+
+#include "model.hpp" /* last: Relacy makes macros of keywords */
+
+enum { NONE, LIVE, FREE, CACHED, OWN };
+
+int FAULT;
+
+/*
+ * Two neighbours are published at once (region.c, take_again): one of the threads makes them one. The left one is 0.
+ * The fence of a region is written before its word and read after it, by whoever may take it.
+ */
+struct neighbours : rl::test_suite<neighbours, 2> {
+    word state[2], length_at_end, fence_number[2];
+    int merged;
+
+    void before()
+    {
+        for (int i = 0; i < 2; i++) {
+            store(state[i], OWN, mo_relaxed);
+            store(fence_number[i], 0, mo_relaxed);
+        }
+        store(length_at_end, 0, mo_relaxed);
+        merged = 0;
+    }
+
+    void set_free(int i)
+    {
+        store(fence_number[i], 7 + i, mo_relaxed);
+        if (i == 0)
+            store(length_at_end, 1, unless(1, mo_seq_cst, mo_relaxed));
+        store(state[i], FREE, unless(2, mo_seq_cst, mo_release));
+    }
+
+    bool looks_free(int i)
+    {
+        if (i == 0 && !load(length_at_end, unless(3, mo_seq_cst, mo_relaxed)))
+            return false;
+        return load(state[i], unless(4, mo_seq_cst, mo_acquire)) == FREE;
+    }
+
+    /* As region_claim: what was read of the fence counts if the word was still the same. */
+    bool claim(int i)
+    {
+        int number = load(fence_number[i], mo_relaxed);
+        if (!cas(state[i], FREE, OWN, mo_seq_cst))
+            return false;
+        RL_ASSERT(number == 7 + i);
+        return true;
+    }
+
+    void thread(unsigned index)
+    {
+        int self = (int)index, left = 0, right = 1;
+        set_free(self);
+        if (FAULT == 5 || !looks_free(1 - self))
+            return;
+        if (self == right) { /* the left one first, on both sides */
+            if (!claim(left))
+                return;
+            if (claim(right))
+                merged++;
+            else
+                republish_left();
+        } else if (claim(left)) {
+            republish_left();
+        }
+    }
+
+    /* From the beginning again: what is on the right is taken in, before or after it is FREE. */
+    void republish_left()
+    {
+        for (;;) {
+            if (looks_free(1) && claim(1)) {
+                merged++;
+                return;
+            }
+            set_free(0);
+            if (!looks_free(1) || !claim(0))
+                return;
+        }
+    }
+
+    void after()
+    {
+        RL_ASSERT(merged == 1);
+    }
+};
+
+static const quote neighbours_quotes[] = {
+    {"lib/pages.h", "        store_sc_u64(&page->word, word);"},
+    {"lib/pages.h", "    return cas_sc_u64(&page->word, &word, word_make(PAGE_OWN, word_pages(word), word));"},
+    {"lib/region.c", "    uint64_t length = load_sc_u32(&at(arena, page - 1)->back);"},
+    {"lib/region.c", "    left->word = load_sc_u64(&at(arena, left->page)->word);"},
+    {"lib/region.c", "    right->word = load_sc_u64(&at(arena, right->page)->word);"},
+    {"lib/region.c", "    store_sc_u32(&at(arena, region.page + region.pages - 1)->back, (uint32_t)region.pages);"},
+    {0, 0}};
+
+/* A fence passes while memory behind it is published (region.c, passed_meanwhile): one of the two moves it. */
+struct passed_meanwhile : rl::test_suite<passed_meanwhile, 2> {
+    word state, completed;
+    int moved;
+
+    void before()
+    {
+        store(state, OWN, mo_relaxed);
+        store(completed, 0, mo_relaxed);
+        moved = 0;
+    }
+
+    void thread(unsigned index)
+    {
+        if (index == 0) {
+            store(state, FREE, unless(1, mo_seq_cst, mo_release));
+            if (FAULT != 5 && load(completed, unless(2, mo_seq_cst, mo_acquire)) && cas(state, FREE, OWN, mo_seq_cst))
+                moved++;
+        } else {
+            store(completed, 1, unless(3, mo_seq_cst, mo_release));
+            if (load(state, unless(4, mo_seq_cst, mo_acquire)) == FREE && cas(state, FREE, OWN, mo_seq_cst))
+                moved++;
+        }
+    }
+
+    void after()
+    {
+        RL_ASSERT(moved == 1);
+    }
+};
+
+static const quote passed_quotes[] = {
+    {"lib/stream.c", "        store_sc_u64(&stream->completed, number); /* pairs with fence_passed */"},
+    {"lib/stream.h",
+     "    return !fence.stream || fence.number <= load_sc_u64(&stream_at(streams, fence.stream)->completed);"},
+    {"lib/hints.c", "    found->word = load_sc_u64(&page_at(pages, found->page)->word);"},
+    {0, 0}};
+
+/*
+ * A cache is filled while it is emptied (front.h, "Emptying against filling"): what is put in is found, or noted again.
+ * The slot has a stale address before. By the letter of C++11 the slot's plain store may be seen late, which Relacy
+ * finds (fault 5). With the exchanges of x86-64 and aarch64, which order what stands before and after
+ * them like fences, it holds.
+ */
+struct noted : rl::test_suite<noted, 2> {
+    enum { STALE = 3, ADDRESS = 4, BY_THE_LETTER = 5 };
+    word state, slot, noted;
+    bool flushed;
+
+    void before()
+    {
+        store(state, LIVE, mo_relaxed);
+        store(slot, STALE, mo_relaxed);
+        store(noted, 1, mo_relaxed);
+        flushed = false;
+    }
+
+    void as_the_machine()
+    {
+        if (FAULT != BY_THE_LETTER)
+            fence(mo_seq_cst);
+    }
+
+    void thread(unsigned index)
+    {
+        if (index == 0)
+            give();
+        else
+            flush();
+    }
+
+    void give()
+    {
+        store(slot, ADDRESS, mo_relaxed);
+        int seen = FAULT == 1 ? load(noted, mo_seq_cst) : 0;
+        cas(state, LIVE, CACHED, FAULT == 2 ? mo_acq_rel : mo_seq_cst);
+        if (FAULT != 2)
+            as_the_machine();
+        if (FAULT == 3)
+            return;
+        seen = FAULT == 1 ? seen : load(noted, FAULT == 2 ? mo_acquire : mo_seq_cst);
+        if (!(seen & 1))
+            fetch_or(noted, 1, mo_seq_cst);
+    }
+
+    void flush()
+    {
+        if (!load(noted, mo_seq_cst))
+            return;
+        if (FAULT == 4)
+            store(noted, 0, mo_relaxed);
+        else
+            exchange(noted, 0, mo_seq_cst);
+        if (FAULT != 4)
+            as_the_machine();
+        if (load(slot, mo_relaxed) == ADDRESS && load(state, FAULT == 4 ? mo_relaxed : mo_seq_cst) == CACHED)
+            flushed = cas(state, CACHED, OWN, mo_seq_cst);
+    }
+
+    void after()
+    {
+        RL_ASSERT(flushed || load(noted, mo_seq_cst));
+    }
+};
+
+static const quote noted_quotes[] = {
+    {"lib/front.h", "    store_relaxed_u64(&bin->slot[count], address);"},
+    {"lib/front.h", "    if (!cas_sc_u64(&first->word, &word, word_next(word, PAGE_LIVE, PAGE_CACHED)))"},
+    {"lib/front.h", "    *unnoted = !(load_sc_u64(&cache->noted) >> index & 1) ? bin : NULL;"},
+    {"lib/front.c", "    fetch_or_sc_u64(&cache->noted, UINT64_C(1) << (bin - cache->bin));"},
+    {"lib/front.c", "    uint64_t bins = exchange_sc_u64(&cache->noted, 0);"},
+    {"lib/front.c", "    uint64_t word = load_sc_u64(&first->word); /* after the noted bits: see front.h */"},
+    {0, 0}};
+
+/* Addresses move between slots (front.c, drop_stale and flush_oldest) while the cache is emptied: as above, but the
+ * words are not touched, and the fence is in the library. */
+struct moved : rl::test_suite<moved, 2> {
+    word slot[2], noted_bits;
+    bool flushed;
+
+    void before()
+    {
+        store(slot[0], 0, mo_relaxed);
+        store(slot[1], 4, mo_relaxed);
+        store(noted_bits, 1, mo_relaxed);
+        flushed = false;
+    }
+
+    void thread(unsigned index)
+    {
+        if (index == 0) {
+            store(slot[0], 4, mo_relaxed);
+            store(slot[1], 5, mo_relaxed); /* as the next free writes over it */
+            if (FAULT == 1)
+                fence(mo_acq_rel);
+            else
+                fence(mo_seq_cst);
+            if (FAULT != 2 && !load(noted_bits, FAULT == 1 ? mo_acquire : mo_seq_cst))
+                fetch_or(noted_bits, 1, mo_seq_cst);
+        } else if (exchange(noted_bits, 0, mo_seq_cst)) {
+            fence(mo_seq_cst); /* the exchange, as the machines have it */
+            for (int i = 0; i < 2; i++)
+                flushed |= load(slot[i], mo_relaxed) == 4;
+        }
+    }
+
+    void after()
+    {
+        RL_ASSERT(flushed || load(noted_bits, mo_seq_cst));
+    }
+};
+
+static const quote moved_quotes[] = {
+    {"lib/front.c", "    fence_sc();\n    if (load_relaxed_u32(&bin->count) && !(load_sc_u64(&cache->noted)"}, {0, 0}};
+
+/* A hit of one stream, while another thread takes the page and frees it on another stream (front.h, ABA). */
+struct hit : rl::test_suite<hit, 2> {
+    word state, fence_stream; /* state: 10 * generation + state */
+    word used_on;
+
+    void before()
+    {
+        store(state, CACHED, mo_relaxed);
+        store(fence_stream, 1, mo_relaxed);
+    }
+
+    int generation(int n)
+    {
+        return FAULT == 1 ? 0 : 10 * n;
+    }
+
+    void thread(unsigned index)
+    {
+        if (index == 0) {
+            if (!cas(state, CACHED, generation(1) + LIVE, mo_seq_cst))
+                return;
+            if (!cas(state, generation(1) + LIVE, generation(2) + OWN, mo_seq_cst))
+                return;
+            store(fence_stream, 2, mo_relaxed);
+            store(state, generation(3) + CACHED, unless(2, mo_seq_cst, mo_relaxed));
+            return;
+        }
+        int seen = load(state, unless(3, mo_acquire, mo_relaxed));
+        if (seen % 10 != CACHED)
+            return;
+        int of = FAULT == 4 ? 2 : load(fence_stream, mo_relaxed);
+        /* As a taker of stream 2: what it has was freed on stream 2, so the word is not the first. */
+        if (of == 2 && cas(state, seen, seen + 10 - CACHED + LIVE, mo_seq_cst))
+            RL_ASSERT(load(fence_stream, mo_relaxed) == 2 && (FAULT == 1 || seen != CACHED));
+        /* As a taker of stream 1, likewise. */
+        if (of == 1 && cas(state, seen, seen + 10 - CACHED + LIVE, mo_seq_cst))
+            RL_ASSERT(load(fence_stream, mo_relaxed) == 1);
+    }
+};
+
+static const quote hit_quotes[] = {
+    {"lib/front.h",
+     "    uint64_t word = load_acquire_u64(&page->word);\n    return word_is(word, PAGE_CACHED, length) && "
+     "load_relaxed_u32(&page->fence_stream) == cache->slot &&\n           cas_sc_u64("},
+    {0, 0}};
+
+/* From a free to a malloc on another stream, by published, a mark, its ring and completed (stream.h). */
+struct completion : rl::test_suite<completion, 4> {
+    word published, number, ring, completed;
+    rl::var<int> work; /* what the stream did with the memory, as the simulator and a host function would see it */
+
+    void before()
+    {
+        store(published, 0, mo_relaxed);
+        store(number, 0, mo_relaxed);
+        store(ring, 0, mo_relaxed);
+        store(completed, 0, mo_relaxed);
+        work($) = 0;
+    }
+
+    void thread(unsigned index)
+    {
+        if (index == 0) { /* frees */
+            work($) = 1;
+            fetch_add(published, 1, unless(1, mo_seq_cst, mo_relaxed));
+        } else if (index == 1) { /* marks: the event is recorded after what was published */
+            int n = load(published, unless(2, mo_seq_cst, mo_relaxed));
+            if (!n)
+                return;
+            store(number, n, unless(3, mo_release, mo_relaxed));
+            store(ring, 1, unless(3, mo_release, mo_relaxed)); /* ck_ring's */
+        } else if (index == 2) {                               /* the reaper */
+            if (!load(ring, unless(4, mo_acquire, mo_relaxed)))
+                return;
+            int n = load(number, unless(4, mo_acquire, mo_relaxed));
+            RL_ASSERT(n == 1);
+            store(completed, n, unless(5, mo_seq_cst, mo_relaxed));
+        } else if (load(completed, unless(6, mo_seq_cst, mo_relaxed)) >= 1) { /* mallocs */
+            RL_ASSERT((int)work($) == 1);
+        }
+    }
+};
+
+static const quote completion_quotes[] = {
+    {"lib/stream.h", "    return (struct fence){stream->slot, fetch_add_sc_u64(&stream->published, 1) + 1};"},
+    {"lib/stream.c", "    uint64_t number = load_sc_u64(&stream->published); /* before the event is recorded */"},
+    {"lib/stream.c", "    store_release_u64(&mark->number, number); /* pairs with the acquire in covering_event */"},
+    {"lib/stream.c", "    uint64_t number = load_acquire_u64(&stream->taken[passed - 1]->number);"},
+    {0, 0}};
+
+/* Two threads free and want to mark: the one that has the try-lock marks for both (stream.c, mark). */
+struct marking : rl::test_suite<marking, 2> {
+    word published, recorded, lock;
+    rl::var<int> next_mark; /* under the try-lock */
+
+    void before()
+    {
+        store(published, 0, mo_relaxed);
+        store(recorded, 0, mo_relaxed);
+        store(lock, 0, mo_relaxed);
+        next_mark($) = 0;
+    }
+
+    void thread(unsigned)
+    {
+        fetch_add(published, 1, mo_seq_cst);
+        bool again = load(published, mo_seq_cst) > load(recorded, mo_relaxed);
+        while (again && !exchange(lock, 1, unless(4, mo_acq_rel, mo_relaxed))) {
+            int n = load(published, mo_seq_cst);
+            bool marked = n > load(recorded, mo_relaxed);
+            if (marked) {
+                next_mark($) = (int)next_mark($) + 1;
+                store(recorded, n, mo_relaxed); /* raised: only the holder does */
+            }
+            store(lock, 0, FAULT == 1 ? mo_release : FAULT == 2 ? mo_relaxed : mo_seq_cst);
+            again = FAULT != 3 && marked &&
+                    load(published, FAULT == 1 ? mo_acquire : mo_seq_cst) > load(recorded, mo_relaxed);
+        }
+    }
+
+    void after()
+    {
+        RL_ASSERT(load(recorded, mo_relaxed) == 2);
+    }
+};
+
+static const quote marking_quotes[] = {
+    {"lib/stream.c", "    while (again && !exchange_acq_rel_u32(&stream->marking, 1)) {"},
+    {"lib/stream.c", "        store_sc_u32(&stream->marking, 0); /* pairs with the exchange */"},
+    {"lib/stream.c",
+     "        again = marked && load_sc_u64(&stream->published) > load_relaxed_u64(&stream->recorded);"},
+    {0, 0}};
+
+/* A thread that uses a stream's handle, and the release of the stream (stream.c, enter_known and stream_release). */
+struct users : rl::test_suite<users, 2> {
+    word state, count;
+    rl::var<int> handle;
+
+    void before()
+    {
+        store(state, 1, mo_relaxed);
+        store(count, 0, mo_relaxed);
+        handle($) = 1;
+    }
+
+    void thread(unsigned index)
+    {
+        if (index == 0) {
+            if (FAULT != 5)
+                fetch_add(count, 1, unless(1, mo_seq_cst, mo_relaxed));
+            if (load(state, unless(2, mo_seq_cst, mo_relaxed)) == 1)
+                RL_ASSERT((int)handle($) == 1);
+            fetch_add(count, FAULT == 5 ? 0 : -1, unless(3, mo_seq_cst, mo_relaxed));
+        } else {
+            store(state, 2, unless(4, mo_seq_cst, mo_release));
+            rl::backoff wait;
+            while (load(count, unless(4, mo_seq_cst, mo_acquire)))
+                wait.yield($);
+            handle($) = 0; /* destroyed */
+        }
+    }
+};
+
+static const quote users_quotes[] = {
+    {"lib/stream.c",
+     "    fetch_add_sc_u32(&stream->users, 1);\n    if (load_sc_u32(&stream->state) == STREAM_ACTIVE &&"},
+    {"lib/stream.c", "    fetch_add_sc_u32(&stream->users, UINT32_MAX);"},
+    {"lib/stream.c", "    store_sc_u32(&stream->state, state); /* before users is read: see enter_known */"},
+    {"lib/stream.c", "    while (load_sc_u32(&stream->users))"},
+    {0, 0}};
+
+/* A thread that empties a cache, the owner that lets go of it, and the record that is used again
+ * (front.c, enter_stream and detach; stream.c, retire_record). */
+struct detach : rl::test_suite<detach, 3> {
+    word cached, caches, count; /* cached: the cache's record, 0: none */
+    rl::var<int> record;
+
+    void before()
+    {
+        store(cached, 1, mo_relaxed);
+        store(caches, 1, mo_relaxed);
+        store(count, 0, mo_relaxed);
+        record($) = 1;
+    }
+
+    void thread(unsigned index)
+    {
+        if (index == 0)
+            enter();
+        else if (index == 1)
+            let_go();
+        else
+            retire();
+    }
+
+    void enter()
+    {
+        if (!load(cached, mo_seq_cst))
+            return;
+        fetch_add(count, 1, unless(1, mo_seq_cst, mo_relaxed));
+        if (FAULT == 2 || load(cached, unless(3, mo_seq_cst, mo_relaxed)))
+            RL_ASSERT((int)record($) == 1);
+        fetch_add(count, -1, mo_seq_cst);
+    }
+
+    void let_go()
+    {
+        if (FAULT == 4)
+            fetch_add(caches, -1, mo_seq_cst);
+        store(cached, 0, mo_seq_cst);
+        if (FAULT != 4)
+            fetch_add(caches, -1, mo_seq_cst);
+    }
+
+    void retire()
+    {
+        bool unused = FAULT == 5 ? !load(count, mo_seq_cst) && !load(caches, mo_seq_cst)
+                                 : !load(caches, mo_seq_cst) && !load(count, unless(6, mo_seq_cst, mo_relaxed));
+        if (unused)
+            record($) = 2; /* another stream's */
+    }
+};
+
+static const quote detach_quotes[] = {
+    {"lib/front.c", "    fetch_add_sc_u32(&stream->users, 1);\n    if (load_sc_ptr(&cache->stream) == stream)"},
+    {"lib/front.c", "    store_sc_ptr(&cache->stream, NULL); /* before the count: see enter_stream */\n"
+                    "    fetch_add_sc_u32(&stream->caches, UINT32_MAX);"},
+    {"lib/stream.c", "!load_sc_u32(&stream->caches) && !load_sc_u32(&stream->users) &&"},
+    {0, 0}};
+
+/* Work for a reaper that goes to sleep (arena_wake_reaper; reaper.c, sleep_until_work). */
+struct asleep : rl::test_suite<asleep, 2> {
+    word work, sleeps, signals;
+    bool slept;
+    int seen;
+
+    void before()
+    {
+        store(work, 0, mo_relaxed);
+        store(sleeps, 0, mo_relaxed);
+        store(signals, 0, mo_relaxed);
+        slept = false;
+    }
+
+    void thread(unsigned index)
+    {
+        if (index == 0) {
+            fetch_add(work, 1, unless(1, mo_seq_cst, mo_release));
+            if (load(sleeps, unless(2, mo_seq_cst, mo_relaxed)))
+                fetch_add(signals, 1, mo_seq_cst);
+        } else {
+            seen = load(signals, mo_acquire);
+            store(sleeps, 1, unless(3, mo_seq_cst, mo_release));
+            slept = FAULT == 5 || !load(work, unless(4, mo_seq_cst, mo_relaxed));
+            if (!slept)
+                store(sleeps, 0, mo_seq_cst);
+        }
+    }
+
+    void after() /* who sleeps with nothing to wake it sleeps for ever */
+    {
+        RL_ASSERT(!slept || load(signals, mo_seq_cst) != seen);
+    }
+};
+
+static const quote asleep_quotes[] = {
+    {"lib/arena.c", "    if (load_sc_u32(&arena->asleep))"},
+    {"lib/reaper.c", "    store_sc_u32(&arena->asleep, 1);\n    bool work = streams_pending(&arena->streams)"},
+    {"lib/stream.c", "        if (load_sc_u32(&stream->outstanding) || state == STREAM_RELEASED)"},
+    {0, 0}};
+
+/* The bit of a bin from which one thread removes the last hint while another enters one (hints.c). */
+struct bits : rl::test_suite<bits, 2> {
+    word count, bit;
+
+    void before()
+    {
+        store(count, 1, mo_relaxed);
+        store(bit, 1, mo_relaxed);
+    }
+
+    void thread(unsigned index)
+    {
+        if (index == 0) {
+            if (FAULT == 5 && !(load(bit, mo_seq_cst) & 1))
+                fetch_or(bit, 1, mo_seq_cst);
+            fetch_add(count, 1, unless(1, mo_seq_cst, mo_relaxed));
+            if (FAULT != 5 && !(load(bit, unless(2, mo_seq_cst, mo_relaxed)) & 1))
+                fetch_or(bit, 1, mo_seq_cst);
+        } else if (fetch_add(count, -1, mo_seq_cst) == 1) {
+            fetch_and(bit, ~1, unless(3, mo_seq_cst, mo_relaxed));
+            if (FAULT != 4 && load(count, unless(3, mo_seq_cst, mo_relaxed)))
+                fetch_or(bit, 1, mo_seq_cst);
+        }
+    }
+
+    void after()
+    {
+        RL_ASSERT(load(bit, mo_seq_cst) & 1);
+    }
+};
+
+static const quote bits_quotes[] = {
+    {"lib/hints.c", "    if (!(load_sc_u64(&hints->bits[bin / 64]) & bit))\n"
+                    "        fetch_or_sc_u64(&hints->bits[bin / 64], bit);"},
+    {"lib/hints.c",
+     "    fetch_and_sc_u64(&hints->bits[bin / 64], ~bit);\n    if (load_sc_u64(&hints->bin[bin].count))"},
+    {"lib/hints.c", "    fetch_add_sc_u64(&bin->count, 1);\n    set_bit(hints, number);"},
+    {"lib/hints.c", "    if (fetch_add_sc_u64(&bin->count, UINT64_MAX) == 1)"},
+    {0, 0}};
+
+/* Fronts, tallies and blocks of hints: pushed by several, walked by others (front.c, stats.c, hints.c). */
+struct pushed : rl::test_suite<pushed, 3> {
+    word first;
+    rl::var<int> next[3], content[3]; /* by number; 0: the end */
+
+    void before()
+    {
+        store(first, 0, mo_relaxed);
+    }
+
+    void thread(unsigned index)
+    {
+        if (index < 2) {
+            int self = (int)index + 1;
+            content[self]($) = self;
+            for (;;) {
+                int seen = load(first, mo_relaxed);
+                next[self]($) = seen;
+                if (cas(first, seen, self, unless(1, mo_acq_rel, mo_relaxed)))
+                    return;
+            }
+        }
+        int found = 0;
+        for (int i = load(first, unless(2, mo_acquire, mo_relaxed)); i; i = next[i]($))
+            found += (int)content[i]($);
+        RL_ASSERT(found <= 3);
+    }
+};
+
+static const quote pushed_quotes[] = {
+    {"lib/front.c",
+     "    while (!cas_acq_rel_ptr(&fronts->first, &first, front)); /* pairs with each acquire of `first` */"},
+    {"lib/stats.c",
+     "    while (!cas_acq_rel_ptr(&stats->tallies, &first, tally)); /* pairs with the acquire in sum_tallies */"},
+    {"lib/hints.c",
+     "    while (!cas_acq_rel_ptr(&bin->first, &first, fresh)); /* pairs with the acquire of every walk */"},
+    {0, 0}};
+
+/* ---- */
+
+static const model models[] = {
+    {"neighbours", 5, holds_in_all<neighbours>, neighbours_quotes},
+    {"passed_meanwhile", 5, holds_in_all<passed_meanwhile>, passed_quotes},
+    {"noted", 5, holds_in_all<noted>, noted_quotes},
+    {"moved", 2, holds_in_all<moved>, moved_quotes},
+    {"hit", 4, holds_in_all<hit>, hit_quotes},
+    {"completion", 6, holds_in_all<completion>, completion_quotes},
+    {"marking", 4, holds_in_all<marking>, marking_quotes},
+    {"users", 5, holds_in_all<users>, users_quotes},
+    {"detach", 6, holds_in_all<detach>, detach_quotes},
+    {"asleep", 5, holds_in_all<asleep>, asleep_quotes},
+    {"bits", 5, holds_in_all<bits>, bits_quotes},
+    {"pushed", 2, holds_in_all<pushed>, pushed_quotes},
+};
+
+static bool stands_in_the_library(const quote &quoted)
+{
+    std::ifstream file((std::string(VPMM_SOURCE_DIR "/") + quoted.file).c_str());
+    std::stringstream text;
+    text << file.rdbuf();
+    if (text.str().find(quoted.text) != std::string::npos)
+        return true;
+    std::printf("  %s no longer has: %s\n", quoted.file, quoted.text);
+    return false;
+}
+
+static bool check(const model &model)
+{
+    bool good = true;
+    for (const quote *quoted = model.quotes; quoted->file; quoted++)
+        good &= stands_in_the_library(*quoted);
+    for (FAULT = 0; FAULT <= model.faults; FAULT++)
+        if (model.holds() != (FAULT == 0)) {
+            std::printf(FAULT ? "  fault %d is not found\n" : "  does not hold\n", FAULT);
+            good = false;
+        }
+    std::printf("%s: %s, %d faults\n", model.name, good ? "holds" : "FAILED", model.faults);
+    return good;
+}
+
+int main(int argc, char **argv)
+{
+    bool good = true, any = false;
+    for (const model &model : models) {
+        if (argc > 1 && !std::strcmp(argv[1], "--list")) {
+            std::printf("%s\n", model.name);
+            any = true;
+        } else if (argc < 2 || !std::strcmp(argv[1], model.name)) {
+            good &= check(model);
+            any = true;
+        }
+    }
+    return good && any ? 0 : 1;
+}
