@@ -330,15 +330,23 @@ static bool is_same(const struct streams *streams, const struct stream *stream)
            (device_call(streams->device, cuStreamGetId, stream->handle, &id) == CUDA_SUCCESS && id == stream->id);
 }
 
-/* The capture is asked about first: see identify. */
-bool stream_recordable(const struct streams *streams, const struct stream *stream)
+/* The handle is good. The capture is asked about first: see identify. */
+static bool handle_recordable(const struct streams *streams, const struct stream *stream)
 {
-    if (load_sc_u32(&stream->state) != STREAM_ACTIVE || (stream->thread && stream->thread != thread_self()))
+    if (stream->thread && stream->thread != thread_self())
         return false;
     CUstreamCaptureStatus capture = CU_STREAM_CAPTURE_STATUS_NONE;
     return device_call(streams->device, cuStreamIsCapturing, stream->handle, &capture) == CUDA_SUCCESS &&
            capture == CU_STREAM_CAPTURE_STATUS_NONE && is_same(streams, stream);
 }
+
+bool stream_recordable(const struct streams *streams, const struct stream *stream)
+{
+    return load_sc_u32(&stream->state) == STREAM_ACTIVE && handle_recordable(streams, stream);
+}
+
+/* The marks of a stream's release, which may use every place, and for which the handle is good in any state. */
+enum { RELEASE_LIMIT = STREAM_MARKS, USUAL_LIMIT = RELEASE_LIMIT - 2 };
 
 static CUevent event_of(struct streams *streams, struct mark *mark)
 {
@@ -359,7 +367,7 @@ static bool mark_once(struct streams *streams, struct stream *stream, uint32_t l
 {
     uint64_t number = load_sc_u64(&stream->published); /* before the event is recorded */
     if (number <= load_relaxed_u64(&stream->recorded) || load_acquire_u32(&stream->outstanding) >= limit ||
-        !stream_recordable(streams, stream))
+        !(limit == RELEASE_LIMIT ? handle_recordable(streams, stream) : stream_recordable(streams, stream)))
         return false;
     struct mark *mark = &stream->mark[stream->next_mark];
     CUevent event = event_of(streams, mark);
@@ -397,7 +405,7 @@ static bool mark(struct streams *streams, struct stream *stream, uint32_t limit)
 
 void stream_mark(struct streams *streams, struct stream *stream)
 {
-    mark(streams, stream, STREAM_MARKS - 1); /* the last place is for the release of the stream */
+    mark(streams, stream, USUAL_LIMIT);
 }
 
 /* The event of the earliest mark that covers the number. A place that is recorded again meanwhile holds a later
@@ -531,9 +539,48 @@ vpmm_status stream_wait_host(struct streams *streams, struct fence fence)
 
 /* ---- release ---- */
 
-vpmm_status stream_release(struct streams *streams, CUstream handle, void (*flush)(struct stream *, void *), void *data)
+/* Everything published until now, if the driver lets it. */
+static bool mark_for_release(struct streams *streams, struct stream *stream)
 {
     enum { TRIES = 3 }; /* that the driver refused */
+    uint64_t last = load_sc_u64(&stream->published);
+    for (int tries = 0; load_relaxed_u64(&stream->recorded) < last && tries < TRIES;)
+        if (mark(streams, stream, RELEASE_LIMIT))
+            tries++;
+        else
+            clock_yield(); /* another thread is marking, and will be done */
+    return load_relaxed_u64(&stream->recorded) >= last;
+}
+
+static bool unregister_released(struct streams *streams, struct stream *stream, struct object_key key)
+{
+    lock_take(&streams->lock);
+    bool ours = load_sc_u32(&stream->state) == STREAM_ACTIVE && object_map_get(streams->registry, key) == stream;
+    if (ours)
+        unregister(streams, stream, STREAM_RELEASED);
+    pthread_mutex_unlock(&streams->lock);
+    return ours;
+}
+
+/*
+ * Out of the registry, and no thread inside but this one, which is counted until the end, so that the record is not
+ * used again. Threads that were taking the stream's memory out of caches meanwhile have published it behind later
+ * fences, which nobody could mark after the return.
+ */
+static void leave_released(struct streams *streams, struct stream *stream, struct object_key key)
+{
+    bool ours = unregister_released(streams, stream, key);
+    while (ours && load_sc_u32(&stream->users) > 1) /* also other threads' calls, which they should not be making */
+        clock_yield();
+    if (ours)
+        mark_for_release(streams, stream);
+    stream_leave(stream);
+    while (!ours && load_sc_u32(&stream->users)) /* two threads release it: this one waits for the other */
+        clock_yield();
+}
+
+vpmm_status stream_release(struct streams *streams, CUstream handle, void (*flush)(struct stream *, void *), void *data)
+{
     struct identity identity;
     vpmm_status status = identify(streams, handle, &identity);
     if (status != VPMM_SUCCESS)
@@ -549,29 +596,12 @@ vpmm_status stream_release(struct streams *streams, CUstream handle, void (*flus
         return fail(VPMM_ERROR_INVALID_VALUE, "the pool does not know the stream: nothing was allocated or freed on it "
                                               "since it was created or last released");
     flush(stream, data);
-    /* Other threads may have in their hands what they took out of the caches before, and what has no fence yet. */
-    stream_leave(stream);
-    while (load_sc_u32(&stream->users))
-        sched_yield();
-    if (!enter_known(stream, identity.key))
-        return VPMM_SUCCESS; /* another thread's release was faster */
-    uint64_t last = load_sc_u64(&stream->published);
-    for (int tries = 0; load_relaxed_u64(&stream->recorded) < last && tries < TRIES;)
-        if (mark(streams, stream, STREAM_MARKS))
-            tries++;
-        else
-            clock_yield(); /* another thread is marking, and will be done */
-    bool marked = load_relaxed_u64(&stream->recorded) >= last;
-    stream_leave(stream);
-    if (!marked)
+    if (!mark_for_release(streams, stream)) {
+        stream_leave(stream);
         return fail(VPMM_ERROR_DRIVER, "the stream's last point cannot be recorded now: synchronise the stream, call "
                                        "vpmm_poll, and release it again");
-    lock_take(&streams->lock);
-    if (load_sc_u32(&stream->state) == STREAM_ACTIVE && object_map_get(streams->registry, identity.key) == stream)
-        unregister(streams, stream, STREAM_RELEASED);
-    pthread_mutex_unlock(&streams->lock);
-    while (load_sc_u32(&stream->users)) /* other threads' calls with this handle, which they should not be making */
-        clock_yield();
+    }
+    leave_released(streams, stream, identity.key);
     return VPMM_SUCCESS;
 }
 

@@ -134,7 +134,7 @@ static inline bool fence_usable(const struct streams *streams, struct fence fenc
 }
 
 /*
- * Covers what is published with an event, if that is possible now: not while the stream captures, not while 63 marks
+ * Covers what is published with an event, if that is possible now: not while the stream captures, not while 62 marks
  * are outstanding, and not by another thread than a per-thread stream's own. Nothing is lost if not: a later mark
  * covers it. The caller is counted among the stream's users.
  */
