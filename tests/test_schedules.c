@@ -217,6 +217,19 @@ static void look(void)
     explore_check(!vpmm_sim_misuses(play.w.sim), "a misuse");
 }
 
+/* Every free is behind a mark, and with its stream's work done it has passed: nothing waits for the last resort. */
+static void look_at_streams(void)
+{
+    const struct streams *streams = &inside()->arena.streams;
+    for (uint32_t slot = 1; slot < atomic_load(&streams->slots); slot++) {
+        const struct stream *stream = stream_at(streams, slot);
+        explore_check(atomic_load(&stream->published) == atomic_load(&stream->completed) || stream->thread,
+                      "of stream %u %llu are published, and %llu have passed (state %u)", slot,
+                      (unsigned long long)atomic_load(&stream->published),
+                      (unsigned long long)atomic_load(&stream->completed), atomic_load(&stream->state));
+    }
+}
+
 /* Everything that is free is found, also as one region: nothing was lost on the way. */
 static void close_world(void)
 {
@@ -227,6 +240,7 @@ static void close_world(void)
             put(play.owned[i].at, play.owned[i].stream);
     world_drain(&play.w);
     look();
+    look_at_streams();
     size_t cap = play.cap ? play.cap : CAP;
     CUdeviceptr all = take(&play.w, cap, play.w.stream[0]);
     stats = stats_of(&play.w);
