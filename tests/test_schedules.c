@@ -905,3 +905,96 @@ SCHEDULES(release_against_the_cache_of_another_thread)
                                       .prepare = {keep_one_in_cache, meet_t},
                                       .act = {pairs_on_t, release_and_go_on}});
 }
+
+/* ---- what is inside, called as the library calls it, for what is too far apart in whole operations ---- */
+
+PLAY(flush_all)
+{
+    fronts_flush(&inside()->fronts, NULL, true);
+}
+
+/*
+ * A thread is emptying a cache while its owner lets go of it, the record is retired and becomes another stream's, and
+ * that one is filled, released and destroyed. The bits are noted as a free would have left them that came too late.
+ */
+PLAY(keep_one_and_close)
+{
+    put(get(1, play.s), play.s);
+    release(play.s);
+    run_stream(play.s);
+    poll_pool();
+    struct front *front = atomic_load(&inside()->fronts.first);
+    for (struct cache *cache = atomic_load(&front->caches); cache; cache = cache->next)
+        atomic_store(&cache->noted, 2);
+}
+PLAY(use_the_record_again)
+{
+    put(get(2, play.t), play.t);
+    poll_pool();
+    CUstream u = world_stream(&play.w);
+    CUdeviceptr p = get(1, u);
+    put(p, u);
+    release(u);
+    world_stream_destroy(&play.w, u);
+}
+SCHEDULES(record_used_again_against_flush)
+{
+    explore_play("record used again, flush", CACHE_PAGES,
+                 (struct exploration){.open = open_plain,
+                                      .close = close_plain,
+                                      .prepare = {keep_one_and_close},
+                                      .act = {use_the_record_again, flush_all}});
+}
+
+/* What a flush takes a number for was freed before; what is freed later, behind work that is later, is not its. */
+PLAY(pass_once)
+{
+    poll_pool();
+    run_stream(play.s);
+    poll_pool();
+}
+PLAY(flush_and_get)
+{
+    fronts_flush(&inside()->fronts, NULL, false);
+    get(1, play.t);
+}
+SCHEDULES(flush_against_free_and_pass)
+{
+    explore_play("flush, free, pass", CACHE_PAGES,
+                 (struct exploration){.open = open_plain,
+                                      .close = close_plain,
+                                      .prepare = {hold_one, meet_t},
+                                      .act = {get_and_put_one, flush_and_get, pass_once}});
+}
+
+/* Two threads that the pool has not met make their fronts, or adopt what another has left. */
+PLAY(pair_on_s)
+{
+    put(get(1, play.s), play.s);
+}
+PLAY(close_two_fronts)
+{
+    unsigned fronts = 0, owners = 0;
+    for (struct front *front = atomic_load(&inside()->fronts.first); front; front = front->next, fronts++)
+        owners += atomic_load(&front->owner) != 0;
+    explore_check(fronts == 2 && owners == 2, "%u fronts with %u owners, of two threads", fronts, owners);
+    close_world();
+}
+SCHEDULES(two_new_fronts)
+{
+    explore_play("new fronts", CACHE_PAGES,
+                 (struct exploration){.open = open_plain, .close = close_two_fronts, .act = {pair_on_s, pair_on_s}});
+}
+PLAY(leave_a_front)
+{
+    put(get(1, play.s), play.s);
+    atomic_store(&((struct front *)atomic_load(&inside()->fronts.first))->owner, 0);
+    memset(front_known, 0, sizeof front_known);
+}
+SCHEDULES(two_threads_and_a_front_that_was_left)
+{
+    explore_play(
+        "adopted front", CACHE_PAGES,
+        (struct exploration){
+            .open = open_plain, .close = close_two_fronts, .prepare = {leave_a_front}, .act = {pair_on_s, pair_on_s}});
+}
