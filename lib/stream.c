@@ -308,8 +308,10 @@ vpmm_status stream_enter(struct streams *streams, CUstream handle, struct stream
             status = register_stream(streams, handle, &identity);
             continue;
         }
-        if (!enter_known(stream, identity.key))
-            continue; /* it was released meanwhile: look again */
+        if (!enter_known(stream, identity.key)) {
+            clock_yield(); /* it is being released: look again when it is out of the registry */
+            continue;
+        }
         if (stream->has_id == identity.has_id && stream->id == identity.id) {
             *out = stream;
             return VPMM_SUCCESS;
