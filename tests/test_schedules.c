@@ -28,6 +28,7 @@ static struct play {
     vpmm_status status[8];
     uint64_t builds;
     uint32_t stamp;
+    bool lost; /* a stream, destroyed without a release */
     struct exploration what;
 } play;
 
@@ -240,7 +241,8 @@ static void close_world(void)
             put(play.owned[i].at, play.owned[i].stream);
     world_drain(&play.w);
     look();
-    look_at_streams();
+    if (!play.lost)
+        look_at_streams();
     size_t cap = play.cap ? play.cap : CAP;
     CUdeviceptr all = take(&play.w, cap, play.w.stream[0]);
     stats = stats_of(&play.w);
@@ -997,4 +999,106 @@ SCHEDULES(two_threads_and_a_front_that_was_left)
         "adopted front", CACHE_PAGES,
         (struct exploration){
             .open = open_plain, .close = close_two_fronts, .prepare = {leave_a_front}, .act = {pair_on_s, pair_on_s}});
+}
+
+/* A stream that was destroyed without a word, and whose handle another has: its cache is let go of while a pass looks.
+ */
+PLAY(lose_the_stream)
+{
+    put(get(1, play.s), play.s);
+    run_stream(play.s);
+    world_stream_destroy(&play.w, play.s);
+    play.s = world_stream(&play.w);
+}
+PLAY(use_the_handle_again)
+{
+    get(1, play.s);
+    put(get(2, play.t), play.t);
+}
+PLAY(close_lost)
+{
+    play.lost = true;
+    close_world();
+}
+SCHEDULES(stream_destroyed_without_a_word_against_pass)
+{
+    explore_play("destroyed without a word, pass", CACHE_PAGES,
+                 (struct exploration){.open = open_plain,
+                                      .close = close_lost,
+                                      .prepare = {lose_the_stream},
+                                      .act = {use_the_handle_again, look_twice}});
+}
+
+/* Free memory that a thread has looked at is used by another on its stream, and free again. */
+PLAY(open_passed)
+{
+    open_world();
+    CUdeviceptr p = get(1, play.s);
+    get(1, play.s);
+    put(p, play.s);
+    world_drain(&play.w);
+}
+SCHEDULES(malloc_of_what_changes_hands)
+{
+    explore_play(
+        "changes hands", 0,
+        (struct exploration){.open = open_passed, .close = close_plain, .act = {get_one_on_t, get_and_put_one}});
+}
+
+/* A run of two streams' regions that only their fences keep apart is joined while a pass moves one of them. */
+PLAY(open_fenced_neighbours)
+{
+    open_world();
+    hold_neighbours(2);
+    keep_busy(&play.w, play.s);
+    put(play.p[0], play.s);
+    order_after(&play.w, play.t, play.s);
+    keep_busy(&play.w, play.t);
+    put(play.p[1], play.t);
+    run_stream(play.s);
+    keep_busy(&play.w, play.s);
+    put(get(1, play.s), play.s);
+}
+PLAY(get_two_of_s)
+{
+    get(2, play.s);
+}
+PLAY(run_t_and_poll)
+{
+    run_stream(play.t);
+    poll_pool();
+}
+SCHEDULES(join_against_pass)
+{
+    explore_play("join, pass", 0,
+                 (struct exploration){
+                     .open = open_fenced_neighbours, .close = close_plain, .act = {get_two_of_s, run_t_and_poll}});
+}
+
+/* What is freed after a mark's event was recorded does not pass with it. */
+PLAY(run_and_put_second)
+{
+    run_stream(play.s);
+    explore_check(write_later(&play.w, play.p[2], 1, ++play.stamp, play.s), "the write fails");
+    put(play.p[2], play.s);
+}
+PLAY(close_marked)
+{
+    poll_pool();
+    get(1, play.t);
+    get(1, play.t);
+    close_world();
+}
+SCHEDULES(free_against_mark)
+{
+    explore_play(
+        "free, mark", 0,
+        (struct exploration){.open = open_apart, .close = close_marked, .act = {put_first, run_and_put_second}});
+}
+
+/* The stream is released while another thread uses it, which makes a new record of it, or was before. */
+SCHEDULES(release_against_pair_on_the_same_stream)
+{
+    explore_play("release, pair on it", 0,
+                 (struct exploration){.open = open_used, .close = close_plain, .act = {release_s, get_and_put_one}});
 }

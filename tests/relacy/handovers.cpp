@@ -429,7 +429,7 @@ static const quote users_quotes[] = {
      "    fetch_add_sc_u32(&stream->users, 1);\n    if (load_sc_u32(&stream->state) == STREAM_ACTIVE &&"},
     {"lib/stream.c", "    fetch_add_sc_u32(&stream->users, UINT32_MAX);"},
     {"lib/stream.c", "    store_sc_u32(&stream->state, state); /* before users is read: see enter_known */"},
-    {"lib/stream.c", "    while (load_sc_u32(&stream->users))"},
+    {"lib/stream.c", "    while (ours && load_sc_u32(&stream->users) > 1)"},
     {0, 0}};
 
 /* A thread that empties a cache, the owner that lets go of it, and the record that is used again
