@@ -128,7 +128,7 @@ void *__wrap_mmap(void *at, size_t size, int protection, int flags, int file, of
 
 static void memory_begin(void)
 {
-    memory.table = (char *)0x100000000000; /* an address that no one else is likely to have */
+    memory.table = (char *)0x200000000000; /* an address that no one else is likely to have */
     memory.tables = 0;
     memory.live = 0;
     for (int i = 0; i < ARENAS; i++) {
@@ -644,7 +644,7 @@ static void warm_up(const char *name, struct exploration *what)
 
 static void search_all(const char *name, struct exploration *what)
 {
-    enum { USUAL = 3000, SEED = 1 };
+    enum { USUAL = 2500, SEED = 1 };
     uint64_t most = number_from("VPMM_TEST_SCHEDULES", USUAL), seed = number_from("VPMM_TEST_SEED", SEED);
     uint64_t wandering = what->random ? what->random : most / RANDOM_SHARE, done[EXPLORE_PREEMPTIONS + 1] = {0};
     if (what->random)

@@ -286,10 +286,12 @@ stage_end
 [ -z "$quick" ] || finish
 
 stage asan "gcc, AddressSanitizer and UBSan"
+export VPMM_TEST_SCHEDULES=500 # of each scenario: other builds run them all
 make_stage -DCMAKE_C_COMPILER=gcc -DVPMM_SANITIZE=address -DVPMM_DEBUG_CHECKS=ON && {
   run_every_test
   run_cached_tests
 }
+unset VPMM_TEST_SCHEDULES
 stage_end
 
 stage tsan "gcc, ThreadSanitizer"
