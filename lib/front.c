@@ -51,22 +51,13 @@ static void close_cache(struct cache *cache)
     fetch_add_sc_u32(&fronts->closings, 1);
 }
 
-/* A per-thread stream ends with its thread; the next owner of the front has another one under the same handle. */
-static void leave_front(struct front *front)
-{
-    for (struct cache *cache = load_acquire_ptr(&front->caches); cache; cache = cache->next)
-        if (load_relaxed_ptr(&cache->handle) == CU_STREAM_PER_THREAD)
-            close_cache(cache);
-    store_sc_u64(&front->owner, OWNER_NONE); /* pairs with the exchange in adopt */
-}
-
 static void thread_exits(void *serial)
 {
     lock_take(&lock);
     for (struct fronts *fronts = pools; fronts; fronts = fronts->next_pool)
         for (struct front *front = load_acquire_ptr(&fronts->first); front; front = front->next)
             if (load_relaxed_u64(&front->owner) == (uint64_t)(uintptr_t)serial)
-                leave_front(front);
+                store_sc_u64(&front->owner, OWNER_NONE); /* pairs with the exchange in adopt */
     pthread_mutex_unlock(&lock);
     empty_known();
 }
@@ -337,8 +328,7 @@ static struct cache *attach(struct front *front, struct stream *stream)
     fetch_add_sc_u32(&stream->caches, 1);
     cache->id = stream->id;
     cache->check_id = stream->has_id && front->fronts->check_ids;
-    cache->is_default =
-        (!stream->handle || stream->handle == CU_STREAM_LEGACY || stream->handle == CU_STREAM_PER_THREAD);
+    cache->is_default = !stream->handle || stream->handle == CU_STREAM_LEGACY;
     cache->slot = stream->slot;
     store_sc_ptr(&cache->stream, stream); /* before anything is noted: see flush_cache */
     store_sc_ptr(&cache->handle, stream->handle);

@@ -16,39 +16,31 @@ unsigned stats_stripes_used(void)
     return seen < STATS_STRIPES ? seen : STATS_STRIPES;
 }
 
-static uint64_t tally_part(const struct stats_tally *tally, enum stat which)
+/* All of it at once: the line that its thread writes is asked for once. */
+static void add_tally(uint64_t sum[STATS_COUNT], const struct stats_tally *tally)
 {
-    switch (which) {
-    case STAT_mallocs:
-        return load_relaxed_u64(&tally->hits) + load_relaxed_u64(&tally->neighbour_hits);
-    case STAT_hits_cache:
-        return load_relaxed_u64(&tally->hits);
-    case STAT_hits_neighbour:
-        return load_relaxed_u64(&tally->neighbour_hits);
-    case STAT_frees_cache:
-        return load_relaxed_u64(&tally->frees);
-    case STAT_live_bytes:
-        return load_relaxed_u64(&tally->live_bytes);
-    case STAT_cached_bytes:
-        return 0 - load_relaxed_u64(&tally->live_bytes);
-    case STAT_requested_bytes:
-        return load_relaxed_u64(&tally->requested_bytes);
-    default:
-        return 0;
-    }
+    uint64_t hits = load_relaxed_u64(&tally->hits), neighbour_hits = load_relaxed_u64(&tally->neighbour_hits);
+    uint64_t live = load_relaxed_u64(&tally->live_bytes);
+    sum[STAT_mallocs] += hits + neighbour_hits;
+    sum[STAT_hits_cache] += hits;
+    sum[STAT_hits_neighbour] += neighbour_hits;
+    sum[STAT_frees_cache] += load_relaxed_u64(&tally->frees);
+    sum[STAT_live_bytes] += live;
+    sum[STAT_cached_bytes] -= live;
+    sum[STAT_requested_bytes] += load_relaxed_u64(&tally->requested_bytes);
 }
 
-static uint64_t sum_tallies(const struct stats *stats, enum stat which)
+static void add_tallies(const struct stats *stats, uint64_t sum[STATS_COUNT])
 {
-    uint64_t sum = 0;
     for (const struct stats_tally *tally = load_acquire_ptr(&stats->tallies); tally; tally = tally->next)
-        sum += tally_part(tally, which);
-    return sum;
+        add_tally(sum, tally);
 }
 
 uint64_t stats_sum(const struct stats *stats, enum stat which)
 {
-    uint64_t sum = sum_tallies(stats, which);
+    uint64_t of_tallies[STATS_COUNT] = {0};
+    add_tallies(stats, of_tallies);
+    uint64_t sum = of_tallies[which];
     for (unsigned i = 0, n = stats_stripes_used(); i < n; i++)
         sum += load_relaxed_u64(&stats->stripe[i].value[which]);
     return sum;
@@ -99,6 +91,11 @@ static uint64_t level(uint64_t sum)
     return (int64_t)sum < 0 ? 0 : sum;
 }
 
+static uint64_t greater(uint64_t a, uint64_t b)
+{
+    return a > b ? a : b;
+}
+
 static uint64_t difference(uint64_t a, uint64_t b)
 {
     return a > b ? a - b : 0;
@@ -107,7 +104,9 @@ static uint64_t difference(uint64_t a, uint64_t b)
 /* Of the stripes that allocate alone: others' levels are 0. */
 static uint64_t live_now(const struct stats *stats, uint64_t allocating)
 {
-    uint64_t sum = sum_tallies(stats, STAT_live_bytes);
+    uint64_t sum = 0;
+    for (const struct stats_tally *tally = load_acquire_ptr(&stats->tallies); tally; tally = tally->next)
+        sum += load_relaxed_u64(&tally->live_bytes);
     for (; allocating; allocating &= allocating - 1)
         sum += load_relaxed_u64(&stats->stripe[__builtin_ctzll(allocating)].value[STAT_live_bytes]);
     return level(sum);
@@ -201,7 +200,12 @@ static void sum_calls(const struct stats *stats, vpmm_stats *out)
 
 void stats_read(const struct stats *stats, vpmm_stats *out)
 {
-#define STATS_SUM(name, kind, help) out->name = level(stats_sum(stats, STAT_##name));
+    uint64_t sum[STATS_COUNT] = {0};
+    add_tallies(stats, sum);
+    for (unsigned i = 0, n = stats_stripes_used(); i < n; i++)
+        for (unsigned which = 0; which < STATS_COUNT; which++)
+            sum[which] += load_relaxed_u64(&stats->stripe[i].value[which]);
+#define STATS_SUM(name, kind, help) out->name = level(sum[STAT_##name]);
     VPMM_STATS(STATS_SUM)
 #undef STATS_SUM
     out->frees = out->frees_cache + out->frees_pages + out->frees_small;
@@ -211,6 +215,7 @@ void stats_read(const struct stats *stats, vpmm_stats *out)
     sum_calls(stats, out);
     out->reusable_bytes = difference(out->mapped_bytes, out->live_bytes);
     out->hole_bytes = difference(out->reserved_bytes, out->mapped_bytes + out->pending_unmap_bytes);
-    out->peak_live_bytes = load_relaxed_u64(&stats->peak_live);
-    out->peak_mapped_bytes = load_relaxed_u64(&stats->peak_mapped);
+    /* What is there now has been there, whether or not a sample was taken of it. */
+    out->peak_live_bytes = greater(load_relaxed_u64(&stats->peak_live), out->live_bytes);
+    out->peak_mapped_bytes = greater(load_relaxed_u64(&stats->peak_mapped), out->mapped_bytes);
 }

@@ -846,20 +846,6 @@ SCHEDULES(thread_exit_against_flush)
                                       .act = {get_and_put_one, get_three_on_t},
                                       .threads_end = true});
 }
-PLAY(keep_one_of_this_thread)
-{
-    put(get(1, CU_STREAM_PER_THREAD), CU_STREAM_PER_THREAD);
-}
-PLAY(nothing) {}
-SCHEDULES(end_of_a_per_thread_stream_against_flush)
-{
-    explore_play("exit, flush, per-thread stream", CACHE_PAGES,
-                 (struct exploration){.open = open_plain,
-                                      .close = close_plain,
-                                      .prepare = {keep_one_of_this_thread, meet_t},
-                                      .act = {nothing, get_three_on_t, get_one},
-                                      .threads_end = true});
-}
 
 /* A closed cache is let go of by its owner while another thread empties it, and the record goes to another stream. */
 PLAY(close_s)
