@@ -190,11 +190,11 @@ bool cache_take_longer(struct cache *cache, uint64_t length, struct region *regi
  * A front's limit. Small while the pool is taking shape: memory in a cache is not merged with what lies beside it, and
  * is found by a search only when a build has flushed it, so much of it makes a pool that grows hold a few hundredths
  * more. A thread that has freed so many regions since the pool last grew is in a steady state, in which nothing is
- * gained by giving memory back.
+ * gained by giving memory back; and what a thread frees on a stream that others use too, they are about to ask for.
  */
 enum { STEADY_FREES = 16384 };
 
-void front_adjust_limit(struct front *front)
+void front_adjust_limit(struct front *front, bool shared)
 {
     const struct fronts *fronts = front->fronts;
     uint32_t growths = load_relaxed_u32(&fronts->arena->growths);
@@ -203,9 +203,9 @@ void front_adjust_limit(struct front *front)
         front->growths = growths;
         front->steady_at = frees + STEADY_FREES;
         front->limit = fronts->first_limit;
-    } else if (frees >= front->steady_at) {
-        front->limit = fronts->last_limit;
     }
+    if (shared || frees >= front->steady_at)
+        front->limit = fronts->last_limit;
 }
 
 static bool is_cached_for(const struct cache *cache, CUdeviceptr address, uint64_t pages)
@@ -302,8 +302,9 @@ static struct cache_bin *make_room(struct cache *cache, uint64_t length)
 {
     enum { KEPT = CACHE_SLOTS * 3 / 4 }; /* of a full bin: so often is a search for what was stolen worth it */
     struct front *front = cache->front;
+    const struct stream *stream = load_relaxed_ptr(&cache->stream);
     uint64_t size = length << front->fronts->arena->pages.page_shift;
-    front_adjust_limit(front);
+    front_adjust_limit(front, load_relaxed_u32(&stream->caches) > 1);
     if (size > front->limit) {
         front->refused++;
         return NULL;

@@ -168,7 +168,7 @@ static struct front *new_front(struct fronts *fronts, uint64_t thread)
     memset(front, 0, sizeof *front);
     forget_recent(front, NULL);
     front->fronts = fronts;
-    front_adjust_limit(front);
+    front_adjust_limit(front, false);
     store_relaxed_u64(&front->owner, thread);
     stats_join(fronts->arena->stats, &front->tally);
     void *first = load_relaxed_ptr(&fronts->first);

@@ -184,8 +184,9 @@ void cache_empty(struct cache *, struct stream *);
 /* Of an emptied cache, by its owner: no slot counts any more. */
 void cache_forget(struct cache *);
 
-/* Sets a new front's limit, and then as the pool has grown or not. */
-void front_adjust_limit(struct front *);
+/* Sets a new front's limit, and then as the pool has grown or not. `shared`: for a stream that other threads use too.
+ */
+void front_adjust_limit(struct front *, bool shared);
 
 /* ---- the hit, both ways ---- */
 
