@@ -8,7 +8,7 @@ usage: tests/mutations.sh [--help] [--list] [<part of a name>...]
 Breaks the library in one place at a time, as tests/mutations.list says, and runs the tests that are named there until
 one fails. Prints a table: the mutation, and the test that turned red. A mutation that no test notices survives, and
 the exit status is 1. That takes about half an hour; tests/run.sh does not run it. With names, only mutations that
-contain one of them. A mutation that is called harmless there, and why, is run and shown, and may survive. Everything is made under build/mutations, or $VPMM_BUILD_DIR/mutations.
+contain one of them. A mutation of which the list says why it survives is run and shown, and may. Everything is made under build/mutations, or $VPMM_BUILD_DIR/mutations.
 EOF
 }
 
@@ -124,16 +124,16 @@ run_mutation() {
       return 0
     fi
   done
-  if harmless "$name"; then
-    printf '%-52s survives: harmless\n' "$name"
+  if may_survive "$name"; then
+    printf '%-52s survives, as it may\n' "$name"
     return 0
   fi
   printf '%-52s SURVIVES (%s)\n' "$name" "$tests"
   return 1
 }
 
-harmless() {
-  grep -qPzo "(?m)^mutation: $1\nharmless: " "$table"
+may_survive() {
+  grep -qPzo "(?m)^mutation: $1\nsurvives: " "$table"
 }
 
 is_wanted() {

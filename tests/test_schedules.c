@@ -527,12 +527,6 @@ SCHEDULES(two_frees_around_a_free_region)
                  (struct exploration){.open = open_around, .close = close_merged, .act = {put_first, put_third}});
 }
 
-PLAY(close_split)
-{
-    look();
-    explore_check(builds_now() == play.builds, "a malloc built beside free memory");
-    close_world();
-}
 /* Far from each other, but entered into one bin, and marked by one of the two for both. */
 PLAY(open_apart)
 {
@@ -563,7 +557,8 @@ PLAY(close_with_one)
 {
     const struct stream *stream = stream_at(&inside()->arena.streams, 1);
     explore_check(atomic_load(&stream->published) == atomic_load(&stream->recorded), "a free is not behind a mark");
-    close_split(NULL);
+    explore_check(builds_now() == play.builds, "a malloc built beside free memory");
+    close_world();
 }
 SCHEDULES(free_against_malloc_that_empties_the_bin)
 {
@@ -671,7 +666,7 @@ PLAY(open_for_split)
 SCHEDULES(free_against_malloc_with_split)
 {
     explore_play("free, split", 0,
-                 (struct exploration){.open = open_for_split, .close = close_split, .act = {put_first, get_one}});
+                 (struct exploration){.open = open_for_split, .close = close_plain, .act = {put_first, get_one}});
 }
 SCHEDULES(two_mallocs_that_split_one_region)
 {
