@@ -92,17 +92,18 @@ turns_red() {
   test=${test%%:*}
   cmake --build "$scratch/$tree" --parallel "$cores" --target "$test" >"$log" 2>&1 || return 2
   if [ "$tree" = tsan ]; then
-    ! timeout 300 setarch "$(uname -m)" -R "$scratch/$tree/tests/$test" >"$log" 2>&1
+    ! timeout 150 setarch "$(uname -m)" -R "$scratch/$tree/tests/$test" >"$log" 2>&1
   elif [ "$test" = relacy_handovers ]; then
     ! "$scratch/$tree/tests/$test" >"$log" 2>&1
   else
-    ! timeout 300 "$scratch/$tree/tests/$test" --fail-fast --verbose=1 --jobs "$cores" --color=never "${filter[@]}" >"$log" 2>&1
+    ! timeout 150 "$scratch/$tree/tests/$test" --fail-fast --verbose=1 --jobs "$cores" --color=never "${filter[@]}" >"$log" 2>&1
   fi
 }
 
 first_failure() {
   sed -nE 's/^\[FAIL\] [^:]*::([^:]*): .*/\1/p; s/^\[(CRASH|ERR )\].*::([^:]*): .*/\2/p
     s/^([a-z_]*): FAILED.*/\1/p
+    $ { /^\[RUN \]|^\[PASS\]|schedules of 1/ s/.*/(no end)/p }
     s/.*(WARNING: ThreadSanitizer: [a-z ]*).*/\1/p' "$1" | head -n 1
 }
 
