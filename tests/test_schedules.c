@@ -548,6 +548,31 @@ SCHEDULES(frees_of_one_length_on_one_stream)
     explore_play("apart", 0,
                  (struct exploration){.open = open_apart, .close = close_apart, .act = {put_first, put_third}});
 }
+/* The first of their length: both add a block of hints. */
+PLAY(open_apart_in_a_new_bin)
+{
+    open_world();
+    put(get(9, play.s), play.s);
+    play.p[0] = get(3, play.s);
+    get(1, play.s);
+    play.p[2] = get(3, play.s);
+    play.builds = builds_now();
+}
+PLAY(close_apart_in_a_new_bin)
+{
+    get(3, play.s);
+    get(3, play.s);
+    explore_check(builds_now() == play.builds, "free memory is not found");
+    close_world();
+}
+SCHEDULES(frees_of_a_new_length)
+{
+    explore_play("apart, new bin", 0,
+                 (struct exploration){.open = open_apart_in_a_new_bin,
+                                      .close = close_apart_in_a_new_bin,
+                                      .act = {put_first, put_third}});
+}
+
 PLAY(open_apart_with_one)
 {
     open_apart_now();
