@@ -378,6 +378,10 @@ SCHEDULES(cache_give_against_flush)
                                       .act = {put_held, get_three_on_t}});
 }
 
+PLAY(get_one_on_t)
+{
+    get(1, play.t);
+}
 PLAY(get_the_cap)
 {
     play.p[3] = try_get(play.cap, play.t, &play.status[3]);
@@ -398,6 +402,28 @@ SCHEDULES(cache_give_against_a_malloc_of_all)
         "give, malloc of all", CACHE_PAGES,
         (struct exploration){
             .open = open_plain, .close = close_with_the_cap, .prepare = {hold_one}, .act = {put_held, get_the_cap}});
+}
+
+/* What another thread keeps and needs no wait is used before the pool grows. */
+PLAY(leave_it_in_the_cache)
+{
+    play.p[0] = get(1, play.s);
+    put(get(1, play.s), play.s);
+    run_stream(play.s);
+    play.builds = builds_now();
+}
+PLAY(close_without_a_build)
+{
+    explore_check(builds_now() == play.builds, "the pool has grown beside cached memory");
+    close_world();
+}
+SCHEDULES(malloc_of_what_another_thread_has_cached)
+{
+    explore_play("cached elsewhere", CACHE_PAGES,
+                 (struct exploration){.open = open_plain,
+                                      .close = close_without_a_build,
+                                      .prepare = {leave_it_in_the_cache},
+                                      .act = {put_held, get_one_on_t}});
 }
 
 /* A bin of more than the cache's slots; the owner moves addresses while they are flushed. */
@@ -627,10 +653,6 @@ PLAY(open_passing)
     put(play.p[0], play.s);
     put(play.p[1], play.s);
     keep_busy(&play.w, play.t);
-}
-PLAY(get_one_on_t)
-{
-    get(1, play.t);
 }
 SCHEDULES(pass_against_free)
 {
