@@ -582,6 +582,7 @@ PLAY(open_apart_in_a_new_bin)
     play.p[0] = get(3, play.s);
     get(1, play.s);
     play.p[2] = get(3, play.s);
+    get(1, play.s);
     play.builds = builds_now();
 }
 PLAY(close_apart_in_a_new_bin)
@@ -886,6 +887,21 @@ SCHEDULES(thread_exit_against_flush)
                                       .close = close_plain,
                                       .prepare = {keep_one_in_cache, meet_t},
                                       .act = {get_and_put_one, get_three_on_t},
+                                      .threads_end = true});
+}
+
+/* A thread that takes over the front of one that has ended has another stream under the same handle. */
+PLAY(get_one_of_this_thread)
+{
+    get(1, CU_STREAM_PER_THREAD);
+}
+SCHEDULES(end_of_a_per_thread_stream_against_the_next_owner)
+{
+    explore_play("exit, next owner", CACHE_PAGES,
+                 (struct exploration){.open = open_plain,
+                                      .close = close_plain,
+                                      .prepare = {keep_one_of_this_thread},
+                                      .act = {nothing, get_one_of_this_thread},
                                       .threads_end = true});
 }
 
