@@ -890,21 +890,6 @@ SCHEDULES(thread_exit_against_flush)
                                       .threads_end = true});
 }
 
-/* A thread that takes over the front of one that has ended has another stream under the same handle. */
-PLAY(get_one_of_this_thread)
-{
-    get(1, CU_STREAM_PER_THREAD);
-}
-SCHEDULES(end_of_a_per_thread_stream_against_the_next_owner)
-{
-    explore_play("exit, next owner", CACHE_PAGES,
-                 (struct exploration){.open = open_plain,
-                                      .close = close_plain,
-                                      .prepare = {keep_one_of_this_thread},
-                                      .act = {nothing, get_one_of_this_thread},
-                                      .threads_end = true});
-}
-
 /* A closed cache is let go of by its owner while another thread empties it, and the record goes to another stream. */
 PLAY(close_s)
 {
