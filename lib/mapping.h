@@ -1,10 +1,10 @@
 /*
  * mapping.h - the three driver calls that change mappings, for a run of pages.
  *
- * A handle that is registered for GPUDirect RDMA is refused by cuMemMap with CUDA_ERROR_UNKNOWN now and then while other
- * threads map, unmap or create memory (seen on an H200, driver 580: one map in some hundreds beside a thread that unmaps,
- * and for milliseconds beside three that build; one lock around all such calls of the pool does not help). It is tried
- * again for a while, and `rdma` is off unless asked for.
+ * A handle that is registered for GPUDirect RDMA is refused by cuMemMap with CUDA_ERROR_UNKNOWN now and then while
+ * other threads map, unmap or create memory (seen on an H200, driver 580: one map in some hundreds beside a thread that
+ * unmaps, and for milliseconds beside three that build; one lock around all such calls of the pool does not help). It
+ * is tried again for a while, and `rdma` is off unless asked for.
  */
 #ifndef VPMM_LIB_MAPPING_H
 #define VPMM_LIB_MAPPING_H

@@ -45,7 +45,7 @@ static const double CREATED_PAGE_US = 8; /* what a page created is worth; 2: 2.6
 static const double SURPLUS_PAGE_US = 1; /* a page moved that is not needed; 8: the same */
 static const double STUCK_PAGE_US = 3;   /* a stuck page put to use; 0: 2.4 % (3.9); 5.1 % (9.6) */
 
-static const double SLOW_US = 900; /* driver time of one malloc, and how much dearer what goes beyond it is */
+static const double SLOW_US = 900;  /* driver time of one malloc, and how much dearer what goes beyond it is */
 static const double SLOW_TIMES = 2; /* 6: none above 1 ms, but in the scales where moving is slow a tenth more held */
 
 static const double FRESH_TIMES = 16;  /* ample room: so many times what is built, */
