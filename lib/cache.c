@@ -3,7 +3,7 @@
 /* ---- emptying ---- */
 
 /* Takes the region of a slot out of the cache, if it is still there. */
-static bool claim_slot(const struct fronts *fronts, const struct stream *stream, CUdeviceptr slot,
+static bool claim_slot(const struct fronts *fronts, const struct stream *stream, CUdeviceptr slot, uint64_t longer_than,
                        struct region *region)
 {
     uint64_t page;
@@ -11,8 +11,8 @@ static bool claim_slot(const struct fronts *fronts, const struct stream *stream,
         return false;
     struct page *first = page_at(&fronts->arena->pages, page);
     uint64_t word = load_sc_u64(&first->word); /* after the noted bits: see front.h */
-    if (word_state(word) != PAGE_CACHED || load_relaxed_u32(&first->fence_stream) != stream->slot ||
-        !page_take(first, word))
+    if (word_state(word) != PAGE_CACHED || word_pages(word) <= longer_than ||
+        load_relaxed_u32(&first->fence_stream) != stream->slot || !page_take(first, word))
         return false;
     *region = (struct region){page, word_pages(word), FENCE_PASSED, false};
     stats_sub(fronts->arena->stats, STAT_cached_bytes, region->pages << fronts->arena->pages.page_shift);
@@ -26,7 +26,7 @@ static bool flush_slots(struct fronts *fronts, struct stream *stream, struct cac
     struct region region[CACHE_SLOTS];
     unsigned taken = 0;
     for (uint32_t i = 0; i < slots; i++)
-        taken += claim_slot(fronts, stream, load_relaxed_u64(&bin->slot[i]), &region[taken]);
+        taken += claim_slot(fronts, stream, load_relaxed_u64(&bin->slot[i]), 0, &region[taken]);
     if (!taken)
         return false;
     struct fence fence = fence_take(stream); /* after all of them were freed */
@@ -152,14 +152,15 @@ CUdeviceptr cache_take(struct cache *cache, uint64_t length, size_t bytes)
     return address;
 }
 
-static bool take_from_bin(struct cache *cache, struct cache_bin *bin, const struct stream *stream,
+/* A slot may be left from longer ago than its bin's length: what stands there now may be short. */
+static bool take_from_bin(struct cache *cache, struct cache_bin *bin, const struct stream *stream, uint64_t longer_than,
                           struct region *region)
 {
     const struct fronts *fronts = cache->front->fronts;
     bool taken = false;
     uint32_t count = load_relaxed_u32(&bin->count);
     while (count && !taken)
-        taken = claim_slot(fronts, stream, load_relaxed_u64(&bin->slot[--count]), region);
+        taken = claim_slot(fronts, stream, load_relaxed_u64(&bin->slot[--count]), longer_than, region);
     set_count(cache, bin, count);
     return taken;
 }
@@ -177,7 +178,7 @@ bool cache_take_longer(struct cache *cache, uint64_t length, struct region *regi
         }
         if (!best)
             return false;
-        if (take_from_bin(cache, best, stream, region)) {
+        if (take_from_bin(cache, best, stream, length, region)) {
             region->fence = fence_take(stream);
             return true;
         }

@@ -696,6 +696,35 @@ Test(front, a_small_request_takes_cached_memory_back)
     world_close(&w);
 }
 
+/*
+ * A slot from which a region was stolen may come to name a shorter one, cached by another thread: it is not taken for
+ * what the slot's bin says.
+ */
+Test(front, a_slot_that_names_a_shorter_region_by_now_is_not_taken_for_a_long_one)
+{
+    struct world w;
+    open_cached(&w);
+    CUstream s = world_stream(&w);
+    struct helper h;
+    helper_start(&h, &w);
+    CUdeviceptr p = take(&w, 4, s);
+    give(&w, p, s);
+    cr_assert_eq(helper_take(&h, 4, s), p);
+    helper_give(&h, p, s);
+    cr_assert_eq(helper_take(&h, 1, s), p);
+    CUdeviceptr rest = helper_take(&h, 3, s);
+    helper_give(&h, p, s); /* one page now, where this thread's slot still says four */
+    CUdeviceptr q = take(&w, 2, s);
+    cr_expect_neq(q, p);
+    fill(&w, q, 2, 1, s);
+    expect_later(&w, q, 2, 1, s);
+    audit_of_many(&w);
+    give(&w, q, s);
+    helper_give(&h, rest, s);
+    helper_end(&h);
+    world_close(&w);
+}
+
 /* --- neighbours -----------------------------------------------------------------------------------------------------
  */
 
