@@ -289,7 +289,7 @@ static struct cache_bin *choose_bin(struct cache *cache, uint64_t pages)
     struct cache_bin *second = &cache->bin[cache_bin_of(cache, pages)];
     if (load_relaxed_u32(&second->pages) == pages)
         return second;
-    struct cache_bin *first = pages < CACHE_EXACT ? second : &cache->bin[(second - cache->bin) ^ 1];
+    struct cache_bin *first = pages <= CACHE_EXACT ? second : &cache->bin[(second - cache->bin) ^ 1];
     struct cache_bin *bin = load_relaxed_u32(&first->count) < load_relaxed_u32(&second->count) ? first : second;
     drop_stale(cache, bin);
     if (flush_oldest(cache, bin, load_relaxed_u32(&bin->count)))

@@ -330,7 +330,7 @@ static struct cache *attach(struct front *front, struct stream *stream)
     cache->check_id = stream->has_id && front->fronts->check_ids;
     cache->is_default = !stream->handle || stream->handle == CU_STREAM_LEGACY;
     cache->slot = stream->slot;
-    store_sc_ptr(&cache->stream, stream); /* before anything is noted: see flush_cache */
+    store_sc_ptr(&cache->stream, stream); /* before anything is noted: see cache_flush */
     store_sc_ptr(&cache->handle, stream->handle);
     front->by_slot[stream->slot] = cache;
     add_neighbour(stream, cache);

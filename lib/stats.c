@@ -124,7 +124,7 @@ void stats_join(struct stats *stats, struct stats_tally *tally)
     void *first = load_relaxed_ptr(&stats->tallies);
     do /* lock-free: a failed exchange is another thread's join. Nothing ever leaves, so no pointer comes back */
         tally->next = first;
-    while (!cas_acq_rel_ptr(&stats->tallies, &first, tally)); /* pairs with the acquire in sum_tallies */
+    while (!cas_acq_rel_ptr(&stats->tallies, &first, tally)); /* pairs with the acquire in add_tallies */
     join_allocating(stats);
 }
 
