@@ -4,6 +4,7 @@
 #define _GNU_SOURCE 1
 
 #include "pairs.h"
+#include "size.h"
 
 #include <errno.h>
 #include <getopt.h>
@@ -76,24 +77,6 @@ struct range {
     const char *const *words; /* NULL: a number; else words[min] to words[max] */
 };
 
-/* Decimal digits and an optional K, M or G. */
-static bool parse_number(const char *text, const struct range *range, uint64_t *out)
-{
-    static const char suffixes[] = "KMG";
-    char *end;
-    if (*text < '0' || *text > '9')
-        return false;
-    errno = 0;
-    unsigned long long value = strtoull(text, &end, 10);
-    const char *suffix = *end == '\0' ? NULL : strchr(suffixes, *end);
-    unsigned shift = suffix == NULL ? 0 : 10 * (unsigned)(suffix - suffixes + 1);
-    if (errno != 0 || (*end != '\0' && (suffix == NULL || end[1] != '\0')) || value > range->max >> shift ||
-        value << shift < range->min)
-        return false;
-    *out = value << shift;
-    return true;
-}
-
 static bool parse_word(const char *text, const struct range *range, uint64_t *out)
 {
     for (uint64_t i = range->min; i <= range->max; i++)
@@ -108,8 +91,7 @@ static bool not_allowed(const char *option, const char *text, const struct range
 {
     char allowed[256] = "";
     if (range->words == NULL)
-        snprintf(allowed, sizeof allowed, "a number from %llu to %llu is allowed, with an optional K, M or G",
-                 (unsigned long long)range->min, (unsigned long long)range->max);
+        size_describe(allowed, sizeof allowed, range->min, range->max);
     for (uint64_t i = range->min; range->words != NULL && i <= range->max; i++)
         snprintf(allowed + strlen(allowed), sizeof allowed - strlen(allowed), "%s%s%s", i == range->min ? "" : ", ",
                  range->words[i], i == range->max ? " are allowed" : "");
@@ -118,7 +100,7 @@ static bool not_allowed(const char *option, const char *text, const struct range
 
 static bool parse_one(const char *option, const char *text, struct range range, uint64_t *out)
 {
-    bool ok = range.words == NULL ? parse_number(text, &range, out) : parse_word(text, &range, out);
+    bool ok = range.words == NULL ? size_parse(text, range.min, range.max, out) : parse_word(text, &range, out);
     return ok || not_allowed(option, text, &range);
 }
 

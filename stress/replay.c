@@ -4,6 +4,7 @@
 #define _GNU_SOURCE 1
 
 #include "replay.h"
+#include "size.h"
 
 #include <errno.h>
 #include <getopt.h>
@@ -59,25 +60,11 @@ static bool usage_error(const char *option, const char *value, const char *allow
     return false;
 }
 
-/* Decimal digits and an optional K, M or G. */
 static bool parse_size(const char *option, const char *text, uint64_t min, uint64_t max, uint64_t *out)
 {
-    static const char suffixes[] = "KMG";
     char allowed[128];
-    char *end;
-    snprintf(allowed, sizeof allowed, "a number from %llu to %llu is allowed, with an optional K, M or G",
-             (unsigned long long)min, (unsigned long long)max);
-    if (*text < '0' || *text > '9')
-        return usage_error(option, text, allowed);
-    errno = 0;
-    unsigned long long value = strtoull(text, &end, 10);
-    const char *suffix = *end == '\0' ? NULL : strchr(suffixes, *end);
-    unsigned shift = suffix == NULL ? 0 : 10 * (unsigned)(suffix - suffixes + 1);
-    if (errno != 0 || (*end != '\0' && (suffix == NULL || end[1] != '\0')) || value > max >> shift ||
-        value << shift < min)
-        return usage_error(option, text, allowed);
-    *out = value << shift;
-    return true;
+    size_describe(allowed, sizeof allowed, min, max);
+    return size_parse(text, min, max, out) || usage_error(option, text, allowed);
 }
 
 static bool parse_unsigned(const char *option, const char *text, unsigned min, unsigned max, unsigned *out)
