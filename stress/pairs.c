@@ -6,7 +6,6 @@
 #include "pairs.h"
 #include "size.h"
 
-#include <errno.h>
 #include <getopt.h>
 #include <stdlib.h>
 #include <string.h>

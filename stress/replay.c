@@ -6,7 +6,6 @@
 #include "replay.h"
 #include "size.h"
 
-#include <errno.h>
 #include <getopt.h>
 #include <math.h>
 #include <stdlib.h>
