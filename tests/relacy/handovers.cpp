@@ -602,7 +602,7 @@ static const quote pushed_quotes[] = {
     {"lib/front.c",
      "    while (!cas_acq_rel_ptr(&fronts->first, &first, front)); /* pairs with each acquire of `first` */"},
     {"lib/stats.c",
-     "    while (!cas_acq_rel_ptr(&stats->tallies, &first, tally)); /* pairs with the acquire in sum_tallies */"},
+     "    while (!cas_acq_rel_ptr(&stats->tallies, &first, tally)); /* pairs with the acquire in add_tallies */"},
     {"lib/hints.c",
      "    while (!cas_acq_rel_ptr(&bin->first, &first, fresh)); /* pairs with the acquire of every walk */"},
     {0, 0}};
