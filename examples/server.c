@@ -537,7 +537,7 @@ static account take_account(server *s)
     }
     a.audit = vpmm_ok(s, "the audit", vpmm_check(s->pool));
     vpmm_stats_get(s->pool, &a.stats);
-    a.live = a.stats.live_bytes + a.stats.async_bytes;
+    a.live = a.stats.requested_bytes;
     return a;
 }
 

@@ -13,7 +13,6 @@ struct setup setup_default(void)
     setup.pool.va_size = (size_t)1 << 30;
     const char *cached = getenv("VPMM_TEST_CACHE_BYTES");
     setup.pool.cache_bytes = cached ? strtoull(cached, NULL, 10) : 0;
-    setup.pool.small = VPMM_SMALL_ASYNC;
     setup.pool.reaper = false;
     return setup;
 }
@@ -167,15 +166,37 @@ vpmm_stats stats_of(struct world *w)
     return stats;
 }
 
+/* The sum of the parts of a counter that VPMM_STATS names. */
+#define PART_gauge(value, which)         0
+#define PART_counter(value, which)       0
+#define PART_counter_by(label)           PART_gauge
+#define PART_part_of(sum, label)         PART_OF_##sum
+#define PART_counter_part_of(sum, label) PART_OF_##sum
+#define PART_OF_mallocs(value, which)    ((which) == OF_MALLOCS ? (value) : 0)
+#define PART_OF_frees(value, which)      ((which) == OF_FREES ? (value) : 0)
+#define PART_OF_failures(value, which)   0
+
+enum counted { OF_MALLOCS, OF_FREES };
+
+static uint64_t sum_of_parts(const vpmm_stats *s, enum counted which)
+{
+    uint64_t sum = 0;
+#define ADD_PART(name, kind, help) sum += PART_##kind(s->name, which);
+    VPMM_STATS(ADD_PART)
+#undef ADD_PART
+    return sum;
+}
+
 const char *stats_violation(const vpmm_stats *s)
 {
     if (s->reserved_bytes != s->live_bytes + s->reusable_bytes + s->hole_bytes + s->pending_unmap_bytes)
         return "reserved is not live + reusable + hole + pending";
     if (s->mapped_bytes != s->live_bytes + s->reusable_bytes)
         return "mapped is not live + reusable";
-    if (s->mallocs != s->hits_cache + s->hits_own_stream + s->hits_neighbour + s->hits_completed + s->hits_waited +
-                          s->hits_small + s->builds)
+    if (s->mallocs != sum_of_parts(s, OF_MALLOCS))
         return "mallocs are not the sum of the tiers";
+    if (s->frees != sum_of_parts(s, OF_FREES))
+        return "frees are not the sum of the tiers";
     if (s->frees > s->mallocs)
         return "more frees than mallocs";
     if (s->cached_bytes > s->reusable_bytes)

@@ -74,6 +74,7 @@ static struct setup capture_setup(void)
     struct setup setup = setup_default();
     setup.pool.max_mapped = 40 * PAGE;
     setup.pool.extent_size = PAGE;
+    setup.pool.small = VPMM_SMALL_ASYNC; /* one of the tiers that are passed */
     return setup;
 }
 

@@ -370,8 +370,10 @@ Test(defects, defect_10_destroy_refuses_live_memory_and_waits_for_its_own_device
 Test(defects, defect_11_a_refused_free_forgets_nothing)
 {
     needs_simulator();
+    struct setup setup = setup_default();
+    setup.pool.small = VPMM_SMALL_ASYNC; /* the driver's free is what is refused */
     struct world w;
-    world_open(&w, NULL);
+    world_open(&w, &setup);
     CUstream s = world_stream(&w);
     CUdeviceptr p = take_bytes(&w, 1000, s);
     vpmm_stats before = stats_of(&w);
@@ -713,6 +715,7 @@ static struct setup small_device(size_t pages)
 Test(defects, defect_20_the_small_pool_gives_way_to_pages)
 {
     struct setup setup = small_device(64);
+    setup.pool.small = VPMM_SMALL_ASYNC;
     struct world w;
     world_open(&w, &setup);
     CUstream s = world_stream(&w);
@@ -731,6 +734,7 @@ Test(defects, defect_20_the_small_pool_gives_way_to_pages)
 Test(defects, defect_20_free_pages_give_way_to_small_requests)
 {
     struct setup setup = small_device(64);
+    setup.pool.small = VPMM_SMALL_ASYNC;
     struct world w;
     world_open(&w, &setup);
     CUstream s = world_stream(&w);
@@ -746,8 +750,10 @@ Test(defects, defect_20_free_pages_give_way_to_small_requests)
 
 Test(defects, defect_21_what_rounding_costs_is_shown)
 {
+    struct setup setup = setup_default();
+    setup.pool.small = VPMM_SMALL_ASYNC; /* pages are not cut */
     struct world w;
-    world_open(&w, NULL);
+    world_open(&w, &setup);
     CUstream s = world_stream(&w);
     CUdeviceptr p = take_bytes(&w, PAGE + 1, s); /* a page is wholly free or wholly used */
     cr_expect_eq(stats_of(&w).live_bytes, 2 * PAGE);

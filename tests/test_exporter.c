@@ -65,6 +65,20 @@ static double part_of_p(const char *text, const char *metric, const char *label,
     return sample(text, series);
 }
 
+/* Over every value of the label, whichever there are. */
+static double sum_of_p(const char *text, const char *metric, const char *label)
+{
+    char series[160];
+    double sum = 0;
+    snprintf(series, sizeof series, "\n%s{device=\"0\",pool=\"p\",%s=\"", metric, label);
+    for (const char *at = text; (at = strstr(at, series)) != NULL;) {
+        at = strchr(at + 1, '}');
+        require(at != NULL, "a sample without an end");
+        sum += strtod(at + 1, NULL);
+    }
+    return sum;
+}
+
 /* ---- what is served ---- */
 
 Test(exporter, starts_in_one_call_and_serves_what_the_pool_says)
@@ -133,13 +147,14 @@ Test(exporter, parts_sum_to_what_they_are_parts_of)
     must_work(vpmm_exporter_add(exporter, w.pool, "p"));
     char *text = scrape(exporter);
     vpmm_stats stats = stats_of(&w);
-    double mallocs = 0, frees = 0, calls = 0;
+    double mallocs = sum_of_p(text, "vpmm_mallocs_total", "tier"), frees = sum_of_p(text, "vpmm_frees_total", "tier");
+    double calls = 0;
     for (const char *const *tier =
              (const char *const[]){"cache", "own_stream", "neighbour", "completed", "waited", "small", "build", NULL};
          *tier; tier++)
-        mallocs += part_of_p(text, "vpmm_mallocs_total", "tier", *tier);
+        require(part_of_p(text, "vpmm_mallocs_total", "tier", *tier) >= 0, "mallocs of %s", *tier);
     for (const char *const *tier = (const char *const[]){"cache", "pages", "small", NULL}; *tier; tier++)
-        frees += part_of_p(text, "vpmm_frees_total", "tier", *tier);
+        require(part_of_p(text, "vpmm_frees_total", "tier", *tier) >= 0, "frees of %s", *tier);
 #define ADD_CALLS(name, version, parameters, arguments)                                                                \
     calls += part_of_p(text, "vpmm_driver_calls_total", "call", #name);                                                \
     require(part_of_p(text, "vpmm_driver_errors_total", "call", #name) >= 0, #name);

@@ -477,6 +477,13 @@ Test(faults, small_requests, .timeout = 300)
     loop(small, &setup, true);
 }
 
+Test(faults, small_requests_of_the_driver_s_pool, .timeout = 300)
+{
+    struct setup setup = setup_default();
+    setup.pool.small = VPMM_SMALL_ASYNC;
+    loop(small, &setup, true);
+}
+
 Test(faults, memory_runs_out, .timeout = 300)
 {
     struct setup setup = setup_default();

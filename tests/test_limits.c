@@ -446,6 +446,7 @@ Test(limits, a_page_of_many_granules)
 {
     struct setup setup = setup_default();
     setup.pool.page_size = 8 * PAGE;
+    setup.pool.small = VPMM_SMALL_ASYNC; /* pages are not cut */
     struct world w;
     world_open(&w, &setup);
     CUstream s = world_stream(&w);

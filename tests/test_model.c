@@ -223,6 +223,7 @@ static void run(const char *name, const struct setup *setup)
 static struct setup model_setup(size_t extent_size, vpmm_reuse reuse, vpmm_streams streams)
 {
     struct setup setup = setup_default();
+    setup.pool.small = VPMM_SMALL_ASYNC; /* the model rounds to pages; test_slab.c has one of pieces */
     setup.pool.va_size = 256 * PAGE;
     setup.pool.max_mapped = CAPACITY_PAGES * PAGE;
     setup.pool.extent_size = extent_size;

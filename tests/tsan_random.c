@@ -24,7 +24,7 @@ enum { THREADS = 4, STREAMS = 6, SLOTS = 96, LONGEST = 32, ONE_STAMP_IN = 4 };
 
 struct block {
     CUdeviceptr pointer;
-    size_t pages;   /* 0: less than one */
+    size_t pages;   /* 0: not a whole number of them */
     uint32_t stamp; /* 0: none */
     int stream;
 };
@@ -61,14 +61,29 @@ static uint64_t draw(struct worker *worker, uint64_t below)
     return (worker->random >> 11) % below;
 }
 
+/* One in three is of 256 bytes to 4 MiB, each octave as often as the next; the others are whole pages. */
+static size_t draw_bytes(struct worker *worker)
+{
+    if (draw(worker, 3) != 0)
+        return (1 + draw(worker, draw(worker, 4) == 0 ? LONGEST : 4)) * PAGE;
+    size_t octave = (size_t)256 << draw(worker, 14);
+    return octave + draw(worker, octave);
+}
+
+/* The words of the stamp: one a page, one in all where it is not of pages. */
+static size_t words_of(const struct block *b)
+{
+    return b->pages > 0 ? b->pages : 1;
+}
+
 static struct block *make_block(struct worker *worker)
 {
     struct block *b = calloc(1, sizeof *b);
     if (b == NULL)
         return NULL;
     b->stream = (int)draw(worker, STREAMS);
-    b->pages = draw(worker, 16) == 0 ? 0 : 1 + draw(worker, draw(worker, 4) == 0 ? LONGEST : 4);
-    size_t bytes = b->pages > 0 ? b->pages * PAGE : 1 + draw(worker, PAGE - 1);
+    size_t bytes = draw_bytes(worker);
+    b->pages = bytes % PAGE == 0 ? bytes / PAGE : 0;
     CUstream stream = shared.stream[b->stream];
     vpmm_status status = vpmm_malloc(shared.pool, bytes, stream, &b->pointer);
     if (status != VPMM_SUCCESS) {
@@ -79,9 +94,9 @@ static struct block *make_block(struct worker *worker)
         free(b);
         return NULL;
     }
-    if (b->pages > 0 && draw(worker, ONE_STAMP_IN) == 0) {
+    if (draw(worker, ONE_STAMP_IN) == 0) {
         b->stamp = ++worker->stamps;
-        if (!payload_write(shared.driver, b->pointer, b->pages, b->stamp, stream))
+        if (!payload_write(shared.driver, b->pointer, words_of(b), b->stamp, stream))
             failed("cuMemsetD2D32Async");
     }
     return b;
@@ -90,7 +105,7 @@ static struct block *make_block(struct worker *worker)
 static void end_block(struct worker *worker, struct block *b)
 {
     CUstream stream = shared.stream[b->stream];
-    if (b->stamp != 0 && !payload_expect(shared.driver, b->pointer, b->pages, b->stamp, stream, &shared.mismatches))
+    if (b->stamp != 0 && !payload_expect(shared.driver, b->pointer, words_of(b), b->stamp, stream, &shared.mismatches))
         failed("cuMemcpy2DAsync");
     if (draw(worker, 4) == 0) {
         CUstream other = shared.stream[draw(worker, STREAMS)];
@@ -151,7 +166,6 @@ static bool begin(void)
     config.driver = driver;
     config.va_size = 1024 * PAGE;
     config.page_size = PAGE;
-    config.small = VPMM_SMALL_ASYNC;
     config.cache_bytes = 0;
     if (driver->cuInit(0) != CUDA_SUCCESS || driver->cuDevicePrimaryCtxRetain(&shared.context, 0) != CUDA_SUCCESS ||
         driver->cuCtxSetCurrent(shared.context) != CUDA_SUCCESS)
@@ -184,7 +198,7 @@ static void finish(void)
            (unsigned long long)stats.hits_completed, (unsigned long long)stats.hits_waited,
            (unsigned long long)stats.builds, (unsigned long long)stats.hits_small, (unsigned long long)stats.reclaims,
            (unsigned long long)atomic_load(&shared.refusals));
-    if (stats.live_bytes != 0 || stats.async_bytes != 0 || stats.mallocs != stats.frees)
+    if (stats.requested_bytes != 0 || stats.mallocs != stats.frees)
         failed("something is live at the end");
     if (vpmm_pool_destroy(shared.pool) != VPMM_SUCCESS)
         failed("vpmm_pool_destroy");
