@@ -1,10 +1,8 @@
 /*
  * arena.h - the shared state of a pool's pages, and the order in which its parts may be touched.
  *
- *   pages      the truth about every region                                   by exchange of words (pages.h)
- *   passed     hints of FREE regions that wait for nothing                    lock-free (hints.h)
- *   streams    records, each with hints of the FREE regions behind its fences lock-free (stream.h)
- *   fronts     what threads keep for themselves, CACHED                       lock-free (front.h)
+ *   space      pages: regions, the hints of free ones, the caches             lock-free (space.h)
+ *   streams    records of streams and of their fences                         lock-free (stream.h)
  *   holes      hints of HOLE regions                                          under the build turn
  *   policy     where to build and of what                                     under the build turn
  *   zombies    old addresses, pushed by builders, taken by the reaper         lock-free (queue.h)
@@ -21,16 +19,12 @@
 #define VPMM_LIB_ARENA_H
 
 #include "device.h"
-#include "hints.h"
-#include "pages.h"
 #include "policy.h"
-#include "queue.h"
-#include "stats.h"
-#include "stream.h"
+#include "slab.h"
+#include "space.h"
 
 #include <pthread.h>
 
-struct fronts;
 struct view;
 struct zombie;
 
@@ -41,11 +35,10 @@ struct arena {
     size_t max_mapped;                  /* bytes; 0: no cap */
     _Atomic(uint32_t) exportable, rdma; /* cleared if the device refuses the first handle for it */
 
-    struct pages pages;
-    struct hint_arena hint_arena;
-    struct hints passed;
+    struct space space; /* of pages */
+    struct space cut;   /* of granules (cut.h), */
+    struct slabs slabs; /* and the slabs among them (slab.h) */
     struct streams streams;
-    struct fronts *fronts; /* the threads' caches; constant */
 
     pthread_mutex_t turn;
     struct hints holes;
@@ -55,21 +48,15 @@ struct arena {
     uint64_t budgeted_pages;  /* mapped, and promised to builds under way; under the turn */
 
     struct pile zombies;
-    _Atomic(uint32_t) mixed;        /* set once: there may be regions whose pieces have passed in part */
-    _Atomic(uint64_t) publications; /* counts memory that became FREE: a search that saw it move looks again */
-    _Atomic(uint64_t) grown_pages;  /* new memory since the growth that was last counted */
-    _Atomic(uint32_t) growths;      /* by 1/64 of the pool: no cache is in a steady state after one (front.h) */
-    _Atomic(uint32_t) builders;     /* threads between claiming and publishing */
-    struct wakeup work;             /* for the reaper: something was published, marked or retired */
-    _Atomic(uint32_t) asleep;       /* the reaper is, or is about to be, waiting on it */
+    _Atomic(uint64_t) grown_pages; /* new memory since the growth that was last counted */
+    _Atomic(uint32_t) growths;     /* by 1/64 of the pool: no cache is in a steady state after one (front.h) */
+    _Atomic(uint32_t) builders;    /* threads between claiming and publishing */
+    struct bell bell;              /* the reaper's */
 
     pthread_mutex_t watching; /* asking about events and publishing completed; taken after reaping if both */
     pthread_mutex_t reaping;
     struct zombie *waiting;         /* under reaping: zombies not yet unmapped */
     _Atomic(uint64_t) passed_at_ns; /* when the latest pass ended, or the reaper woke up; at first, the beginning */
 };
-
-/* Tells a sleeping reaper of new work. Cheap when it is awake. */
-void arena_wake_reaper(struct arena *);
 
 #endif

@@ -1,6 +1,7 @@
 #include "arena_life.h"
 
 #include "clock.h"
+#include "cut.h"
 #include "mapping.h"
 #include "reaper.h"
 #include "view.h"
@@ -8,7 +9,25 @@
 
 #include <stdlib.h>
 
-#define HINT_ARENA_BYTES ((size_t)4 << 30) /* reserved, not committed: 8 million blocks of 60 hints */
+static void init_space(struct arena *arena, struct space *space, enum space_level level)
+{
+    static const enum stat live[] = {STAT_live_bytes, STAT_slab_live_bytes};
+    static const enum stat cached[] = {STAT_cached_bytes, STAT_slab_cached_bytes};
+    space->stats = arena->stats;
+    space->streams = &arena->streams;
+    space->bell = &arena->bell;
+    space->growths = &arena->growths;
+    space->level = level;
+    space->live_stat = live[level];
+    space->cached_stat = cached[level];
+}
+
+static vpmm_status init_cut(struct arena *arena, const vpmm_config *config)
+{
+    init_space(arena, &arena->cut, SPACE_GRANULES);
+    vpmm_status status = cut_init(arena, config);
+    return status == VPMM_SUCCESS ? slabs_init(&arena->slabs, &arena->cut) : status;
+}
 
 vpmm_status arena_init(struct arena *arena, struct device *device, struct stats *stats, const vpmm_config *config)
 {
@@ -23,14 +42,17 @@ vpmm_status arena_init(struct arena *arena, struct device *device, struct stats 
     pthread_mutex_init(&arena->reaping, NULL);
     store_relaxed_u64(&arena->passed_at_ns, clock_now_ns());
     pile_init(&arena->zombies);
-    wakeup_init(&arena->work);
-    pages_init(&arena->pages, config->page_size, config->va_size);
+    wakeup_init(&arena->bell.work);
     policy_init(&arena->policy, config->page_size, (uint32_t)(config->extent_size / config->page_size));
     arena->view = calloc(1, sizeof *arena->view);
     arena->plan = calloc(1, sizeof *arena->plan);
-    if (!arena->view || !arena->plan || !hint_arena_init(&arena->hint_arena, HINT_ARENA_BYTES))
-        return fail(VPMM_ERROR_HOST_MEMORY, "no host memory or address space for a pool's records");
-    return streams_init(&arena->streams, device);
+    if (!arena->view || !arena->plan)
+        return fail(VPMM_ERROR_HOST_MEMORY, "no host memory for a pool's records");
+    init_space(arena, &arena->space, SPACE_PAGES);
+    vpmm_status status = space_init(&arena->space, config->page_size, config->va_size);
+    if (status == VPMM_SUCCESS)
+        status = streams_init(&arena->streams, device);
+    return status == VPMM_SUCCESS && config->small == VPMM_SMALL_SLAB ? init_cut(arena, config) : status;
 }
 
 /* Of every mapped region; of a lost device's pool also those of live memory. An extent may span several regions. */
@@ -40,7 +62,8 @@ static void free_extents(struct pages *pages, uint64_t page, uint64_t end)
     for (uint64_t next; page < end; page = next) {
         uint64_t word = load_relaxed_u64(&page_at(pages, page)->word);
         next = page + word_pages(word);
-        bool mapped = word_state(word) == PAGE_LIVE || word_state(word) == PAGE_FREE || word_state(word) == PAGE_CACHED;
+        bool mapped = word_state(word) == PAGE_LIVE || word_state(word) == PAGE_FREE ||
+                      word_state(word) == PAGE_CACHED || word_state(word) == PAGE_CUT;
         for (uint64_t at = page > freed_until ? page : freed_until; mapped && at < next; at = freed_until) {
             struct extent *extent = page_extent(page_at(pages, at));
             freed_until = at + extent->pages;
@@ -51,11 +74,12 @@ static void free_extents(struct pages *pages, uint64_t page, uint64_t end)
 
 void arena_free(struct arena *arena)
 {
-    for (uint32_t chunk = 0; chunk < load_acquire_u32(&arena->pages.chunks); chunk++) {
-        uint64_t first = (uint64_t)chunk << arena->pages.chunk_shift;
-        free_extents(&arena->pages, first, first + arena->pages.chunk_pages);
+    for (uint32_t chunk = 0; chunk < load_acquire_u32(&arena->space.pages.chunks); chunk++) {
+        uint64_t first = (uint64_t)chunk << arena->space.pages.chunk_shift;
+        free_extents(&arena->space.pages, first, first + arena->space.pages.chunk_pages);
     }
     zombies_drop(arena);
+    slabs_free(&arena->slabs);
     streams_free(&arena->streams);
     policy_destroy(&arena->policy);
     if (arena->plan)
@@ -64,8 +88,8 @@ void arena_free(struct arena *arena)
         view_free(arena->view);
     free(arena->plan);
     free(arena->view);
-    hint_arena_free(&arena->hint_arena);
-    pages_free(&arena->pages);
+    space_free(&arena->cut);
+    space_free(&arena->space);
     pthread_mutex_destroy(&arena->turn);
     pthread_mutex_destroy(&arena->watching);
     pthread_mutex_destroy(&arena->reaping);
@@ -99,7 +123,7 @@ static void release_span(struct giving_back *back, uint64_t page, uint64_t pages
 {
     struct arena *arena = back->arena;
     for (uint64_t end = page + pages; page < end;) {
-        struct extent *extent = page_extent(page_at(&arena->pages, page));
+        struct extent *extent = page_extent(page_at(&arena->space.pages, page));
         page += extent->pages;
         note_failure(back, device_call(arena->device, cuMemRelease, extent->handle), "releasing free memory");
     }
@@ -109,10 +133,10 @@ static void release_span(struct giving_back *back, uint64_t page, uint64_t pages
 static void give_back_chunk(struct giving_back *back, uint32_t chunk)
 {
     struct arena *arena = back->arena;
-    uint64_t first = (uint64_t)chunk << arena->pages.chunk_shift, end = first + arena->pages.chunk_pages;
+    uint64_t first = (uint64_t)chunk << arena->space.pages.chunk_shift, end = first + arena->space.pages.chunk_pages;
     uint64_t span = first, pages;
     for (uint64_t page = first; page < end; page += pages) {
-        uint64_t word = load_acquire_u64(&page_at(&arena->pages, page)->word);
+        uint64_t word = load_acquire_u64(&page_at(&arena->space.pages, page)->word);
         pages = word_pages(word);
         bool is_free = word_state(word) == PAGE_FREE;
         uint64_t until = is_free ? page + pages : page;
@@ -130,16 +154,18 @@ static void free_chunk(struct giving_back *back, uint32_t chunk)
 {
     struct arena *arena = back->arena;
     note_failure(back,
-                 device_call(arena->device, cuMemAddressFree, arena->pages.chunk[chunk].base,
-                             (size_t)arena->pages.chunk_pages << arena->pages.page_shift),
+                 device_call(arena->device, cuMemAddressFree, arena->space.pages.chunk[chunk].base,
+                             (size_t)arena->space.pages.chunk_pages << arena->space.pages.page_shift),
                  "giving address space back");
 }
 
 vpmm_status arena_give_back(struct arena *arena)
 {
     struct giving_back back = {.arena = arena, .status = reaper_settle(arena)};
+    cut_flush(arena); /* what a lost device kept from passing stays cut, and is given up with the rest */
     snprintf(back.words, sizeof back.words, "%s", vpmm_last_error());
-    for (uint32_t chunk = 0; chunk < load_acquire_u32(&arena->pages.chunks) && !device_lost(arena->device); chunk++) {
+    for (uint32_t chunk = 0; chunk < load_acquire_u32(&arena->space.pages.chunks) && !device_lost(arena->device);
+         chunk++) {
         give_back_chunk(&back, chunk);
         free_chunk(&back, chunk);
     }

@@ -1,6 +1,8 @@
 #include "build.h"
 
 #include "clock.h"
+#include "cut.h"
+#include "hole.h"
 #include "lock.h"
 #include "mapping.h"
 #include "zombie.h"
@@ -100,8 +102,8 @@ static void publish_part(struct arena *arena, struct region whole, uint64_t from
 {
     if (from == to)
         return;
-    page_set(page_at(&arena->pages, from), PAGE_OWN, to - from);
-    region_publish(arena, (struct region){from, to - from, whole.fence, false});
+    page_set(page_at(&arena->space.pages, from), PAGE_OWN, to - from);
+    region_publish(&arena->space, (struct region){from, to - from, whole.fence, false});
 }
 
 /* As contiguous() has counted: extents of one run with no gap are one donor. */
@@ -131,7 +133,8 @@ static void divide(struct build *build, const struct view *view, const struct po
     uint64_t done = region.page, end = region.page + region.pages;
     for (size_t i = first; i < last; i++) {
         const struct policy_extent *seen = &view->extent[plan->move[i]];
-        donor_add(build, page_extent(page_at(&arena->pages, seen->page)), seen->page, region.fence, i, i == first);
+        donor_add(build, page_extent(page_at(&arena->space.pages, seen->page)), seen->page, region.fence, i,
+                  i == first);
         publish_part(arena, region, done, seen->page);
         done = seen->page + seen->pages;
     }
@@ -139,21 +142,21 @@ static void divide(struct build *build, const struct view *view, const struct po
     for (size_t i = 0; i < build->donors; i++) {
         struct region *donor = &build->donor[i].region;
         if (donor->page >= region.page && donor->page < end)
-            page_set(page_at(&arena->pages, donor->page), PAGE_OWN, donor->pages);
+            page_set(page_at(&arena->space.pages, donor->page), PAGE_OWN, donor->pages);
     }
 }
 
 static void return_donors(struct build *build)
 {
     for (size_t i = 0; i < build->donors; i++)
-        region_publish(build->arena, build->donor[i].region);
+        region_publish(&build->arena->space, build->donor[i].region);
     build->donors = 0;
 }
 
 static void return_base(struct build *build)
 {
     if (build->base.pages)
-        region_publish(build->arena, build->base);
+        region_publish(&build->arena->space, build->base);
     build->base.pages = 0;
 }
 
@@ -211,7 +214,7 @@ static uint64_t creatable(const struct arena *arena, const struct build_limits *
 {
     uint64_t cap = UINT64_MAX;
     if (arena->max_mapped) {
-        cap = arena->max_mapped >> arena->pages.page_shift;
+        cap = arena->max_mapped >> arena->space.pages.page_shift;
         cap = cap > arena->budgeted_pages ? cap - arena->budgeted_pages : 0;
     }
     return cap < limits->creatable_pages ? cap : limits->creatable_pages;
@@ -240,8 +243,8 @@ static CUresult try_create(struct arena *arena, struct extent *extent)
 {
     CUmemAllocationProp prop = properties(arena);
     CUmemGenericAllocationHandle handle = 0;
-    CUresult result =
-        device_call(arena->device, cuMemCreate, &handle, (size_t)extent->pages << arena->pages.page_shift, &prop, 0);
+    CUresult result = device_call(arena->device, cuMemCreate, &handle,
+                                  (size_t)extent->pages << arena->space.pages.page_shift, &prop, 0);
     if (result == CUDA_SUCCESS)
         extent->handle = handle;
     else if (handle)
@@ -334,7 +337,7 @@ static void place_extents(struct build *build)
         struct extent *extent = build->extent[i];
         store_relaxed_u64(&extent->page, page);
         for (uint32_t j = 0; j < extent->pages; j++)
-            store_relaxed_ptr(&page_at(&arena->pages, page + j)->extent, extent);
+            store_relaxed_ptr(&page_at(&arena->space.pages, page + j)->extent, extent);
         page += extent->pages;
     }
 }
@@ -359,7 +362,7 @@ static void bury_donors(struct build *build)
 static void note_growth(struct arena *arena, uint64_t pages)
 {
     enum { SHARE = 64 };
-    uint64_t mapped = stats_sum(arena->stats, STAT_mapped_bytes) >> arena->pages.page_shift;
+    uint64_t mapped = stats_sum(arena->stats, STAT_mapped_bytes) >> arena->space.pages.page_shift;
     uint64_t grown = fetch_add_relaxed_u64(&arena->grown_pages, pages) + pages;
     if (grown * SHARE < mapped)
         return;
@@ -370,7 +373,7 @@ static void note_growth(struct arena *arena, uint64_t pages)
 static void count_commit(struct build *build)
 {
     struct stats *stats = build->arena->stats;
-    stats_add(stats, STAT_mapped_bytes, build->new_pages << build->arena->pages.page_shift);
+    stats_add(stats, STAT_mapped_bytes, build->new_pages << build->arena->space.pages.page_shift);
     stats_add(stats, STAT_pages_created, build->new_pages);
     if (build->new_pages)
         note_growth(build->arena, build->new_pages);
@@ -393,9 +396,9 @@ static void commit(struct build *build, bool waited, struct region *result)
         second = &build->target;
     }
     if (second->pages)
-        page_set(page_at(&arena->pages, second->page), PAGE_NONE, 0);
+        page_set(page_at(&arena->space.pages, second->page), PAGE_NONE, 0);
     *result = (struct region){first->page, first->pages + second->pages, fence, false};
-    page_set(page_at(&arena->pages, result->page), PAGE_OWN, result->pages);
+    page_set(page_at(&arena->space.pages, result->page), PAGE_OWN, result->pages);
     for (size_t i = build->moved; i < build->extents; i++)
         build->extent[i] = NULL; /* the pages' now */
 }
@@ -487,21 +490,38 @@ static vpmm_status carry_out(struct build *build, struct build_limits *limits, s
     return status;
 }
 
+/* Under the turn. The granules of a chunk are numbered as its pages are, so both get it or neither. */
+static vpmm_status add_chunk(struct arena *arena, CUdeviceptr base)
+{
+    void *pages = NULL, *granules = NULL;
+    vpmm_status status = pages_table_new(&arena->space.pages, &pages);
+    if (status == VPMM_SUCCESS && cut_takes_chunk(arena))
+        status = pages_table_new(&arena->cut.pages, &granules);
+    if (status != VPMM_SUCCESS) {
+        pages_table_free(&arena->space.pages, pages);
+        return status;
+    }
+    if (granules)
+        pages_add_chunk(&arena->cut.pages, base, granules);
+    hole_add(arena, pages_add_chunk(&arena->space.pages, base, pages), arena->space.pages.chunk_pages);
+    return VPMM_SUCCESS;
+}
+
 /* One more chunk than `seen`, which all that were there had no room: another thread may have added it meanwhile. */
 static vpmm_status reserve_chunk(struct arena *arena, uint32_t seen)
 {
     struct device_scope scope;
     CUdeviceptr base = 0;
-    size_t bytes = (size_t)arena->pages.chunk_pages << arena->pages.page_shift;
-    uint64_t first;
+    size_t bytes = (size_t)arena->space.pages.chunk_pages << arena->space.pages.page_shift;
     vpmm_status status = device_enter(arena->device, &scope);
     if (status != VPMM_SUCCESS)
         return status;
-    if (load_acquire_u32(&arena->pages.chunks) != seen) {
+    if (load_acquire_u32(&arena->space.pages.chunks) != seen) {
         device_leave(arena->device, &scope);
         return VPMM_SUCCESS;
     }
-    if (device_call(arena->device, cuMemAddressReserve, &base, bytes, arena->pages.page_size, 0, 0) != CUDA_SUCCESS) {
+    if (device_call(arena->device, cuMemAddressReserve, &base, bytes, arena->space.pages.page_size, 0, 0) !=
+        CUDA_SUCCESS) {
         status = device_failed(arena->device, "reserving address space");
         if (status == VPMM_ERROR_OUT_OF_MEMORY)
             status = fail(VPMM_ERROR_OUT_OF_ADDRESS_SPACE,
@@ -510,11 +530,9 @@ static vpmm_status reserve_chunk(struct arena *arena, uint32_t seen)
                           bytes);
     } else {
         lock_take(&arena->turn);
-        status = pages_add_chunk(&arena->pages, base, &first);
-        if (status == VPMM_SUCCESS) {
-            hole_add(arena, first, arena->pages.chunk_pages);
+        status = add_chunk(arena, base);
+        if (status == VPMM_SUCCESS)
             stats_add(arena->stats, STAT_reserved_bytes, bytes);
-        }
         pthread_mutex_unlock(&arena->turn);
     }
     if (status != VPMM_SUCCESS && base)
@@ -581,27 +599,27 @@ static vpmm_status no_room(const struct arena *arena, uint64_t pages)
 {
     return fail(VPMM_ERROR_OUT_OF_ADDRESS_SPACE,
                 "%llu bytes were asked for, and a chunk of address space has %llu: raise VPMM_VA_SIZE",
-                (unsigned long long)(pages << arena->pages.page_shift),
-                (unsigned long long)(arena->pages.chunk_pages << arena->pages.page_shift));
+                (unsigned long long)(pages << arena->space.pages.page_shift),
+                (unsigned long long)(arena->space.pages.chunk_pages << arena->space.pages.page_shift));
 }
 
 vpmm_status build_region(struct arena *arena, struct stream *stream, uint64_t pages, struct build_limits *limits,
                          struct region *result, enum region_source *source)
 {
     enum { TRIES = 8 }; /* at plans that other threads spoil by taking what was seen free */
-    if (pages > arena->pages.chunk_pages)
+    if (pages > arena->space.pages.chunk_pages)
         return no_room(arena, pages);
     for (int i = 0, chunks = 0;; i++) {
         struct build build = {.arena = arena, .stream = stream};
         bool needs_chunk = false;
         vpmm_status status = VPMM_SUCCESS;
         lock_take(&arena->turn);
-        *source = stream ? region_take(arena, stream, pages, false, result) : REGION_NONE;
+        *source = stream ? region_take(&arena->space, stream, (struct want){pages, 1}, false, result) : REGION_NONE;
         if (*source != REGION_NONE) {
             pthread_mutex_unlock(&arena->turn);
             return VPMM_SUCCESS; /* freed while this thread waited for the turn */
         }
-        uint32_t seen = load_acquire_u32(&arena->pages.chunks);
+        uint32_t seen = load_acquire_u32(&arena->space.pages.chunks);
         enum claim_result claimed = plan_and_claim(&build, pages, limits, i < TRIES, &needs_chunk, &status);
         pthread_mutex_unlock(&arena->turn);
         if (claimed == CLAIM_DONE) {
@@ -627,7 +645,7 @@ vpmm_status build_initial(struct arena *arena, uint64_t pages)
         return status;
     status = build_region(arena, NULL, pages, &limits, &region, &source);
     if (status == VPMM_SUCCESS)
-        region_publish(arena, region);
+        region_publish(&arena->space, region);
     return status;
 }
 
@@ -648,7 +666,7 @@ static bool remove_extent(struct arena *arena, struct extent *extent, struct zom
         return false;
     }
     for (uint64_t i = page; i < page + extent->pages; i++)
-        store_relaxed_ptr(&page_at(&arena->pages, i)->extent, NULL);
+        store_relaxed_ptr(&page_at(&arena->space.pages, i)->extent, NULL);
     release_or_keep(arena, extent->handle);
     free(spare);
     return true;
@@ -657,7 +675,7 @@ static bool remove_extent(struct arena *arena, struct extent *extent, struct zom
 /* `promised`: pages of the budget that a recut takes again at once. */
 static void count_removed(struct arena *arena, uint64_t pages, uint64_t promised)
 {
-    stats_sub(arena->stats, STAT_mapped_bytes, pages << arena->pages.page_shift);
+    stats_sub(arena->stats, STAT_mapped_bytes, pages << arena->space.pages.page_shift);
     stats_count(arena->stats, STAT_extents_released);
     lock_take(&arena->turn);
     arena->budgeted_pages -= pages - promised;
@@ -671,10 +689,10 @@ static struct extent *claim_extent(struct arena *arena, const struct view *view,
     struct region region;
     if (!view_claim_run(view, arena, seen->run, &region))
         return NULL;
-    struct extent *extent = page_extent(page_at(&arena->pages, seen->page));
+    struct extent *extent = page_extent(page_at(&arena->space.pages, seen->page));
     *kept = (struct region){seen->page, seen->pages, region.fence, false};
     publish_part(arena, region, region.page, seen->page);
-    page_set(page_at(&arena->pages, seen->page), PAGE_OWN, seen->pages);
+    page_set(page_at(&arena->space.pages, seen->page), PAGE_OWN, seen->pages);
     publish_part(arena, region, seen->page + seen->pages, region.page + region.pages);
     return extent;
 }
@@ -815,6 +833,6 @@ vpmm_status build_ahead(struct arena *arena, double budget_us, double *spent_us)
         finish(&build);
     }
     if (status == VPMM_SUCCESS)
-        region_publish(arena, region);
+        region_publish(&arena->space, region);
     return status;
 }

@@ -1,5 +1,7 @@
 #include "front.h"
 
+#include "slices.h"
+
 /* ---- emptying ---- */
 
 /* Takes the region of a slot out of the cache, if it is still there. */
@@ -7,15 +9,15 @@ static bool claim_slot(const struct fronts *fronts, const struct stream *stream,
                        struct region *region)
 {
     uint64_t page;
-    if (!slot || !page_of_address(&fronts->arena->pages, slot, &page))
+    if (!slot || !page_of_address(&fronts->space->pages, slot, &page))
         return false;
-    struct page *first = page_at(&fronts->arena->pages, page);
+    struct page *first = page_at(&fronts->space->pages, page);
     uint64_t word = load_sc_u64(&first->word); /* after the noted bits: see front.h */
     if (word_state(word) != PAGE_CACHED || word_pages(word) <= longer_than ||
         load_relaxed_u32(&first->fence_stream) != stream->slot || !page_take(first, word))
         return false;
     *region = (struct region){page, word_pages(word), FENCE_PASSED, false};
-    stats_sub(fronts->arena->stats, STAT_cached_bytes, region->pages << fronts->arena->pages.page_shift);
+    stats_sub(fronts->space->stats, fronts->space->cached_stat, region->pages << fronts->space->pages.page_shift);
     return true;
 }
 
@@ -32,7 +34,7 @@ static bool flush_slots(struct fronts *fronts, struct stream *stream, struct cac
     struct fence fence = fence_take(stream); /* after all of them were freed */
     for (unsigned i = 0; i < taken; i++) {
         region[i].fence = fence;
-        region_publish(fronts->arena, region[i]);
+        region_publish(fronts->space, region[i]);
     }
     return true;
 }
@@ -49,7 +51,7 @@ static bool flush_bins(struct fronts *fronts, struct stream *stream, struct cach
 static void mark_if_active(struct fronts *fronts, struct stream *stream)
 {
     if (load_sc_u32(&stream->state) == STREAM_ACTIVE)
-        stream_mark(&fronts->arena->streams, stream);
+        stream_mark(fronts->space->streams, stream);
 }
 
 /*
@@ -74,23 +76,30 @@ static struct stream *enter_stream(struct cache *cache)
 bool cache_flush(struct cache *cache, bool mark)
 {
     struct fronts *fronts = cache->front->fronts;
-    if (!load_sc_u64(&cache->noted))
+    if (!cache_noted(cache))
         return false;
-    uint64_t bins = exchange_sc_u64(&cache->noted, 0);
+    uint64_t bins = load_sc_u64(&cache->noted) ? exchange_sc_u64(&cache->noted, 0) : 0;
+    uint64_t slice_bins = slices_take_noted(cache);
     struct stream *stream = enter_stream(cache);
     if (!stream)
         return false;
     bool any = flush_bins(fronts, stream, cache, bins);
+    any |= slices_flush(cache, stream, slice_bins);
     if (any && mark)
         mark_if_active(fronts, stream);
     stream_leave(stream);
     return any;
 }
 
+bool cache_noted(const struct cache *cache)
+{
+    return load_sc_u64(&cache->noted) || slices_noted(cache);
+}
+
 /* The owner's, other than by a hit: the stock changes with it. */
 static void set_count(struct cache *cache, struct cache_bin *bin, uint32_t count)
 {
-    const struct pages *pages = &cache->front->fronts->arena->pages;
+    const struct pages *pages = &cache->front->fronts->space->pages;
     uint64_t before = load_relaxed_u32(&bin->count);
     cache->front->stock += ((count - before) * load_relaxed_u32(&bin->pages)) << pages->page_shift; /* down: it wraps */
     store_relaxed_u32(&bin->count, count);
@@ -104,6 +113,8 @@ void cache_empty(struct cache *cache, struct stream *stream)
 {
     store_sc_u64(&cache->noted, 0);
     flush_bins(cache->front->fronts, stream, cache, UINT64_MAX);
+    slices_take_noted(cache);
+    slices_flush(cache, stream, UINT64_MAX);
 }
 
 /* The owner's. */
@@ -111,6 +122,7 @@ void cache_forget(struct cache *cache)
 {
     for (int i = 0; i < CACHE_BINS; i++)
         set_count(cache, &cache->bin[i], 0);
+    slices_forget(cache);
 }
 
 /* ---- taking ---- */
@@ -118,7 +130,7 @@ void cache_forget(struct cache *cache)
 /* The region is not, or no more, in the counts of slots. */
 static void count_taken(struct front *front, _Atomic(uint64_t) *hits, uint64_t length, size_t bytes)
 {
-    uint64_t size = length << front->fronts->arena->pages.page_shift;
+    uint64_t size = length << front->fronts->space->pages.page_shift;
     add_alone_u64(hits, 1);
     add_alone_u64(&front->tally.requested_bytes, bytes);
     add_alone_u64(&front->tally.live_bytes, size);
@@ -130,7 +142,7 @@ static void count_taken(struct front *front, _Atomic(uint64_t) *hits, uint64_t l
 /* Wait-free: each slot is tried once. */
 CUdeviceptr cache_take(struct cache *cache, uint64_t length, size_t bytes)
 {
-    const struct pages *pages = &cache->front->fronts->arena->pages;
+    const struct pages *pages = &cache->front->fronts->space->pages;
     struct cache_bin *bin = &cache->bin[cache_bin_of(cache, length)];
     uint32_t count = load_relaxed_u32(&bin->pages) == length ? load_relaxed_u32(&bin->count) : 0;
     if (!count)
@@ -198,7 +210,7 @@ enum { STEADY_FREES = 16384 };
 void front_adjust_limit(struct front *front, bool shared)
 {
     const struct fronts *fronts = front->fronts;
-    uint32_t growths = load_relaxed_u32(&fronts->arena->growths);
+    uint32_t growths = load_relaxed_u32(fronts->space->growths);
     uint64_t frees = load_relaxed_u64(&front->tally.frees) + front->refused;
     if (!front->limit || growths != front->growths) {
         front->growths = growths;
@@ -211,7 +223,7 @@ void front_adjust_limit(struct front *front, bool shared)
 
 static bool is_cached_for(const struct cache *cache, CUdeviceptr address, uint64_t pages)
 {
-    const struct page *first = page_at_address(&cache->front->fronts->arena->pages, address);
+    const struct page *first = page_at_address(&cache->front->fronts->space->pages, address);
     return first && word_is(load_acquire_u64(&first->word), PAGE_CACHED, pages) &&
            load_relaxed_u32(&first->fence_stream) == cache->slot;
 }
@@ -220,7 +232,7 @@ static void note_if_needed(struct cache *cache, const struct cache_bin *bin)
 {
     uint64_t bit = UINT64_C(1) << (bin - cache->bin);
     if (load_relaxed_u32(&bin->count) && !(fetch_or_sc_u64(&cache->noted, bit) & bit)) /* after the slots' stores */
-        arena_wake_reaper(cache->front->fronts->arena);
+        bell_ring(cache->front->fronts->space->bell);
 }
 
 /* The descriptors of a bin's newest slots, which other threads' processors have: all at once, not one after another. */
@@ -234,7 +246,7 @@ static void prefetch_newest(const struct pages *pages, const struct cache_bin *b
 static void drop_stale(struct cache *cache, struct cache_bin *bin)
 {
     uint32_t pages = load_relaxed_u32(&bin->pages), kept = 0;
-    prefetch_newest(&cache->front->fronts->arena->pages, bin, CACHE_SLOTS);
+    prefetch_newest(&cache->front->fronts->space->pages, bin, CACHE_SLOTS);
     for (uint32_t i = 0; i < load_relaxed_u32(&bin->count); i++) {
         CUdeviceptr address = load_relaxed_u64(&bin->slot[i]);
         if (is_cached_for(cache, address, pages))
@@ -257,7 +269,7 @@ static bool flush_oldest(struct cache *cache, struct cache_bin *bin, uint32_t sl
 }
 
 /* The owner's: with one mark for the batch. The record is the cache's: attached, it is not taken away. */
-static void mark_own(struct cache *cache)
+void cache_mark_own(struct cache *cache)
 {
     struct stream *stream = load_relaxed_ptr(&cache->stream);
     fetch_add_sc_u32(&stream->users, 1);
@@ -279,9 +291,15 @@ static void halve(struct front *front, bool only_stale)
             else if (count)
                 any |= flush_oldest(cache, bin, (count + 1) / 2);
         }
+        any |= !only_stale && slices_halve(cache);
         if (any)
-            mark_own(cache);
+            cache_mark_own(cache);
     }
+}
+
+void front_halve(struct front *front)
+{
+    halve(front, false);
 }
 
 static struct cache_bin *choose_bin(struct cache *cache, uint64_t pages)
@@ -293,7 +311,7 @@ static struct cache_bin *choose_bin(struct cache *cache, uint64_t pages)
     struct cache_bin *bin = load_relaxed_u32(&first->count) < load_relaxed_u32(&second->count) ? first : second;
     drop_stale(cache, bin);
     if (flush_oldest(cache, bin, load_relaxed_u32(&bin->count)))
-        mark_own(cache);
+        cache_mark_own(cache);
     store_relaxed_u32(&bin->pages, (uint32_t)pages);
     return bin;
 }
@@ -304,8 +322,8 @@ static struct cache_bin *make_room(struct cache *cache, uint64_t length)
     enum { KEPT = CACHE_SLOTS * 3 / 4 }; /* of a full bin: so often is a search for what was stolen worth it */
     struct front *front = cache->front;
     const struct stream *stream = load_relaxed_ptr(&cache->stream);
-    uint64_t size = length << front->fronts->arena->pages.page_shift;
-    front_adjust_limit(front, load_relaxed_u32(&stream->caches) > 1);
+    uint64_t size = length << front->fronts->space->pages.page_shift;
+    front_adjust_limit(front, load_relaxed_u32(&stream->caches[front->fronts->space->level]) > 1);
     if (size > front->limit) {
         front->refused++;
         return NULL;
@@ -315,7 +333,7 @@ static struct cache_bin *make_room(struct cache *cache, uint64_t length)
         drop_stale(cache, bin);
         uint32_t count = load_relaxed_u32(&bin->count);
         if (count > KEPT && flush_oldest(cache, bin, count - KEPT))
-            mark_own(cache);
+            cache_mark_own(cache);
     }
     for (bool only_stale = true; front_held(front) + size > front->limit; only_stale = false)
         halve(front, only_stale);
@@ -343,13 +361,13 @@ static bool exchange_live(const struct cache *cache, struct page *first, uint64_
 void cache_note(struct cache *cache, const struct cache_bin *bin)
 {
     fetch_or_sc_u64(&cache->noted, UINT64_C(1) << (bin - cache->bin));
-    arena_wake_reaper(cache->front->fronts->arena);
+    bell_ring(cache->front->fronts->space->bell);
 }
 
 bool cache_give(struct cache *cache, CUdeviceptr address)
 {
     struct front *front = cache->front;
-    struct page *first = page_at_address(&front->fronts->arena->pages, address);
+    struct page *first = page_at_address(&front->fronts->space->pages, address);
     uint64_t word = first ? load_acquire_u64(&first->word) : 0, length = word_pages(word);
     if (word_state(word) != PAGE_LIVE || length > front->fronts->longest)
         return false;
@@ -365,7 +383,7 @@ bool cache_give(struct cache *cache, CUdeviceptr address)
     cache_touch(cache);
     add_alone_u64(&front->tally.frees, 1);
     add_alone_u64(&front->tally.requested_bytes, 0 - requested);
-    add_alone_u64(&front->tally.live_bytes, 0 - (length << front->fronts->arena->pages.page_shift));
+    add_alone_u64(&front->tally.live_bytes, 0 - (length << front->fronts->space->pages.page_shift));
     note_if_needed(cache, bin);
     return true;
 }
@@ -377,14 +395,14 @@ static CUdeviceptr steal_from(struct cache *cache, const struct cache_bin *their
 {
     enum { HINTS = 15 };
     struct front *front = cache->front;
-    struct arena *arena = front->fronts->arena;
+    struct space *space = front->fronts->space;
     struct cache_bin *bin = NULL;
     CUdeviceptr address = 0;
     uint32_t hints = 0;
-    prefetch_newest(&arena->pages, theirs, HINTS + 1);
+    prefetch_newest(&space->pages, theirs, HINTS + 1);
     for (uint32_t i = load_relaxed_u32(&theirs->count); i-- && hints < HINTS;) {
         CUdeviceptr theirs_address = load_relaxed_u64(&theirs->slot[i]);
-        struct page *first = page_at_address(&arena->pages, theirs_address);
+        struct page *first = page_at_address(&space->pages, theirs_address);
         if (address && is_cached_for(cache, theirs_address, pages)) {
             bin = bin ? bin : choose_bin(cache, pages);
             if (load_relaxed_u32(&bin->count) == CACHE_SLOTS)
@@ -406,7 +424,8 @@ CUdeviceptr cache_steal(struct cache *cache, uint64_t pages, size_t bytes)
     const struct stream *stream = load_relaxed_ptr(&cache->stream);
     CUdeviceptr address = 0;
     for (int i = 0; i < STREAM_NEIGHBOURS && !address; i++) {
-        struct cache *other = load_acquire_ptr(&stream->neighbour[i]); /* pairs with add_neighbour's exchange */
+        struct cache *other = load_acquire_ptr(
+            &stream->neighbour[cache->front->fronts->space->level][i]); /* pairs with add_neighbour's exchange */
         if (!other || other == cache)
             continue;
         const struct cache_bin *theirs = &other->bin[cache_bin_of(other, pages)];
@@ -420,7 +439,7 @@ CUdeviceptr cache_steal(struct cache *cache, uint64_t pages, size_t bytes)
 void front_note_peak(struct front *front)
 {
     enum { PEAK_SAMPLE = 256 };
-    struct stats *stats = front->fronts->arena->stats;
+    struct stats *stats = front->fronts->space->stats;
     front->live_noted = load_relaxed_u64(&front->tally.live_bytes);
     if (stats_is_alone(stats) || front->highs++ % PEAK_SAMPLE == 0)
         stats_note_peak_live(stats);

@@ -94,7 +94,7 @@ vpmm_config vpmm_config_default(void)
     return (vpmm_config){
         .va_size = 8 * TIB,
         .cache_bytes = 4 * GIB,
-        .small = VPMM_SMALL_ASYNC,
+        .small = VPMM_SMALL_SLAB,
         .reuse = VPMM_REUSE_WAIT_DEVICE,
         .streams = VPMM_STREAMS_CHECKED,
         .reaper = true,
@@ -296,8 +296,6 @@ static vpmm_status check_words(const vpmm_config *config)
         status = check_word(SETTING_REUSE, (int)config->reuse);
     if (!status)
         status = check_word(SETTING_STREAMS, (int)config->streams);
-    if (!status && config->small == VPMM_SMALL_SLAB)
-        status = fail(VPMM_ERROR_NOT_SUPPORTED, "small (VPMM_SMALL) is slab, which is not built yet; allowed: async");
     return status;
 }
 

@@ -14,14 +14,14 @@
 
 /*
  * Whether a pool can be made of this configuration on a device of this granularity (a power of two). A page_size of 0
- * stands for the granularity. INVALID_VALUE, or NOT_SUPPORTED for a setting that is not built yet: the message names
+ * stands for the granularity. INVALID_VALUE: the message names
  * the field, its variable, its value and what is allowed.
  *   page_size      a power of two, a multiple of the granularity; above the device's memory is allowed (the pool then
  *                  serves every request from the driver's memory pool)
  *   va_size        a multiple of page_size, of 1 to CONFIG_MAX_PAGES pages
  *   initial_pages  fit va_size and max_mapped
  *   extent_size    0, or a multiple of page_size
- *   small, reuse, streams   known, and small is not VPMM_SMALL_SLAB
+ *   small, reuse, streams   known
  */
 vpmm_status config_check(const vpmm_config *config, size_t granularity);
 

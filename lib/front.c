@@ -2,6 +2,7 @@
 
 #include "clock.h"
 #include "lock.h"
+#include "slices.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -80,19 +81,23 @@ static uint64_t thread_serial(void)
 
 /* ---- a pool's fronts ---- */
 
-void fronts_init(struct fronts *fronts, struct arena *arena, const vpmm_config *config)
+static size_t smaller(size_t a, size_t b)
 {
-    const size_t FIRST_BYTES = (size_t)64 << 20;
-    fronts->arena = arena;
+    return a < b ? a : b;
+}
+
+void fronts_init(struct fronts *fronts, struct space *space, const vpmm_config *config, struct front_limits limits)
+{
+    fronts->space = space;
     store_relaxed_u64(&fronts->serial, FRONTS_NONE);
     if (!config)
         return;
-    fronts->last_limit = config->cache_bytes;
-    fronts->first_limit = FIRST_BYTES < fronts->last_limit ? FIRST_BYTES : fronts->last_limit;
-    fronts->longest = fronts->last_limit / config->page_size;
+    fronts->last_limit = smaller(config->cache_bytes, limits.most_bytes);
+    fronts->first_limit = smaller(fronts->last_limit, limits.first_bytes);
+    fronts->longest = fronts->last_limit / limits.page_size;
     if (fronts->longest > PAGES_A_CHUNK_MAX)
         fronts->longest = PAGES_A_CHUNK_MAX;
-    fronts->span = (fronts->longest - 1) * config->page_size;
+    fronts->span = (fronts->longest - 1) * limits.page_size;
     fronts->check_ids = config->streams == VPMM_STREAMS_CHECKED;
     if (!fronts->longest || config->streams == VPMM_STREAMS_EAGER)
         return;
@@ -117,6 +122,7 @@ static void free_front(struct front *front)
     struct cache *next;
     for (struct cache *cache = load_relaxed_ptr(&front->caches); cache; cache = next) {
         next = cache->next;
+        free(load_relaxed_ptr(&cache->slices));
         free(cache);
     }
     free(front->by_slot);
@@ -170,7 +176,9 @@ static struct front *new_front(struct fronts *fronts, uint64_t thread)
     front->fronts = fronts;
     front_adjust_limit(front, false);
     store_relaxed_u64(&front->owner, thread);
-    stats_join(fronts->arena->stats, &front->tally);
+    front->tally.live_stat = fronts->space->live_stat;
+    front->tally.cached_stat = fronts->space->cached_stat;
+    stats_join(fronts->space->stats, &front->tally);
     void *first = load_relaxed_ptr(&fronts->first);
     do /* lock-free: a failed exchange is another thread's push. Nothing leaves the list, so no pointer comes back */
         front->next = first;
@@ -233,7 +241,7 @@ bool fronts_noted(const struct fronts *fronts)
 {
     for (const struct front *front = load_acquire_ptr(&fronts->first); front; front = front->next)
         for (const struct cache *cache = load_acquire_ptr(&front->caches); cache; cache = cache->next)
-            if (load_sc_u64(&cache->noted))
+            if (cache_noted(cache))
                 return true;
     return false;
 }
@@ -242,19 +250,21 @@ bool fronts_noted(const struct fronts *fronts)
 
 static void add_neighbour(struct stream *stream, struct cache *cache)
 {
+    _Atomic(void *) *neighbour = stream->neighbour[cache->front->fronts->space->level];
     for (int i = 0; i < STREAM_NEIGHBOURS; i++) {
         void *none = NULL;
-        if (!load_relaxed_ptr(&stream->neighbour[i]) && cas_acq_rel_ptr(&stream->neighbour[i], &none, cache))
+        if (!load_relaxed_ptr(&neighbour[i]) && cas_acq_rel_ptr(&neighbour[i], &none, cache))
             return;
     }
 }
 
 static void remove_neighbour(struct stream *stream, struct cache *cache)
 {
+    _Atomic(void *) *neighbour = stream->neighbour[cache->front->fronts->space->level];
     for (int i = 0; i < STREAM_NEIGHBOURS; i++) {
         void *self = cache;
-        if (load_relaxed_ptr(&stream->neighbour[i]) == cache)
-            cas_acq_rel_ptr(&stream->neighbour[i], &self, NULL);
+        if (load_relaxed_ptr(&neighbour[i]) == cache)
+            cas_acq_rel_ptr(&neighbour[i], &self, NULL);
     }
 }
 
@@ -268,8 +278,8 @@ static void detach(struct front *front, struct cache *cache)
     front->by_slot[stream->slot] = NULL;
     store_sc_ptr(&cache->handle, CACHE_CLOSED);
     store_sc_ptr(&cache->stream, NULL); /* before the count: see enter_stream */
-    fetch_add_sc_u32(&stream->caches, UINT32_MAX);
-    arena_wake_reaper(front->fronts->arena); /* the record may be taken out of use now: see streams_pending */
+    fetch_add_sc_u32(&stream->caches[front->fronts->space->level], UINT32_MAX);
+    bell_ring(front->fronts->space->bell); /* the record may be taken out of use now: see streams_pending */
     cache->next_spare = front->spare;
     front->spare = cache;
 }
@@ -325,7 +335,7 @@ static struct cache *attach(struct front *front, struct stream *stream)
     struct cache *cache = reserve_slot(front, stream->slot) ? new_cache(front) : NULL;
     if (!cache)
         return NULL;
-    fetch_add_sc_u32(&stream->caches, 1);
+    fetch_add_sc_u32(&stream->caches[front->fronts->space->level], 1);
     cache->id = stream->id;
     cache->check_id = stream->has_id && front->fronts->check_ids;
     cache->is_default = !stream->handle || stream->handle == CU_STREAM_LEGACY;
@@ -355,7 +365,7 @@ struct cache *front_cache(struct fronts *fronts, struct stream *stream)
 bool cache_is_current(const struct cache *cache)
 {
     const struct stream *stream = load_relaxed_ptr(&cache->stream);
-    return device_current_context(cache->front->fronts->arena->device) == stream->context;
+    return device_current_context(cache->front->fronts->space->streams->device) == stream->context;
 }
 
 /* ---- the reaper's part ---- */
@@ -369,7 +379,7 @@ static bool look_at(struct cache *cache)
         close_cache(cache);
         closed = true;
     }
-    if (!load_sc_u64(&cache->noted))
+    if (!cache_noted(cache))
         return false;
     if (!closed && !load_relaxed_u32(&cache->idle)) {
         store_relaxed_u32(&cache->idle, 1);
@@ -419,11 +429,21 @@ static bool is_noted_in(const struct cache *cache, CUdeviceptr address)
 
 bool fronts_hold(const struct fronts *fronts, uint64_t page)
 {
-    uint32_t slot = load_relaxed_u32(&page_at(&fronts->arena->pages, page)->fence_stream);
-    const struct stream *stream = stream_at(&fronts->arena->streams, slot);
+    uint32_t slot = load_relaxed_u32(&page_at(&fronts->space->pages, page)->fence_stream);
+    const struct stream *stream = stream_at(fronts->space->streams, slot);
     for (const struct front *front = load_acquire_ptr(&fronts->first); front; front = front->next)
         for (const struct cache *cache = load_acquire_ptr(&front->caches); cache; cache = cache->next)
-            if (load_sc_ptr(&cache->stream) == stream && is_noted_in(cache, page_address(&fronts->arena->pages, page)))
+            if (load_sc_ptr(&cache->stream) == stream && is_noted_in(cache, page_address(&fronts->space->pages, page)))
+                return true;
+    return false;
+}
+
+bool fronts_hold_slice(const struct fronts *fronts, const struct slice *slice, uint64_t word)
+{
+    const struct stream *stream = stream_at(fronts->space->streams, slice_stream(word));
+    for (const struct front *front = load_acquire_ptr(&fronts->first); front; front = front->next)
+        for (const struct cache *cache = load_acquire_ptr(&front->caches); cache; cache = cache->next)
+            if (load_sc_ptr(&cache->stream) == stream && slices_hold(cache, slice, slice_class_of(word)))
                 return true;
     return false;
 }

@@ -41,7 +41,6 @@
 #ifndef VPMM_LIB_FRONT_H
 #define VPMM_LIB_FRONT_H
 
-#include "arena.h"
 #include "region.h"
 
 enum {
@@ -49,7 +48,7 @@ enum {
     CACHE_EXACT = 32, /* lengths up to it have bins of their own */
     CACHE_SLOTS = 63,
     FRONT_RECENT = 64, /* caches found by handle without a search */
-    FRONT_POOLS = 4,   /* pools that a thread finds its front of without a search */
+    FRONT_POOLS = 8,   /* spaces of pools, two a pool, that a thread finds its front of without a search */
     FRONT_IDLE_US = 10000,
 };
 
@@ -69,6 +68,7 @@ struct cache {
     uint32_t slot;          /* the record's */
     _Atomic(uint32_t) idle; /* set by the reaper, cleared by every take and give */
     _Atomic(uint64_t) noted;
+    _Atomic(void *) slices;   /* struct slice_cache (slices.h), of a front of granules; NULL: none yet */
     struct front *front;      /* constant, as is next */
     struct cache *next;       /* of the front's */
     struct cache *next_spare; /* the owner's: of those attached to nothing */
@@ -106,7 +106,8 @@ struct fronts {
     size_t span;      /* and its bytes beyond the first page */
     uint64_t first_limit, last_limit; /* bytes in one front */
     bool check_ids;                   /* of streams that have one */
-    struct arena *arena;
+    struct space *space;              /* constant, as is the next: */
+    struct slabs *slabs;              /* those of the space; NULL: it is one of pages */
     struct fronts *next_pool, **link; /* of all pools with caches, under their lock */
     _Atomic(void *) first;            /* list of fronts, which only grows */
     _Atomic(uint32_t) closings;       /* caches closed by other threads than their own, so far */
@@ -122,8 +123,13 @@ extern _Thread_local struct front_of_pool {
     struct front *front;
 } front_known[FRONT_POOLS] __attribute__((tls_model("initial-exec")));
 
-void fronts_init(struct fronts *, struct arena *, const vpmm_config *); /* NULL: a pool without caches */
-void fronts_free(struct fronts *);                                      /* no other thread is inside the pool */
+/* What a front holds at first, and at most, in regions of pages of this size. NULL configuration: there are no caches.
+ */
+struct front_limits {
+    size_t page_size, first_bytes, most_bytes;
+};
+void fronts_init(struct fronts *, struct space *, const vpmm_config *, struct front_limits);
+void fronts_free(struct fronts *); /* no other thread is inside the pool */
 
 /* The cache of the calling thread for the stream, made if need be; NULL: there are none, or no host memory. */
 struct cache *front_cache(struct fronts *, struct stream *);
@@ -174,6 +180,11 @@ void front_peak_noted(const struct fronts *);
 /* Whether a CACHED region fulfils invariants (1) and (2) of a pool at rest. */
 bool fronts_hold(const struct fronts *, uint64_t page);
 
+struct slice;
+
+/* The same of a slice that is cached, by its word. */
+bool fronts_hold_slice(const struct fronts *, const struct slice *, uint64_t word);
+
 /* ---- between front.c, of threads and streams, and cache.c, of what is in one cache ---- */
 
 /* Publishes what is in the noted bins; `mark`: with an event. Any thread. True: there was something. */
@@ -184,6 +195,15 @@ void cache_empty(struct cache *, struct stream *);
 
 /* Of an emptied cache, by its owner: no slot counts any more. */
 void cache_forget(struct cache *);
+
+/* The front is full: the older half of each bin leaves. */
+void front_halve(struct front *);
+
+/* The owner's: an event for what its cache has just published. */
+void cache_mark_own(struct cache *);
+
+/* Whether another thread may find something to empty. */
+bool cache_noted(const struct cache *);
 
 /* Sets a new front's limit, and then as the pool has grown or not. `shared`: for a stream that other threads use too.
  */
@@ -273,15 +293,15 @@ static inline bool cache_take_newest(struct cache *cache, const struct pages *pa
     return true;
 }
 
-/* True: freed; *unnoted: the bin, if cache_note is due for it. */
+/*
+ * True: freed; *unnoted: the bin, if cache_note is due for it. `first` and `word`: the address's page, and its word as
+ * it was read.
+ */
 static inline bool cache_give_newest(struct cache *cache, const struct pages *pages, CUdeviceptr address,
-                                     struct cache_bin **unnoted)
+                                     struct page *first, uint64_t word, struct cache_bin **unnoted)
 {
     struct front *front = cache->front;
-    struct page *first;
-    if (!page_in_first_chunk(pages, address, &first))
-        return false;
-    uint64_t word = load_acquire_u64(&first->word), length = word_pages(word);
+    uint64_t length = word_pages(word);
     if (word_state(word) != PAGE_LIVE)
         return false;
     uint32_t index = cache_bin_of(cache, length);

@@ -201,8 +201,13 @@ static const struct hint_block *walk_next(const struct hint_bin *bin, const stru
     return *wrapped && next == start ? NULL : next;
 }
 
+static bool fits(struct want want, const struct found *found)
+{
+    return want_place(want, found->page) + want.pages <= found->page + found->pages;
+}
+
 /* The shortest fitting region of the first `most` of a bin; in an exact bin, the first. */
-static bool best_of_bin(struct hint_bin *bin, const struct pages *pages, enum page_state state, uint64_t wanted,
+static bool best_of_bin(struct hint_bin *bin, const struct pages *pages, enum page_state state, struct want want,
                         bool exact, int most, struct found *best)
 {
     const struct hint_block *start = load_acquire_ptr(&bin->full);
@@ -213,7 +218,7 @@ static bool best_of_bin(struct hint_bin *bin, const struct pages *pages, enum pa
             struct found found;
             if (!look(pages, block, __builtin_ctzll(used), state, &found))
                 continue;
-            if (found.pages < wanted) {
+            if (!fits(want, &found)) {
                 if (++compared == most)
                     return any;
                 continue;
@@ -222,7 +227,7 @@ static bool best_of_bin(struct hint_bin *bin, const struct pages *pages, enum pa
                 *best = found;
                 any = true;
             }
-            if (exact || best->pages == wanted || ++compared == most) {
+            if (exact || best->pages == want.pages || ++compared == most) {
                 if (block != start)
                     store_release_ptr(&bin->full, (void *)block); /* the next search begins here */
                 return true;
@@ -232,12 +237,12 @@ static bool best_of_bin(struct hint_bin *bin, const struct pages *pages, enum pa
     return any;
 }
 
-bool hints_best(const struct hints *set, const struct pages *pages, enum page_state state, uint64_t wanted,
+bool hints_best(const struct hints *set, const struct pages *pages, enum page_state state, struct want want,
                 bool every_bin, struct found *best)
 {
     struct hints *hints = (struct hints *)set; /* searches keep where they found something */
     int most = every_bin ? INT32_MAX : HINTS_COMPARED_IN_A_BIN;
-    for (unsigned bin = bin_of(wanted); bin < HINT_BINS; bin++) {
+    for (unsigned bin = bin_of(want.pages); bin < HINT_BINS; bin++) {
         if (!every_bin) {
             uint64_t bits = load_sc_u64(&hints->bits[bin / 64]) >> bin % 64;
             if (!bits) {
@@ -247,7 +252,7 @@ bool hints_best(const struct hints *set, const struct pages *pages, enum page_st
             bin += (unsigned)__builtin_ctzll(bits);
         }
         if (load_relaxed_u64(&hints->bin[bin].count) &&
-            best_of_bin(&hints->bin[bin], pages, state, wanted, bin < HINT_EXACT_BINS, most, best))
+            best_of_bin(&hints->bin[bin], pages, state, want, bin < HINT_EXACT_BINS, most, best))
             return true;
     }
     return false;

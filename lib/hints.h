@@ -64,12 +64,23 @@ bool hints_enter(struct hints *, struct hint_arena *, struct page *, uint64_t pa
 /* Removes the hint of a region that the caller owns. */
 void hints_remove(struct page *);
 
+/* What is looked for: so many pages from a page on whose number is a multiple of `align`, a power of two. */
+struct want {
+    uint64_t pages, align;
+};
+
+/* The first page of a region at which it fits, or would. */
+static inline uint64_t want_place(struct want want, uint64_t page)
+{
+    return (page + want.align - 1) & ~(want.align - 1);
+}
+
 /*
- * The shortest region of at least `pages` pages and in state `state` among those seen: exact up to 64 pages; beyond,
+ * The shortest region that the want fits into and in state `state` among those seen: exact up to 64 pages; beyond,
  * the shortest of the first 64 of its bin. `every_bin` ignores the bits: for a last look before giving up, which a
  * bit that is just being cleared must not spoil. false: none.
  */
-bool hints_best(const struct hints *, const struct pages *, enum page_state state, uint64_t pages, bool every_bin,
+bool hints_best(const struct hints *, const struct pages *, enum page_state state, struct want, bool every_bin,
                 struct found *best);
 
 /* Calls visit for each region in state `state`, until it answers false. A region may be missed or met twice if it

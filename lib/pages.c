@@ -26,7 +26,7 @@ void pages_free(struct pages *pages)
         munmap(pages->chunk[i].page, table_bytes(pages));
 }
 
-vpmm_status pages_add_chunk(struct pages *pages, CUdeviceptr base, uint64_t *first_page)
+vpmm_status pages_table_new(const struct pages *pages, void **out)
 {
     uint32_t n = load_relaxed_u32(&pages->chunks);
     if (n == pages->max_chunks)
@@ -40,22 +40,39 @@ vpmm_status pages_add_chunk(struct pages *pages, CUdeviceptr base, uint64_t *fir
         return fail(VPMM_ERROR_HOST_MEMORY, "mmap of %zu bytes of page descriptors failed: lower VPMM_VA_SIZE",
                     table_bytes(pages));
     madvise(table, table_bytes(pages), MADV_NOHUGEPAGE); /* sparse by nature: a huge page would be mostly empty */
-    pages->chunk[n] = (struct chunk){.base = base, .page = table};
-    *first_page = (uint64_t)n << pages->chunk_shift;
-    store_release_u32(&pages->chunks, n + 1); /* pairs with page_of_address's acquire */
+    *out = table;
     return VPMM_SUCCESS;
 }
 
-bool page_of_address(const struct pages *pages, CUdeviceptr address, uint64_t *page)
+void pages_table_free(const struct pages *pages, void *table)
+{
+    if (table)
+        munmap(table, table_bytes(pages));
+}
+
+uint64_t pages_add_chunk(struct pages *pages, CUdeviceptr base, void *table)
+{
+    uint32_t n = load_relaxed_u32(&pages->chunks);
+    pages->chunk[n] = (struct chunk){.base = base, .page = table};
+    store_release_u32(&pages->chunks, n + 1); /* pairs with page_around's acquire */
+    return (uint64_t)n << pages->chunk_shift;
+}
+
+bool page_around(const struct pages *pages, CUdeviceptr address, uint64_t *page)
 {
     for (uint32_t i = 0, n = load_acquire_u32(&pages->chunks); i < n; i++) {
         CUdeviceptr offset = address - pages->chunk[i].base;
         if (offset >> pages->page_shift < pages->chunk_pages && address >= pages->chunk[i].base) {
             *page = (uint64_t)i << pages->chunk_shift | offset >> pages->page_shift;
-            return (offset & (pages->page_size - 1)) == 0;
+            return true;
         }
     }
     return false;
+}
+
+bool page_of_address(const struct pages *pages, CUdeviceptr address, uint64_t *page)
+{
+    return page_around(pages, address, page) && page_address(pages, *page) == address;
 }
 
 struct page *page_at_address(const struct pages *pages, CUdeviceptr address)

@@ -13,10 +13,12 @@
  *   FREE     mapped, reusable      -> OWN by any thread that wins the exchange (malloc, a merging free, build, reaper)
  *   CACHED   in a front cache      -> LIVE by its owner, OWN by a thief, by exchange
  *   OWN      one thread has it: the only one that may write any of the region's descriptors
+ *   CUT      handed out in parts   -> OWN by who has all of its parts (cut.h, slab.h)
  *   HOLE     unmapped              changed only by who has the build turn
  *   ZOMBIE   the old address of moved extents; changed only by the reaper
  *
- *   sum of pages over LIVE, FREE, CACHED, OWN, HOLE, ZOMBIE regions = pages of the chunk, when no one is inside a call
+ *   sum of pages over LIVE, CUT, FREE, CACHED, OWN, HOLE, ZOMBIE regions = pages of the chunk, when no one is inside a
+ * call
  *
  * The word is state:4 | pages:26 | generation:34, and every transition raises the generation. An exchange of the
  * whole word therefore fails if the region changed hands in between, however often (ABA needs 2^34 transitions of one
@@ -38,7 +40,7 @@
 
 #include <cuda.h>
 
-enum page_state { PAGE_NONE, PAGE_LIVE, PAGE_FREE, PAGE_CACHED, PAGE_OWN, PAGE_HOLE, PAGE_ZOMBIE };
+enum page_state { PAGE_NONE, PAGE_LIVE, PAGE_FREE, PAGE_CACHED, PAGE_OWN, PAGE_HOLE, PAGE_ZOMBIE, PAGE_CUT };
 
 enum { PAGE_STATE_BITS = 4, PAGE_COUNT_BITS = 26, PAGES_MAX_CHUNKS = 1024 };
 #define PAGES_A_CHUNK_MAX ((UINT64_C(1) << PAGE_COUNT_BITS) - 1)
@@ -91,8 +93,12 @@ struct pages {
 void pages_init(struct pages *, size_t page_size, size_t va_size);
 void pages_free(struct pages *); /* the tables; the reservations are the caller's */
 
-/* Adds a chunk at a reserved address range: one hole-to-be, every word NONE. One thread at a time. */
-vpmm_status pages_add_chunk(struct pages *, CUdeviceptr base, uint64_t *first_page);
+/* A table for one more chunk, every word NONE. OUT_OF_ADDRESS_SPACE: no pool has more chunks. HOST_MEMORY. */
+vpmm_status pages_table_new(const struct pages *, void **table);
+void pages_table_free(const struct pages *, void *table); /* NULL is a no-op */
+
+/* Adds a chunk at a reserved address range, with its table; its first page. One thread at a time. */
+uint64_t pages_add_chunk(struct pages *, CUdeviceptr base, void *table);
 
 static inline uint64_t word_make(enum page_state state, uint64_t pages, uint64_t previous)
 {
@@ -136,6 +142,9 @@ static inline uint64_t pages_to_chunk_end(const struct pages *pages, uint64_t pa
 {
     return pages->chunk_pages - page_index(pages, page);
 }
+
+/* The page that holds this address. false: not in any chunk. */
+bool page_around(const struct pages *, CUdeviceptr, uint64_t *page);
 
 /* The page at exactly this address. false: not in any chunk, or not a page's first byte. */
 bool page_of_address(const struct pages *, CUdeviceptr, uint64_t *page);

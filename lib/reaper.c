@@ -3,6 +3,7 @@
 
 #include "build.h"
 #include "clock.h"
+#include "cut.h"
 #include "front.h"
 #include "lock.h"
 #include "region.h"
@@ -22,8 +23,11 @@ static void pass_regions(struct arena *arena)
         if (completed == stream->moved_until)
             continue; /* what is published behind it later sees that it has passed: see region_publish */
         stream->moved_until = completed;
-        region_pass(arena, stream);
+        region_pass(&arena->space, stream);
+        if (arena->cut.page_granules)
+            region_pass(&arena->cut, stream);
     }
+    slabs_pass(&arena->slabs);
 }
 
 static double work_ahead(struct arena *arena, double budget_us)
@@ -37,12 +41,19 @@ static double work_ahead(struct arena *arena, double budget_us)
     return spent;
 }
 
+static bool any_noted(const struct arena *arena)
+{
+    return fronts_noted(arena->space.fronts) || fronts_noted(arena->cut.fronts);
+}
+
 /* Under `watching`. */
 static bool publish_passed(struct arena *arena)
 {
     bool any = streams_complete(&arena->streams);
-    if (device_lost(arena->device))
-        fronts_disable(arena->fronts);
+    if (device_lost(arena->device)) {
+        fronts_disable(arena->space.fronts);
+        fronts_disable(arena->cut.fronts);
+    }
     pass_regions(arena);
     return any;
 }
@@ -50,7 +61,9 @@ static bool publish_passed(struct arena *arena)
 /* Under the reaper's turn. True: something was done, and more may follow from it. */
 static bool pass(struct arena *arena, unsigned budget_us)
 {
-    fronts_flush_idle(arena->fronts);
+    fronts_flush_idle(arena->space.fronts);
+    fronts_flush_idle(arena->cut.fronts);
+    cut_tidy(arena);
     lock_take(&arena->watching);
     bool any = publish_passed(arena);
     pthread_mutex_unlock(&arena->watching);
@@ -72,7 +85,7 @@ static vpmm_status locked_pass(struct arena *arena, unsigned budget_us, bool *an
 
 uint64_t reaper_age_ns(const struct arena *arena)
 {
-    if (load_sc_u32(&arena->asleep))
+    if (load_sc_u32(&arena->bell.asleep))
         return 0;
     uint64_t passed = load_relaxed_u64(&arena->passed_at_ns), now = clock_now_ns();
     return now > passed ? now - passed : 0;
@@ -157,7 +170,8 @@ static bool all_passed(const struct arena *arena)
 
 vpmm_status reaper_settle(struct arena *arena)
 {
-    fronts_flush(arena->fronts, NULL, true);
+    fronts_flush(arena->space.fronts, NULL, true);
+    fronts_flush(arena->cut.fronts, NULL, true);
     for (uint32_t slot = 1; slot < load_acquire_u32(&arena->streams.slots); slot++) {
         struct stream *stream = stream_at(&arena->streams, slot);
         if (exchange_acq_rel_u32(&stream->freed_small, 0)) /* the driver's pool lets go of what it has seen complete */
@@ -185,20 +199,20 @@ struct reaper {
 
 /*
  * Until there is work, or for so many microseconds; 0: for ever. One more look after saying that it sleeps: see
- * arena_wake_reaper. What it would sleep over for a time only is looked for if it is to sleep for ever.
+ * bell_ring. What it would sleep over for a time only is looked for if it is to sleep for ever.
  */
 static void sleep_until_work(struct reaper *reaper, uint64_t us)
 {
     struct arena *arena = reaper->arena;
-    uint32_t seen = wakeup_read(&arena->work);
-    store_sc_u32(&arena->asleep, 1);
+    uint32_t seen = wakeup_read(&arena->bell.work);
+    store_sc_u32(&arena->bell.asleep, 1);
     bool work = streams_pending(&arena->streams) || load_sc_u32(&reaper->stop);
     if (!work && !us)
-        work = streams_unmarked(&arena->streams) || !pile_empty(&arena->zombies) || fronts_noted(arena->fronts);
+        work = streams_unmarked(&arena->streams) || !pile_empty(&arena->zombies) || any_noted(arena);
     if (!work)
-        wakeup_wait(&arena->work, seen, us * 1000);
+        wakeup_wait(&arena->bell.work, seen, us * 1000);
     store_relaxed_u64(&arena->passed_at_ns, clock_now_ns()); /* its age begins again with its work */
-    store_sc_u32(&arena->asleep, 0);
+    store_sc_u32(&arena->bell.asleep, 0);
 }
 
 /*
@@ -224,7 +238,7 @@ static unsigned pass_and_plan(struct reaper *reaper)
     bool any = false, quiet = is_quiet(reaper);
     lock_take(&arena->reaping);
     locked_pass(arena, quiet ? BUDGET_US : 0, &any);
-    bool refused = arena->waiting != NULL, cached = arena->fronts->noted;
+    bool refused = arena->waiting != NULL, cached = arena->space.fronts->noted || arena->cut.fronts->noted;
     pthread_mutex_unlock(&arena->reaping);
     if (any || streams_pending(&arena->streams))
         return REAPER_TICK_US;
@@ -278,7 +292,7 @@ void reaper_stop(struct reaper *reaper)
     if (!reaper)
         return;
     store_sc_u32(&reaper->stop, 1);
-    wakeup_signal(&reaper->arena->work);
+    wakeup_signal(&reaper->arena->bell.work);
     pthread_join(reaper->thread, NULL);
     free(reaper);
 }

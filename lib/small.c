@@ -176,7 +176,7 @@ vpmm_status small_free(struct small *small, CUdeviceptr address, CUstream stream
 void small_trim(struct small *small)
 {
     struct device_scope scope;
-    if (device_enter(small->device, &scope) != VPMM_SUCCESS)
+    if (!small->pool || device_enter(small->device, &scope) != VPMM_SUCCESS)
         return;
     device_call(small->device, cuMemPoolTrimTo, small->pool, 0); /* a refusal leaves things as they are */
     device_leave(small->device, &scope);

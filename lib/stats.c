@@ -25,8 +25,8 @@ static void add_tally(uint64_t sum[STATS_COUNT], const struct stats_tally *tally
     sum[STAT_hits_cache] += hits;
     sum[STAT_hits_neighbour] += neighbour_hits;
     sum[STAT_frees_cache] += load_relaxed_u64(&tally->frees);
-    sum[STAT_live_bytes] += live;
-    sum[STAT_cached_bytes] -= live;
+    sum[tally->live_stat] += live;
+    sum[tally->cached_stat] -= live;
     sum[STAT_requested_bytes] += load_relaxed_u64(&tally->requested_bytes);
 }
 
@@ -106,7 +106,8 @@ static uint64_t live_now(const struct stats *stats, uint64_t allocating)
 {
     uint64_t sum = 0;
     for (const struct stats_tally *tally = load_acquire_ptr(&stats->tallies); tally; tally = tally->next)
-        sum += load_relaxed_u64(&tally->live_bytes);
+        if (tally->live_stat == STAT_live_bytes)
+            sum += load_relaxed_u64(&tally->live_bytes);
     for (; allocating; allocating &= allocating - 1)
         sum += load_relaxed_u64(&stats->stripe[__builtin_ctzll(allocating)].value[STAT_live_bytes]);
     return level(sum);
@@ -137,21 +138,23 @@ void stats_note_peak_live(struct stats *stats)
  * The peak is exact where one thread allocates. Where several do, looking at each other's stripes in every malloc would
  * cost more than the malloc, and each looks once in PEAK_SAMPLE times.
  */
-void stats_begin_live(struct stats *stats, uint64_t live, uint64_t requested)
+void stats_begin_live(struct stats *stats, enum stat live_stat, uint64_t live, uint64_t requested)
 {
     enum { PEAK_SAMPLE = 16 };
     uint64_t allocating = join_allocating(stats);
-    stats_add(stats, STAT_live_bytes, live);
+    stats_add(stats, live_stat, live);
     stats_add(stats, STAT_requested_bytes, requested);
+    if (live_stat != STAT_live_bytes)
+        return;
     if (stats_is_alone(stats) ||
         load_relaxed_u64(&stats->stripe[stats_stripe()].value[STAT_mallocs]) % PEAK_SAMPLE == 0)
         raise_relaxed_u64(&stats->peak_live, live_now(stats, allocating));
 }
 
-void stats_end_live(struct stats *stats, uint64_t live, uint64_t requested)
+void stats_end_live(struct stats *stats, enum stat live_stat, uint64_t live, uint64_t requested)
 {
     join_allocating(stats);
-    stats_sub(stats, STAT_live_bytes, live);
+    stats_sub(stats, live_stat, live);
     stats_sub(stats, STAT_requested_bytes, requested);
 }
 
@@ -208,11 +211,12 @@ void stats_read(const struct stats *stats, vpmm_stats *out)
 #define STATS_SUM(name, kind, help) out->name = level(sum[STAT_##name]);
     VPMM_STATS(STATS_SUM)
 #undef STATS_SUM
-    out->frees = out->frees_cache + out->frees_pages + out->frees_small;
+    out->frees = out->frees_cache + out->frees_pages + out->frees_slab + out->frees_small;
     out->failures = out->failed_invalid_value + out->failed_invalid_pointer + out->failed_out_of_memory +
                     out->failed_address_space + out->failed_not_supported + out->failed_driver +
                     out->failed_host_memory;
     sum_calls(stats, out);
+    out->slab_free_bytes = difference(out->slab_bytes, out->slab_live_bytes);
     out->reusable_bytes = difference(out->mapped_bytes, out->live_bytes);
     out->hole_bytes = difference(out->reserved_bytes, out->mapped_bytes + out->pending_unmap_bytes);
     /* What is there now has been there, whether or not a sample was taken of it. */

@@ -5,6 +5,7 @@
  * threads beyond STATS_STRIPES, hence atomic additions. Levels are kept as differences, so that a stripe may be
  * negative (wrapped) while the sum is right.
  *
+ *   slab_free = slab - slab_live
  *   reusable = mapped - live             hole = reserved - mapped - pending          (derived, never stored)
  *   frees, failures, driver_calls, driver_errors = the sums of their parts           (likewise)
  *
@@ -35,7 +36,8 @@ enum driver_entry {
 };
 
 struct stats_tally {
-    struct stats_tally *next;          /* constant once it has joined */
+    struct stats_tally *next;          /* constant once it has joined, as are the next two */
+    enum stat live_stat, cached_stat;  /* the levels that it has parts of */
     _Atomic(uint64_t) hits, frees;     /* mallocs and frees by the front cache, */
     _Atomic(uint64_t) neighbour_hits;  /* and mallocs by other threads' */
     _Atomic(uint64_t) live_bytes;      /* a difference: what these made live, which left cached_bytes */
@@ -95,9 +97,9 @@ static inline bool stats_is_alone(const struct stats *stats)
     return !(allocating & (allocating - 1));
 }
 
-/* live_bytes and requested_bytes of one allocation that begins or ends. */
-void stats_begin_live(struct stats *, uint64_t live, uint64_t requested);
-void stats_end_live(struct stats *, uint64_t live, uint64_t requested);
+/* requested_bytes, and live_bytes or another level, of one allocation that begins or ends. */
+void stats_begin_live(struct stats *, enum stat live_stat, uint64_t live, uint64_t requested);
+void stats_end_live(struct stats *, enum stat live_stat, uint64_t live, uint64_t requested);
 
 /* Raises the peak to the present level. */
 void stats_note_peak_mapped(struct stats *);

@@ -671,6 +671,11 @@ static bool complete_stream(struct streams *streams, struct stream *stream)
     return true;
 }
 
+static bool has_caches(const struct stream *stream)
+{
+    return load_sc_u32(&stream->caches[SPACE_PAGES]) || load_sc_u32(&stream->caches[SPACE_GRANULES]);
+}
+
 /* Takes a record out of use when nothing refers to its stream any more. */
 static void retire_record(struct streams *streams, struct stream *stream)
 {
@@ -682,9 +687,10 @@ static void retire_record(struct streams *streams, struct stream *stream)
     if (thread_gone && load_sc_u32(&stream->state) == STREAM_ACTIVE)
         unregister(streams, stream, STREAM_ORPHAN);
     /* The caches before the users: a flusher counts itself in, and then looks whether the cache is still attached. */
-    if (load_sc_u32(&stream->state) != STREAM_UNUSED && !load_sc_u32(&stream->caches) && !load_sc_u32(&stream->users) &&
+    if (load_sc_u32(&stream->state) != STREAM_UNUSED && !has_caches(stream) && !load_sc_u32(&stream->users) &&
         load_sc_u64(&stream->published) == load_relaxed_u64(&stream->completed) &&
-        !load_relaxed_u32(&stream->outstanding) && !hints_count(&stream->free)) {
+        !load_relaxed_u32(&stream->outstanding) && !hints_count(&stream->free[SPACE_PAGES]) &&
+        !hints_count(&stream->free[SPACE_GRANULES])) {
         thread_unref(stream->thread);
         stream->thread = NULL;
         store_sc_u32(&stream->state, STREAM_UNUSED);
@@ -720,7 +726,7 @@ bool streams_pending(const struct streams *streams)
     for (uint32_t slot = 1, n = load_acquire_u32(&streams->slots); slot < n; slot++) {
         struct stream *stream = stream_at(streams, slot);
         enum stream_state state = load_sc_u32(&stream->state);
-        bool ending = state == STREAM_RELEASED && !load_sc_u32(&stream->caches); /* detach wakes the reaper */
+        bool ending = state == STREAM_RELEASED && !has_caches(stream); /* detach wakes the reaper */
         if (load_sc_u32(&stream->outstanding) || ending)
             return true;
     }

@@ -43,6 +43,9 @@ struct thread; /* a thread of the program, as long as anyone asks whether it sti
 
 enum { STREAM_MARKS = 64, STREAMS_MAX = 1 << 20, STREAMS_A_SEGMENT = 256, STREAM_NEIGHBOURS = 8 };
 
+/* The two spaces of a pool: see space.h. */
+enum space_level { SPACE_PAGES, SPACE_GRANULES, SPACES };
+
 enum stream_state {
     STREAM_UNUSED,   /* may be taken for another stream */
     STREAM_ACTIVE,   /* in the registry */
@@ -66,8 +69,8 @@ struct stream {
     uint32_t next_unused;  /* under the registry's lock */
     _Atomic(uint32_t) state;
     _Atomic(uint32_t) users;
-    _Atomic(uint32_t) caches;                     /* front caches attached: their memory has no fence yet */
-    _Atomic(void *) neighbour[STREAM_NEIGHBOURS]; /* some of them, for threads that look for memory (front.h) */
+    _Atomic(uint32_t) caches[SPACES];                     /* front caches attached: their memory has no fence yet */
+    _Atomic(void *) neighbour[SPACES][STREAM_NEIGHBOURS]; /* some of them, for threads that look for memory (front.h) */
     _Alignas(64) _Atomic(uint64_t) published;
     _Atomic(uint64_t) recorded;
     _Alignas(64) _Atomic(uint64_t) completed;
@@ -76,11 +79,12 @@ struct stream {
     struct mark mark[STREAM_MARKS];
     struct ring *pending; /* of struct mark, from the marker to the reaper */
     _Atomic(uint32_t) outstanding;
+    _Atomic(void *) slabs;            /* its slabs with free slices (slab.h); they stay with the record */
     _Atomic(uint32_t) freed_small;    /* to the driver's own pool, with no fence of ours, since the last settling */
     struct mark *taken[STREAM_MARKS]; /* the reaper's: from the ring, oldest first, not yet seen to have passed */
     uint32_t taken_marks;
     uint64_t moved_until; /* likewise: the regions behind fences up to here were moved to those that wait for nothing */
-    struct hints free;    /* FREE regions whose fence is of this stream */
+    struct hints free[SPACES]; /* FREE regions whose fence is of this stream */
 };
 
 struct streams {

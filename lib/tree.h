@@ -16,7 +16,7 @@
  *
  * Who may do what: any thread anything, at any time. The words are to outlive every call.
  *   insert    sets the bit in the leaf; then, in each level above, a version step, and then the bit if the step found
- *             it clear. Wait-free: at most two additions a level
+ *             it clear. Wait-free: at most two atomic steps a level
  *   remove    clears the bit in the leaf; where a word has become empty, reads the word above, looks whether its child
  *             is empty, and exchanges the word as it was read for one without the child's bit. Lock-free
  *   next      descends by the bits, and goes on behind a child that turns out to be empty, whose bit it clears as a

@@ -1,5 +1,7 @@
 #include "view.h"
 
+#include "hole.h"
+
 #include <stdlib.h>
 
 /* Room for one more element; keeps the array if there is none to be had. */
@@ -27,14 +29,14 @@ struct collector {
 static struct view_region in_reach(const struct collector *collector, const struct found *found)
 {
     const struct streams *streams = &collector->arena->streams;
-    struct fence fence = page_fence(page_at(&collector->arena->pages, found->page));
+    struct fence fence = page_fence(page_at(&collector->arena->space.pages, found->page));
     struct view_region region = {found->page, found->pages, *found, false};
     bool whole = collector->reach == VIEW_ALL      ? fence_waitable(streams, fence)
                  : collector->reach == VIEW_USABLE ? fence_usable(streams, fence, collector->stream)
                                                    : fence_passed(streams, fence);
     region.part = !whole;
     if (region.part)
-        region_longest_part(collector->arena, found, &region.page, &region.pages);
+        region_longest_part(&collector->arena->space, found, &region.page, &region.pages);
     return region;
 }
 
@@ -82,7 +84,7 @@ static bool add_extents(struct view *view, const struct arena *arena, struct pol
     uint64_t end = run->page + run->pages;
     run->first_extent = (uint32_t)view->extents;
     for (uint64_t page = run->page; page < end;) {
-        const struct extent *extent = page_extent(page_at(&arena->pages, page));
+        const struct extent *extent = page_extent(page_at(&arena->space.pages, page));
         if (!extent) /* the run was handed out, freed and built over since it was seen: its claim will fail */
             break;
         uint64_t first = load_relaxed_u64(&extent->page);
@@ -102,7 +104,7 @@ static bool add_extents(struct view *view, const struct arena *arena, struct pol
 /* In VIEW_ALL, what one stream would have to wait for is not joined to anything. */
 static bool is_usable(const struct arena *arena, const struct stream *stream, const struct view_region *region)
 {
-    struct fence fence = page_fence(page_at(&arena->pages, region->found.page));
+    struct fence fence = page_fence(page_at(&arena->space.pages, region->found.page));
     return region->part ||
            (stream ? fence_usable(&arena->streams, fence, stream) : fence_passed(&arena->streams, fence));
 }
@@ -127,7 +129,7 @@ static bool add_run(struct view *view, struct arena *arena, size_t first, uint32
         !room((void **)&view->pieces, &view->pieces_capacity, view->runs, sizeof *view->pieces))
         return false;
     uint64_t page = view->region[first].page, end = last->page + last->pages;
-    bool at_end = last->pages == pages_to_chunk_end(&arena->pages, last->page);
+    bool at_end = last->pages == pages_to_chunk_end(&arena->space.pages, last->page);
     view->pieces[view->runs] = (struct view_pieces){(uint32_t)first, regions};
     view->run[view->runs] = (struct policy_run){.page = page,
                                                 .pages = (uint32_t)(end - page),
@@ -150,10 +152,10 @@ static bool add_runs(struct view *view, struct arena *arena, const struct stream
 
 static bool claim_piece(const struct view_region *seen, struct arena *arena, struct region *region)
 {
-    if (!region_claim(arena, &seen->found, region))
+    if (!region_claim(&arena->space, &seen->found, region))
         return false;
     if (seen->part)
-        *region = region_take_out(arena, *region, seen->page, seen->pages);
+        *region = region_take_out(&arena->space, *region, seen->page, seen->pages);
     return true;
 }
 
@@ -165,10 +167,10 @@ bool view_claim_run(const struct view *view, struct arena *arena, uint32_t run, 
         return false;
     for (uint32_t i = 1; i < pieces->regions; i++) {
         if (!claim_piece(&view->region[pieces->first + i], arena, &next)) {
-            region_publish(arena, *region);
+            region_publish(&arena->space, *region);
             return false;
         }
-        *region = region_unite(arena, *region, next);
+        *region = region_unite(&arena->space, *region, next);
     }
     return true;
 }
@@ -188,14 +190,15 @@ bool view_make(struct view *view, struct arena *arena, const struct stream *stre
     view->regions = view->runs = view->extents = view->holes = 0;
     view->out_of_memory = false;
     struct collector collector = {view, arena, stream, reach};
-    hints_each(&arena->passed, &arena->pages, PAGE_FREE, add_region, &collector);
+    hints_each(&arena->space.passed, &arena->space.pages, PAGE_FREE, add_region, &collector);
     if (reach == VIEW_USABLE)
-        hints_each(&stream->free, &arena->pages, PAGE_FREE, add_region, &collector);
-    bool others = reach == VIEW_ALL || load_relaxed_u32(&arena->mixed);
+        hints_each(&stream->free[SPACE_PAGES], &arena->space.pages, PAGE_FREE, add_region, &collector);
+    bool others = reach == VIEW_ALL || load_relaxed_u32(&arena->space.mixed);
     for (uint32_t slot = 1; others && slot < load_acquire_u32(&arena->streams.slots); slot++)
         if (reach != VIEW_USABLE || slot != stream->slot)
-            hints_each(&stream_at(&arena->streams, slot)->free, &arena->pages, PAGE_FREE, add_region, &collector);
-    hints_each(&arena->holes, &arena->pages, PAGE_HOLE, add_hole, view);
+            hints_each(&stream_at(&arena->streams, slot)->free[SPACE_PAGES], &arena->space.pages, PAGE_FREE, add_region,
+                       &collector);
+    hints_each(&arena->holes, &arena->space.pages, PAGE_HOLE, add_hole, view);
     if (view->out_of_memory)
         return false;
     if (view->regions)

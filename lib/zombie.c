@@ -1,5 +1,6 @@
 #include "zombie.h"
 
+#include "hole.h"
 #include "lock.h"
 #include "mapping.h"
 
@@ -18,12 +19,12 @@ void zombie_push(struct arena *arena, struct zombie *zombie)
     zombie->has_pages = zombie->pages != 0;
     if (zombie->has_pages) {
         for (uint64_t page = zombie->page; page < zombie->page + zombie->pages; page++)
-            store_relaxed_ptr(&page_at(&arena->pages, page)->extent, NULL);
-        stats_add(arena->stats, STAT_pending_unmap_bytes, zombie->pages << arena->pages.page_shift);
-        page_set(page_at(&arena->pages, zombie->page), PAGE_ZOMBIE, zombie->pages);
+            store_relaxed_ptr(&page_at(&arena->space.pages, page)->extent, NULL);
+        stats_add(arena->stats, STAT_pending_unmap_bytes, zombie->pages << arena->space.pages.page_shift);
+        page_set(page_at(&arena->space.pages, zombie->page), PAGE_ZOMBIE, zombie->pages);
     }
     pile_push(&arena->zombies, &zombie->node);
-    arena_wake_reaper(arena);
+    bell_ring(&arena->bell);
 }
 
 /* Takes what builders have pushed, oldest first. */
@@ -41,7 +42,7 @@ static void collect(struct arena *arena)
 /* What is left of a zombie keeps its pages ZOMBIE; what was unmapped becomes a hole. */
 static void advance(struct arena *arena, struct zombie *zombie, uint32_t mappings, uint64_t pages)
 {
-    struct page *first = page_at(&arena->pages, zombie->page);
+    struct page *first = page_at(&arena->space.pages, zombie->page);
     uint64_t unmapped = zombie->page;
     zombie->first += mappings;
     zombie->mappings -= mappings;
@@ -49,11 +50,11 @@ static void advance(struct arena *arena, struct zombie *zombie, uint32_t mapping
     zombie->pages -= pages;
     lock_take(&arena->turn);
     if (zombie->pages)
-        page_set(page_at(&arena->pages, zombie->page), PAGE_ZOMBIE, zombie->pages);
+        page_set(page_at(&arena->space.pages, zombie->page), PAGE_ZOMBIE, zombie->pages);
     page_set(first, PAGE_NONE, 0);
     hole_add(arena, unmapped, pages);
     pthread_mutex_unlock(&arena->turn);
-    stats_sub(arena->stats, STAT_pending_unmap_bytes, pages << arena->pages.page_shift);
+    stats_sub(arena->stats, STAT_pending_unmap_bytes, pages << arena->space.pages.page_shift);
 }
 
 /* One call's worth. False: the driver refused, or nothing is left to unmap. */

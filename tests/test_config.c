@@ -74,7 +74,7 @@ Test(config, defaults)
     cr_assert_eq(config.initial_pages, 0);
     cr_assert_eq(config.extent_size, 0);
     cr_assert_eq(config.max_mapped, 0);
-    cr_assert_eq(config.small, VPMM_SMALL_ASYNC);
+    cr_assert_eq(config.small, VPMM_SMALL_SLAB);
     cr_assert_eq(config.reuse, VPMM_REUSE_WAIT_DEVICE);
     cr_assert_eq(config.streams, VPMM_STREAMS_CHECKED);
     cr_assert(config.reaper && config.exportable && !config.rdma);
@@ -332,8 +332,6 @@ Test(check, words)
     config = vpmm_config_default();
     config.small = (vpmm_small)2;
     check_refuses(&config, VPMM_ERROR_INVALID_VALUE, "small", "VPMM_SMALL", " 2;");
-    config.small = VPMM_SMALL_SLAB;
-    check_refuses(&config, VPMM_ERROR_NOT_SUPPORTED, "small", "VPMM_SMALL", "slab");
 }
 
 Test(check, other_granularities)

@@ -63,7 +63,7 @@ const char *vpmm_last_error(void);
 
 /* Where requests below a page come from. */
 typedef enum vpmm_small {
-    VPMM_SMALL_SLAB,  /* slabs cut from the pool's pages (not built yet: VPMM_ERROR_NOT_SUPPORTED) */
+    VPMM_SMALL_SLAB,  /* the pool's pages, cut into pieces: also what would waste more than an eighth of whole pages */
     VPMM_SMALL_ASYNC, /* a CUDA memory pool of the pool's own */
 } vpmm_small;
 
@@ -191,6 +191,10 @@ vpmm_status vpmm_trim(vpmm_pool *, size_t keep_bytes, size_t *released);
     X(hole_bytes, gauge, "address space not mapped")                                                                   \
     X(pending_unmap_bytes, gauge, "old addresses of re-mapped extents, not yet unmapped")                              \
     X(cached_bytes, gauge, "the part of reusable that is in front caches")                                             \
+    X(slab_bytes, gauge, "the part of live that is cut into pieces for small requests")                                \
+    X(slab_live_bytes, gauge, "pieces handed out, after rounding")                                                     \
+    X(slab_free_bytes, gauge, "the rest of slab_bytes")                                                                \
+    X(slab_cached_bytes, gauge, "the part of slab_free that is in front caches")                                       \
     X(requested_bytes, gauge, "live allocations before rounding")                                                      \
     X(async_bytes, gauge, "live requests served by the driver's memory pool")                                          \
     X(peak_mapped_bytes, gauge, "highest mapped_bytes")                                                                \
@@ -204,10 +208,12 @@ vpmm_status vpmm_trim(vpmm_pool *, size_t keep_bytes, size_t *released);
     X(hits_neighbour, part_of(mallocs, neighbour), "mallocs served by another thread's front cache")                   \
     X(hits_completed, part_of(mallocs, completed), "mallocs served by memory whose fence had passed")                  \
     X(hits_waited, part_of(mallocs, waited), "mallocs served by memory that their stream had to wait for")             \
+    X(hits_slab, part_of(mallocs, slab), "mallocs served by pieces of pages, past the front cache")                      \
     X(hits_small, part_of(mallocs, small), "mallocs served by the driver's memory pool")                               \
     X(builds, counter_part_of(mallocs, build), "mallocs served by mapping")                                            \
     X(frees_cache, part_of(frees, cache), "frees into a front cache")                                                  \
     X(frees_pages, part_of(frees, pages), "frees of pages, for every stream to take")                                  \
+    X(frees_slab, part_of(frees, slab), "frees of pieces, for every stream to take")                                   \
     X(frees_small, part_of(frees, small), "frees into the driver's memory pool")                                       \
     X(reclaims, counter, "mallocs that had to take everything back before an answer")                                  \
     X(extents_created, counter, "physical handles created")                                                            \

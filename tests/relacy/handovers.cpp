@@ -100,10 +100,10 @@ struct neighbours : rl::test_suite<neighbours, 2> {
 static const quote neighbours_quotes[] = {
     {"lib/pages.h", "        store_sc_u64(&page->word, word);"},
     {"lib/pages.h", "    return cas_sc_u64(&page->word, &word, word_make(PAGE_OWN, word_pages(word), word));"},
-    {"lib/region.c", "    uint64_t length = load_sc_u32(&at(arena, page - 1)->back);"},
-    {"lib/region.c", "    left->word = load_sc_u64(&at(arena, left->page)->word);"},
-    {"lib/region.c", "    right->word = load_sc_u64(&at(arena, right->page)->word);"},
-    {"lib/region.c", "    store_sc_u32(&at(arena, region.page + region.pages - 1)->back, (uint32_t)region.pages);"},
+    {"lib/region.c", "    uint64_t length = load_sc_u32(&at(space, page - 1)->back);"},
+    {"lib/region.c", "    left->word = load_sc_u64(&at(space, left->page)->word);"},
+    {"lib/region.c", "    right->word = load_sc_u64(&at(space, right->page)->word);"},
+    {"lib/region.c", "    store_sc_u32(&at(space, region.page + region.pages - 1)->back, (uint32_t)region.pages);"},
     {0, 0}};
 
 /* A fence passes while memory behind it is published (region.c, passed_meanwhile): one of the two moves it. */
@@ -488,7 +488,7 @@ static const quote detach_quotes[] = {
     {"lib/stream.c", "!load_sc_u32(&stream->caches) && !load_sc_u32(&stream->users) &&"},
     {0, 0}};
 
-/* Work for a reaper that goes to sleep (arena_wake_reaper; reaper.c, sleep_until_work). */
+/* Work for a reaper that goes to sleep (bell_ring; reaper.c, sleep_until_work). */
 struct asleep : rl::test_suite<asleep, 2> {
     word work, sleeps, signals;
     bool slept;
@@ -524,8 +524,8 @@ struct asleep : rl::test_suite<asleep, 2> {
 };
 
 static const quote asleep_quotes[] = {
-    {"lib/arena.c", "    if (load_sc_u32(&arena->asleep))"},
-    {"lib/reaper.c", "    store_sc_u32(&arena->asleep, 1);\n    bool work = streams_pending(&arena->streams)"},
+    {"lib/bell.h", "    if (load_sc_u32(&bell->asleep))"},
+    {"lib/reaper.c", "    store_sc_u32(&arena->bell.asleep, 1);\n    bool work = streams_pending(&arena->streams)"},
     {"lib/stream.c", "        if (load_sc_u32(&stream->outstanding) || ending)"},
     {0, 0}};
 
