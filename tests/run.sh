@@ -185,6 +185,7 @@ run_programs() {
   for pattern in pair window handoff; do
     run_check "vpmm-pairs $pattern" "$build/$stage/vpmm-pairs" --pattern "$pattern" --threads 4 --pairs 2000
   done
+  run_check vpmm-fragment "$build/$stage/vpmm-fragment" --bytes 128M --large 96M --each 8M
   run_check vpmm-server "$build/$stage/vpmm-server" --driver sim --seconds 3
 }
 
@@ -227,7 +228,7 @@ install_prometheus() {
 }
 
 # What holds whatever the pool's settings are holds with front caches too: the tests' default is to have none.
-cached_tests=(test_model test_faults test_limits test_race_detector)
+cached_tests=(test_model test_slab test_faults test_limits test_race_detector)
 
 run_cached_tests() {
   local name

@@ -288,7 +288,7 @@ static void close_linear(void *data)
 
 Test(linear_tree, histories, .timeout = 600, .fini = explore_report)
 {
-    enum { HISTORIES = 60000 };
+    enum { HISTORIES = 30000 };
     const char *history = getenv("VPMM_TEST_HISTORY");
     linear.drawn = history ? strtoull(history, NULL, 10) - 1 : 0;
     explore("histories", &(struct exploration){

@@ -189,6 +189,7 @@ Test(tree, edges)
         tree_insert(&set.tree, set.capacity - 1);
         cr_assert(tree_next(&set.tree, 0, &x) && x == set.capacity - 1);
         cr_assert(!tree_next(&set.tree, set.capacity, &x));
+        cr_assert(!tree_next(&set.tree, UINT64_C(1) << 40, &x));
         cr_assert(!tree_next(&set.tree, UINT64_MAX, &x) && !tree_take(&set.tree, UINT64_MAX, &x));
         cr_assert(tree_take(&set.tree, set.capacity - 1, &x) && x == set.capacity - 1);
         cr_assert(!tree_take(&set.tree, 0, &x));
