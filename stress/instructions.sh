@@ -3,7 +3,7 @@ set -euo pipefail
 
 usage() {
   cat <<'EOT'
-usage: stress/instructions.sh BUILD_DIR [LIMIT]
+usage: stress/instructions.sh BUILD_DIR [LIMIT [BYTES]]
 
 Counts the instructions of a malloc and free pair: vpmm-pairs of BUILD_DIR under valgrind's callgrind on the simulated
 GPU, with N and with 2 N pairs; the difference over N is one pair's, free of start, warm-up and end. For
@@ -13,6 +13,8 @@ time looks idle to it.
 
   total    all instructions within vpmm_malloc and vpmm_free
   library  without those of the simulated driver and what it calls: what runs on a real GPU beside the driver's own
+
+BYTES is what is allocated: 2M by default; 1K is a slice of a slab.
 
 Exit status: 0 the library's are at most LIMIT (default 200) in each case; 1 more; 2 wrong usage, or it cannot be run.
 A build with a sanitizer cannot: valgrind does not run it.
@@ -25,12 +27,13 @@ case ${1:-} in
   exit 0
   ;;
 esac
-if [ $# -lt 1 ] || [ $# -gt 2 ] || [[ ! ${2:-200} =~ ^[0-9]+$ ]]; then
+if [ $# -lt 1 ] || [ $# -gt 3 ] || [[ ! ${2:-200} =~ ^[0-9]+$ ]]; then
   usage >&2
   exit 2
 fi
 program=$1/vpmm-pairs
 limit=${2:-200}
+bytes=${3:-2M}
 pairs=10000 # N: many more than caches and windows need to fill
 
 stop() {
@@ -51,7 +54,7 @@ count() {
   local out=$scratch/$1.$2
   valgrind --tool=callgrind --callgrind-out-file="$out" --compress-strings=no --compress-pos=no \
     --toggle-collect=vpmm_malloc --toggle-collect=vpmm_free \
-    "$program" --pairs "$1" --streams-known "$2" --no-p99 >"$out.log" 2>&1 || {
+    "$program" --bytes "$bytes" --pairs "$1" --streams-known "$2" --no-p99 >"$out.log" 2>&1 || {
     cat "$out.log" >&2
     return 1
   }

@@ -62,7 +62,7 @@ bool target_free(target *, CUdeviceptr, CUstream);
 bool target_release_stream(target *, CUstream);
 bool target_poll(target *, unsigned budget_us);
 bool target_audit(target *);
-/* Physical memory held for allocations of at least a page (async: for all), now. */
+/* Physical memory held now. The driver's pool beside vpmm's pages (VPMM_SMALL=async) counts with what is live in it. */
 uint64_t target_mapped(target *);
 void target_stats(target *, vpmm_stats *);
 /* Driver time of this thread so far, by the simulator's account; 0 on cuda. */
@@ -102,13 +102,15 @@ typedef struct pass_result {
     double wall_ms, malloc_ms;
     double malloc_p50_us, malloc_p99_us, malloc_p999_us, malloc_max_us;
     double driver_us_malloc, driver_us_malloc_max, driver_us_free, driver_us_background;
+    uint64_t small_mallocs; /* of less than a page; in the numbers above, too */
+    double small_malloc_ns_mean, small_malloc_ns_p50, driver_us_small;
     vpmm_stats before, after;
     uint64_t races, mismatches, misuses;
     bool audit;
     unsigned leaks; /* of the trace, found at its end; in every pass's result */
 } pass_result;
 
-/* peak_mapped_bytes / peak_in_use_bytes; 0 where nothing of a page or more was in use. */
+/* peak_mapped_bytes / peak_in_use_bytes; 0 where nothing was in use. */
 double pass_held_ratio(const pass_result *);
 bool pass_good(const pass_result *);
 

@@ -82,6 +82,10 @@ static void json_measurements(FILE *out, const pass_result *r)
     json_real(out, "driver_us_malloc_max", r->driver_us_malloc_max);
     json_real(out, "driver_us_free", r->driver_us_free);
     json_real(out, "driver_us_background", r->driver_us_background);
+    json_u64(out, "small_mallocs", r->small_mallocs);
+    json_real(out, "small_malloc_ns_mean", r->small_malloc_ns_mean);
+    json_real(out, "small_malloc_ns_p50", r->small_malloc_ns_p50);
+    json_real(out, "driver_us_small", r->driver_us_small);
 }
 
 static void json_counters(FILE *out, const pass_result *r)
@@ -136,6 +140,14 @@ static void table_row(FILE *out, const pass_result *r)
     fflush(out);
 }
 
+/* The mallocs of less than a page, which are in the row with all the others. */
+static void table_small(FILE *out, const pass_result *r)
+{
+    if (r->small_mallocs != 0)
+        fprintf(out, "  below a page: %" PRIu64 " mallocs of %.0f ns, %.0f in the median; driver ms %.3f\n",
+                r->small_mallocs, r->small_malloc_ns_mean, r->small_malloc_ns_p50, r->driver_us_small / 1e3);
+}
+
 /* What the row's columns do not show. */
 static void table_faults(FILE *out, const pass_result *r)
 {
@@ -172,6 +184,7 @@ void report_pass(report *rep, const pass_result *r)
     if (rep->first)
         table_head(rep->table);
     table_row(rep->table, r);
+    table_small(rep->table, r);
     table_faults(rep->table, r);
     if (rep->json != NULL) {
         fputs(rep->first ? "" : ",", rep->json);

@@ -14,6 +14,7 @@
 #define IDLE_POLL_US    2.0    /* a poll charged less found nothing to do: looking at one event costs 1.3 */
 #define SPIN_NS         100000 /* the last stretch before an event's time is spun, since sleeping overshoots */
 #define PROGRESS_EVENTS 2048
+#define SMALL_UNIT      256 /* a request below a page is rounded to it, whoever serves it */
 
 /* What a player holds of a slot. address 0: nothing, or an allocation that was refused. */
 typedef struct holding {
@@ -26,8 +27,9 @@ typedef struct holding {
 /* What one player did in one pass. */
 typedef struct tally {
     uint64_t events, frees, refused;
-    size_t mallocs; /* latencies that are there */
+    size_t mallocs, small_mallocs; /* latencies that are there */
     double malloc_us, driver_us_malloc, driver_us_malloc_max, driver_us_free, driver_us_background;
+    double small_us, driver_us_small;
 } tally;
 
 /* Shared by the players of a trace. */
@@ -50,7 +52,8 @@ typedef struct player {
     CUstream *streams;
     CUevent *events; /* with --verify: one a stream, to order a free after its fill on another stream */
     holding *holdings;
-    double *latencies; /* us, of this pass's mallocs */
+    double *latencies;       /* us, of this pass's mallocs, */
+    double *small_latencies; /* and of those below a page alone */
     verifier *verifier;
     lag_window lag;
     double clock_us; /* --pace on the simulator: the host and the reaper, in the trace's time */
@@ -73,11 +76,16 @@ static void raise_to(atomic_uint_fast64_t *peak, uint64_t value)
         ;
 }
 
-/* The pages of a request of at least one, in bytes; 0 for smaller ones, which the pool serves from elsewhere. */
-static uint64_t paged_bytes(const run *r, uint64_t bytes)
+static bool is_small(const run *r, uint64_t bytes)
 {
-    uint64_t page = r->target.page_size;
-    return bytes < page ? 0 : (bytes + page - 1) / page * page;
+    return bytes < r->target.page_size;
+}
+
+/* What a request needs if it is rounded to no more than it must be: below a page to 256 bytes, from there to pages. */
+static uint64_t use_of(const run *r, uint64_t bytes)
+{
+    uint64_t unit = is_small(r, bytes) ? SMALL_UNIT : r->target.page_size;
+    return (bytes + unit - 1) / unit * unit;
 }
 
 /* One event. */
@@ -87,7 +95,15 @@ static void sample_mapped(run *r)
     raise_to(&r->peak_mapped, target_mapped(&r->target));
 }
 
-static void count_malloc(player *p, double us, double charged_us)
+static void count_small(player *p, double us, double charged_us)
+{
+    tally *t = &p->tally;
+    p->small_latencies[t->small_mallocs++] = us;
+    t->small_us += us;
+    t->driver_us_small += charged_us;
+}
+
+static void count_malloc(player *p, uint64_t bytes, double us, double charged_us)
 {
     tally *t = &p->tally;
     p->latencies[t->mallocs++] = us;
@@ -95,14 +111,14 @@ static void count_malloc(player *p, double us, double charged_us)
     t->driver_us_malloc += charged_us;
     t->driver_us_malloc_max = fmax(t->driver_us_malloc_max, charged_us);
     p->clock_us += charged_us;
+    if (is_small(p->run, bytes))
+        count_small(p, us, charged_us);
 }
 
 static void count_use(run *r, uint64_t bytes)
 {
-    uint64_t paged = paged_bytes(r, bytes);
-    if (paged == 0)
-        return;
-    raise_to(&r->peak_in_use, atomic_fetch_add_explicit(&r->in_use, paged, memory_order_relaxed) + paged);
+    uint64_t use = use_of(r, bytes);
+    raise_to(&r->peak_in_use, atomic_fetch_add_explicit(&r->in_use, use, memory_order_relaxed) + use);
 }
 
 static void refuse_malloc(player *p, const trace_event *e)
@@ -135,7 +151,7 @@ static bool play_malloc(player *p, const trace_event *e)
     charged_us = target_charged_us(&r->target) - charged_us;
     if (status == TARGET_FAILED)
         return false;
-    count_malloc(p, (double)(end - start) / 1e3, charged_us);
+    count_malloc(p, e->bytes, (double)(end - start) / 1e3, charged_us);
     sample_mapped(r);
     if (status == TARGET_REFUSED) {
         refuse_malloc(p, e);
@@ -181,7 +197,7 @@ static bool free_slot(player *p, uint32_t slot, unsigned stream)
     p->tally.driver_us_free += charged_us;
     p->clock_us += charged_us;
     p->tally.frees++;
-    atomic_fetch_sub_explicit(&r->in_use, paged_bytes(r, h.bytes), memory_order_relaxed);
+    atomic_fetch_sub_explicit(&r->in_use, use_of(r, h.bytes), memory_order_relaxed);
     return ok;
 }
 
@@ -315,10 +331,12 @@ static bool player_allocate(player *p)
     p->events = calloc(streams, sizeof *p->events);
     p->holdings = calloc(r->trace->slots + 1, sizeof *p->holdings);
     p->latencies = calloc(r->trace->mallocs + 1, sizeof *p->latencies);
+    p->small_latencies = calloc(r->trace->mallocs + 1, sizeof *p->small_latencies);
     if (r->options->verify)
         p->verifier = verifier_create(r->target.driver, r->target.page_size, r->options->cuda, r->name);
     return p->streams != NULL && p->events != NULL && p->holdings != NULL && p->latencies != NULL &&
-           (p->verifier != NULL || !r->options->verify) && lag_open(&p->lag, r->target.sim, r->options->lag, streams);
+           p->small_latencies != NULL && (p->verifier != NULL || !r->options->verify) &&
+           lag_open(&p->lag, r->target.sim, r->options->lag, streams);
 }
 
 static bool player_open(player *p)
@@ -355,6 +373,7 @@ static bool player_close(player *p)
     free(p->events);
     free(p->holdings);
     free(p->latencies);
+    free(p->small_latencies);
     return ok;
 }
 
@@ -390,19 +409,44 @@ static double quantile(const double *sorted, size_t n, double q)
     return sorted[rank == 0 ? 0 : rank - 1];
 }
 
-static bool merge_latencies(const player *players, unsigned n, pass_result *out)
+enum latency_kind { LATENCIES_OF_ALL, LATENCIES_OF_SMALL };
+
+/* Those of all the players, `count` of them; the caller frees them. NULL: told on stderr. */
+static double *sorted_latencies(const player *players, unsigned n, enum latency_kind kind, size_t count)
 {
-    double *all = malloc((out->mallocs + 1) * sizeof *all);
-    size_t count = 0;
+    double *all = malloc((count + 1) * sizeof *all);
+    size_t copied = 0;
     if (all == NULL) {
-        fprintf(stderr, "vpmm-replay: the host has no memory to sort %" PRIu64 " latencies\n", out->mallocs);
-        return false;
+        fprintf(stderr, "vpmm-replay: the host has no memory to sort %zu latencies\n", count);
+        return NULL;
     }
     for (unsigned i = 0; i < n; i++) {
-        memcpy(all + count, players[i].latencies, players[i].tally.mallocs * sizeof *all);
-        count += players[i].tally.mallocs;
+        const player *p = &players[i];
+        size_t own = kind == LATENCIES_OF_SMALL ? p->tally.small_mallocs : p->tally.mallocs;
+        memcpy(all + copied, kind == LATENCIES_OF_SMALL ? p->small_latencies : p->latencies, own * sizeof *all);
+        copied += own;
     }
     qsort(all, count, sizeof *all, compare_doubles);
+    return all;
+}
+
+static bool merge_small_latencies(const player *players, unsigned n, pass_result *out)
+{
+    size_t count = out->small_mallocs;
+    double *small = sorted_latencies(players, n, LATENCIES_OF_SMALL, count);
+    if (small == NULL)
+        return false;
+    out->small_malloc_ns_p50 = 1e3 * quantile(small, count, 0.5);
+    free(small);
+    return true;
+}
+
+static bool merge_latencies(const player *players, unsigned n, pass_result *out)
+{
+    size_t count = out->mallocs;
+    double *all = sorted_latencies(players, n, LATENCIES_OF_ALL, count);
+    if (all == NULL)
+        return false;
     out->malloc_p50_us = quantile(all, count, 0.5);
     out->malloc_p99_us = quantile(all, count, 0.99);
     out->malloc_p999_us = quantile(all, count, 0.999);
@@ -413,6 +457,7 @@ static bool merge_latencies(const player *players, unsigned n, pass_result *out)
 
 static bool merge_tallies(const player *players, unsigned n, pass_result *out)
 {
+    double small_us = 0;
     for (unsigned i = 0; i < n; i++) {
         const tally *t = &players[i].tally;
         out->events += t->events;
@@ -424,8 +469,12 @@ static bool merge_tallies(const player *players, unsigned n, pass_result *out)
         out->driver_us_malloc_max = fmax(out->driver_us_malloc_max, t->driver_us_malloc_max);
         out->driver_us_free += t->driver_us_free;
         out->driver_us_background += t->driver_us_background;
+        out->small_mallocs += t->small_mallocs;
+        out->driver_us_small += t->driver_us_small;
+        small_us += t->small_us;
     }
-    return merge_latencies(players, n, out);
+    out->small_malloc_ns_mean = out->small_mallocs == 0 ? 0 : 1e3 * small_us / (double)out->small_mallocs;
+    return merge_latencies(players, n, out) && merge_small_latencies(players, n, out);
 }
 
 typedef struct faults {

@@ -166,7 +166,7 @@ uint64_t target_mapped(target *t)
         return reserved;
     }
     target_stats(t, &stats);
-    return stats.mapped_bytes;
+    return stats.mapped_bytes + stats.async_bytes;
 }
 
 void target_stats(target *t, vpmm_stats *stats)
