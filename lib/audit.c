@@ -207,9 +207,9 @@ static vpmm_status check_slab(struct auditor *auditor)
     if ((free != 0) != slab_is_listed(&auditor->arena->slabs, slab))
         return violation(auditor, "its owner's tree and its free slices do not agree");
     auditor->tally.cut += auditor->pages;
-    auditor->tally.empty_slabs += free == UINT32_MAX >> (SLAB_SLICES - slab_slices(slab->kind));
+    auditor->tally.empty_slabs += free == UINT32_MAX >> (SLAB_SLICES - slab->slices);
     vpmm_status status = VPMM_SUCCESS;
-    for (unsigned i = 0; i < slab_slices(slab->kind) && status == VPMM_SUCCESS; i++)
+    for (unsigned i = 0; i < slab->slices && status == VPMM_SUCCESS; i++)
         status = check_slice(auditor, slab, i);
     return status;
 }

@@ -295,15 +295,13 @@ static inline bool cache_take_newest(struct cache *cache, const struct pages *pa
 
 /*
  * True: freed; *unnoted: the bin, if cache_note is due for it. `first` and `word`: the address's page, and its word as
- * it was read.
+ * it was read: LIVE.
  */
 static inline bool cache_give_newest(struct cache *cache, const struct pages *pages, CUdeviceptr address,
                                      struct page *first, uint64_t word, struct cache_bin **unnoted)
 {
     struct front *front = cache->front;
     uint64_t length = word_pages(word);
-    if (word_state(word) != PAGE_LIVE)
-        return false;
     uint32_t index = cache_bin_of(cache, length);
     struct cache_bin *bin = &cache->bin[index];
     uint32_t count = load_relaxed_u32(&bin->count);

@@ -246,7 +246,7 @@ static __attribute__((noinline)) vpmm_status malloc_piece(vpmm_pool *pool, size_
                                                           CUdeviceptr *out)
 {
     struct cache *cache;
-    if (!bytes || !out || !hit_cache(pool, &pool->cut_fronts, handle, &cache))
+    if (!out || !hit_cache(pool, &pool->cut_fronts, handle, &cache)) /* zero bytes are no piece */
         return malloc_slowly(pool, bytes, handle, out);
     return cache->check_id || cache->is_default ? malloc_piece_checked(pool, bytes, handle, out, cache)
                                                 : malloc_piece_at_once(pool, bytes, handle, out, cache);
@@ -350,13 +350,16 @@ static __attribute__((noinline)) vpmm_status free_granules(vpmm_pool *pool, CUde
 {
     struct cache_bin *unnoted;
     struct page *first;
-    if (!page_in_first_chunk(&pool->arena.cut.pages, address, &first) ||
-        !cache_give_newest(cache, &pool->arena.cut.pages, address, first, load_acquire_u64(&first->word), &unnoted))
+    if (!page_in_first_chunk(&pool->arena.cut.pages, address, &first))
+        return free_slowly(pool, address, handle);
+    uint64_t word = load_acquire_u64(&first->word);
+    if (word_state(word) != PAGE_LIVE ||
+        !cache_give_newest(cache, &pool->arena.cut.pages, address, first, word, &unnoted))
         return free_slowly(pool, address, handle);
     return unnoted ? after_first_free(cache, unnoted) : VPMM_SUCCESS;
 }
 
-/* The same of an address in a page that is cut, or of no page's beginning. */
+/* The same of an address where no live region of pages begins. */
 static __attribute__((noinline)) vpmm_status free_piece(vpmm_pool *pool, CUdeviceptr address, CUstream handle)
 {
     const struct pages *granules = &pool->arena.cut.pages;
@@ -395,7 +398,7 @@ vpmm_status vpmm_free(vpmm_pool *pool, CUdeviceptr address, CUstream handle)
     if (!page_in_first_chunk(pages, address, &first))
         return free_piece(pool, address, handle);
     uint64_t word = load_acquire_u64(&first->word);
-    if (word_state(word) == PAGE_CUT)
+    if (word_state(word) != PAGE_LIVE)
         return free_piece(pool, address, handle);
     if (!hit_cache(pool, &pool->fronts, handle, &cache))
         return free_slowly(pool, address, handle);

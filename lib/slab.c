@@ -73,7 +73,7 @@ static void raise_number(struct slab *slab, uint64_t epoch, uint64_t number)
 
 static uint32_t all_slices(const struct slab *slab)
 {
-    return UINT32_MAX >> (SLAB_SLICES - slab_slices(slab->kind));
+    return UINT32_MAX >> (SLAB_SLICES - slab->slices);
 }
 
 static struct slab *slab_at(const struct slabs *slabs, uint64_t index)
@@ -172,7 +172,7 @@ static struct slab *new_record(struct slabs *slabs, unsigned kind)
     }
     memset(slab, 0, bytes);
     slab->index = index;
-    slab->kind = kind;
+    slab->slices = slab_slices(kind);
     store_release_ptr(&slabs->record[index], slab); /* pairs with the acquire in slab_at */
     return slab;
 }
@@ -239,10 +239,12 @@ bool slab_format(struct slabs *slabs, const struct region *region, struct stream
     CUdeviceptr base = page_address(&slabs->space->pages, region->page);
     slab->granule = region->page;
     store_relaxed_u64(&slab->base, base);
+    store_relaxed_u64(&slab->reciprocal, slice_size[class].reciprocal);
+    store_relaxed_u32(&slab->bytes, slice_size[class].bytes);
     store_relaxed_u32(&slab->class, class);
     uint64_t epoch = epoch_of(load_relaxed_u64(&slab->word)) + 1;
     set_number(slab, epoch, number_for(slabs, stream, region->fence));
-    for (unsigned i = 0; i < slab_slices(slab->kind); i++) {
+    for (unsigned i = 0; i < slab->slices; i++) {
         store_relaxed_u64(&slab->slice[i].address, base + i * slice_size[class].bytes);
         store_relaxed_u64(&slab->slice[i].word, slice_word(SLICE_FREE, 0, class, 0));
     }
@@ -265,7 +267,7 @@ static void dissolve(struct slabs *slabs, struct slab *slab, uint32_t owner)
     unlist(slabs, slab, owner, class);
     name_slab(slabs, region.page, region.pages, NULL);
     page_set(page_at(&slabs->space->pages, region.page), PAGE_OWN, region.pages);
-    tree_insert(&slabs->unused[slab->kind], slab->index);
+    tree_insert(&slabs->unused[slice_size[class].kind], slab->index);
     region_publish(slabs->space, region);
 }
 

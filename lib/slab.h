@@ -62,8 +62,10 @@ struct slice {
 };
 
 struct slab {
-    uint32_t index, kind; /* constant */
+    uint32_t index, slices; /* constant */
     _Atomic(uint64_t) base;
+    _Atomic(uint64_t) reciprocal; /* of its class, as is the next: see slice_size */
+    _Atomic(uint32_t) bytes;
     _Atomic(uint32_t) class;
     uint64_t granule; /* its first; the owner's of the region */
     _Alignas(64) _Atomic(uint64_t) word;
@@ -140,13 +142,15 @@ static inline struct slab *slab_of_granule(const struct space *space, uint64_t g
     return load_acquire_ptr(&page_at(&space->pages, granule)->extent);
 }
 
-/* The slice that begins at the address; NULL: none of the slab's. */
+/*
+ * The slice that begins at the address; NULL: none of the slab's. The quotient need be right for addresses in the slab
+ * alone: it is multiplied again. If the slab is about to be another's, no live slice of it is asked for.
+ */
 static inline struct slice *slab_slice_at(struct slab *slab, CUdeviceptr address)
 {
-    const struct slice_size *size = &slice_size[load_relaxed_u32(&slab->class)];
     uint64_t offset = address - load_relaxed_u64(&slab->base);
-    uint64_t i = offset < UINT64_C(1) << 17 ? offset * size->reciprocal >> 40 : SLAB_SLICES;
-    return i < slab_slices(slab->kind) && i * size->bytes == offset ? &slab->slice[i] : NULL;
+    uint64_t i = offset * load_relaxed_u64(&slab->reciprocal) >> 40;
+    return i < slab->slices && i * load_relaxed_u32(&slab->bytes) == offset ? &slab->slice[i] : NULL;
 }
 
 /* ---- slabs ---- */

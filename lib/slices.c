@@ -14,6 +14,7 @@ struct slice_cache *slices_of(struct cache *cache)
     memset(slices, 0, sizeof *slices);
     for (unsigned i = 0; i < SLICE_CLASSES; i++) {
         uint32_t most = SLICE_BIN_BYTES / slice_size[i].bytes;
+        slices->bin[i].bytes = slice_size[i].bytes;
         slices->bin[i].most = most < SLICE_SLOTS ? most : SLICE_SLOTS;
     }
     store_release_ptr(&cache->slices, slices); /* pairs with each acquire of `slices` by other threads */

@@ -12,12 +12,13 @@
 #include "front.h"
 #include "slab.h"
 
-enum { SLICE_SLOTS = 63, SLICE_BIN_BYTES = 256 << 10 };
+enum { SLICE_SLOTS = 62, SLICE_BIN_BYTES = 256 << 10 };
 
 /* Where a slot was, or is to be, is the owner's alone; what stands in it is read by all. */
 struct slice_bin {
     _Alignas(64) _Atomic(uint32_t) count; /* slots in use, from the first on */
-    uint32_t most;                        /* constant: of SLICE_SLOTS, or of SLICE_BIN_BYTES */
+    uint32_t most;                        /* constant, as is the next: of SLICE_SLOTS, or of SLICE_BIN_BYTES */
+    uint64_t bytes;                       /* of a slice of the class */
     _Atomic(void *) slot[SLICE_SLOTS];    /* struct slice */
 };
 
@@ -81,7 +82,7 @@ static inline bool slices_take_newest(struct cache *cache, unsigned class, size_
     cache_touch(cache);
     add_alone_u64(&tally->hits, 1);
     add_alone_u64(&tally->requested_bytes, bytes);
-    add_alone_u64(&tally->live_bytes, slice_size[class].bytes);
+    add_alone_u64(&tally->live_bytes, bin->bytes);
     *out = load_relaxed_u64(&slice->address);
     return true;
 }
@@ -96,7 +97,8 @@ static inline bool slices_give_newest(struct cache *cache, struct slice *slice, 
         return false;
     unsigned class = slice_class_of(word);
     struct slice_bin *bin = &slices->bin[class];
-    uint32_t count = load_relaxed_u32(&bin->count), bytes = slice_size[class].bytes;
+    uint32_t count = load_relaxed_u32(&bin->count);
+    uint64_t bytes = bin->bytes;
     if (count == bin->most || front_held(front) + bytes > front->limit)
         return false;
     store_relaxed_ptr(&bin->slot[count], slice);
@@ -107,7 +109,7 @@ static inline bool slices_give_newest(struct cache *cache, struct slice *slice, 
     cache_touch(cache);
     add_alone_u64(&front->tally.frees, 1);
     add_alone_u64(&front->tally.requested_bytes, 0 - requested);
-    add_alone_u64(&front->tally.live_bytes, UINT64_C(0) - bytes);
+    add_alone_u64(&front->tally.live_bytes, 0 - bytes);
     *unnoted = !(load_sc_u64(&slices->noted) >> class & 1) ? bin : NULL;
     return true;
 }
