@@ -198,11 +198,10 @@ static void write_histogram(const struct writer *w, const char *name, unsigned p
 static void write_latency(const struct writer *w)
 {
     static const char name[] = "vpmm_malloc_duration_seconds";
-    family(
-        w, name, HISTOGRAM,
-        "time of mallocs of a page or more that found no passed free memory at once and so asked the driver, waited or "
-        "built; others are not timed",
-        NULL);
+    family(w, name, HISTOGRAM,
+           "time of mallocs that needed pages, found no passed free memory at once and so asked the driver, waited or "
+           "built; others are not timed",
+           NULL);
     for (unsigned i = 0; i < w->metrics->pools; i++)
         write_histogram(w, name, i);
 }

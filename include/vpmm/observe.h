@@ -29,8 +29,9 @@ enum { VPMM_DRIVER_CALLS = 0 VPMM_DRIVER_ENTRIES(VPMM_COUNT_ENTRY) };
 vpmm_status vpmm_calls_get(vpmm_pool *, vpmm_call_counts out[VPMM_DRIVER_CALLS]);
 
 /*
- * How long mallocs of at least a page took that found no passed free memory at once, and so asked the driver, waited or
- * built; the time begins where that was found out. Others are not timed, which costs them nothing. Failures count.
+ * How long mallocs took that found no passed free memory at once, and so asked the driver, waited or built; the time
+ * begins where that was found out. A malloc that gets a piece of a page counts if a page was needed for it and none was
+ * free. Others are not timed, which costs them nothing. Failures count.
  */
 enum { VPMM_LATENCY_BUCKETS = 20 };
 typedef struct vpmm_latency {

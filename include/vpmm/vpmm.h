@@ -9,10 +9,12 @@
  *   vpmm_pool_destroy(pool);
  *
  * Words
- *   page      page_size bytes. A page is wholly free or wholly used
+ *   page      page_size bytes. A page is wholly free, or wholly used, or cut for small requests, and then it is live
+ *   piece     what a request gets of a page that is cut: one below a page, or one of up to seven pages that a whole
+ *             number of them would waste more than an eighth of
  *   extent    one physical handle (cuMemCreate): a whole number of pages, mapped whole or not at all
  *   region    a run of pages of reserved address space in one state:
- *               live          handed out by vpmm_malloc
+ *               live          handed out by vpmm_malloc, or cut into pieces
  *               reusable      mapped and free
  *               hole          unmapped
  *               pending unmap the old address of extents that were re-mapped elsewhere
@@ -61,10 +63,11 @@ const char *vpmm_status_name(vpmm_status);
 /* This thread's last failure in words; "" before the first. Never NULL; valid until the thread's next failure. */
 const char *vpmm_last_error(void);
 
-/* Where requests below a page come from. */
+/* Where requests come from that whole pages do not fit. */
 typedef enum vpmm_small {
-    VPMM_SMALL_SLAB,  /* the pool's pages, cut into pieces: also what would waste more than an eighth of whole pages */
-    VPMM_SMALL_ASYNC, /* a CUDA memory pool of the pool's own */
+    VPMM_SMALL_SLAB,  /* pieces of the pool's pages; the default. No driver call but for pages */
+    VPMM_SMALL_ASYNC, /* those below a page: a CUDA memory pool of the pool's own, a driver call each, of memory that is
+                         not in mapped_bytes nor under max_mapped. The others: whole pages */
 } vpmm_small;
 
 /* What a request may do with free memory whose fence, on another stream, has not passed. */
@@ -96,7 +99,8 @@ typedef struct vpmm_config {
                                   specification's one handle a page                                  VPMM_EXTENT_SIZE */
     size_t max_mapped;         /* cap on mapped bytes; 0: none                                       VPMM_MAX_MAPPED */
     size_t cache_bytes;        /* most that one thread's front cache holds once the pool no longer grows;
-                                  64 MiB of it until then. 0: none. CU_STREAM_PER_THREAD has none    VPMM_CACHE_BYTES */
+                                  64 MiB of it until then. Of pieces of pages it holds at most 64 MiB besides, and 4 MiB
+                                  until then. 0: none. CU_STREAM_PER_THREAD has none               VPMM_CACHE_BYTES */
     vpmm_small small;          /*                                                      VPMM_SMALL=slab|async */
     vpmm_reuse reuse;          /*                                                      VPMM_REUSE=device|completed|host */
     vpmm_streams streams;      /*                                                      VPMM_STREAMS=checked|trusted|eager */
@@ -137,9 +141,9 @@ vpmm_status vpmm_pool_default(int device, vpmm_pool **);
 vpmm_status vpmm_pool_destroy(vpmm_pool *);
 
 /*
- * Allocates at least `bytes` bytes for work queued on `stream` from now on: aligned to the page size from one page
- * up, to 256 bytes below. 0, CU_STREAM_LEGACY and CU_STREAM_PER_THREAD are streams too. The stream must be of the
- * pool's device.
+ * Allocates at least `bytes` bytes for work queued on `stream` from now on: whole pages, aligned to the page size, or a
+ * piece, aligned to 256 bytes and, if `bytes` is a power of two from 256 to a page, to `bytes` (VPMM_SMALL_ASYNC: to
+ * 256 alone). 0, CU_STREAM_LEGACY and CU_STREAM_PER_THREAD are streams too. The stream must be of the pool's device.
  * INVALID_VALUE: zero bytes, a size that overflows when rounded, a NULL pool or output, a stream of another device.
  * OUT_OF_MEMORY: the message says how much was asked, mapped, live and reusable. NOT_SUPPORTED: the stream captures.
  * The output is written on success only. A capture is looked for where the call goes past the thread's front cache: a hit
@@ -163,9 +167,9 @@ vpmm_status vpmm_free(vpmm_pool *, CUdeviceptr, CUstream stream);
 vpmm_status vpmm_stream_release(vpmm_pool *, CUstream);
 
 /*
- * Gives wholly free extents back to the device until at most keep_bytes are mapped, or nothing more can be given. What is
- * in front caches counts as free.
- * Memory whose fence has not passed stays. With keep_bytes 0 the driver's pool for small requests is trimmed too.
+ * Gives wholly free extents back to the device until at most keep_bytes are mapped, or nothing more can be given. What
+ * is in front caches counts as free, and so does a cut page without a live piece. Memory whose fence has not passed
+ * stays. With keep_bytes 0 the driver's pool of VPMM_SMALL_ASYNC is trimmed too.
  * `released` (may be NULL): bytes of extents given back.
  */
 vpmm_status vpmm_trim(vpmm_pool *, size_t keep_bytes, size_t *released);
@@ -182,11 +186,13 @@ vpmm_status vpmm_trim(vpmm_pool *, size_t keep_bytes, size_t *released);
  * The parts of driver_calls and driver_errors are the driver's entries: vpmm_calls_get in vpmm/observe.h.
  * Read without a lock while others allocate, each number is right, but two of them may be of different instants.
  * peak_live_bytes is exact with one thread and otherwise sampled whenever a call goes past the front cache.
+ *
+ *   slab_bytes = slab_live_bytes + slab_free_bytes         live_bytes = slab_bytes + pages handed out whole
  */
 #define VPMM_STATS(X)                                                                                                  \
     X(reserved_bytes, gauge, "address space reserved")                                                                 \
     X(mapped_bytes, gauge, "physical memory held: live and reusable")                                                  \
-    X(live_bytes, gauge, "pages handed out")                                                                           \
+    X(live_bytes, gauge, "pages handed out, and pages that are cut")                                                   \
     X(reusable_bytes, gauge, "mapped and free")                                                                        \
     X(hole_bytes, gauge, "address space not mapped")                                                                   \
     X(pending_unmap_bytes, gauge, "old addresses of re-mapped extents, not yet unmapped")                              \
@@ -196,7 +202,7 @@ vpmm_status vpmm_trim(vpmm_pool *, size_t keep_bytes, size_t *released);
     X(slab_free_bytes, gauge, "the rest of slab_bytes")                                                                \
     X(slab_cached_bytes, gauge, "the part of slab_free that is in front caches")                                       \
     X(requested_bytes, gauge, "live allocations before rounding")                                                      \
-    X(async_bytes, gauge, "live requests served by the driver's memory pool")                                          \
+    X(async_bytes, gauge, "live requests in the driver's memory pool (VPMM_SMALL=async)")                              \
     X(peak_mapped_bytes, gauge, "highest mapped_bytes")                                                                \
     X(peak_live_bytes, gauge, "highest live_bytes")                                                                    \
     X(largest_free_bytes, gauge, "longest reusable region")                                                            \
@@ -204,17 +210,17 @@ vpmm_status vpmm_trim(vpmm_pool *, size_t keep_bytes, size_t *released);
     X(mallocs, counter_by(tier), "allocations made")                                                                   \
     X(frees, counter_by(tier), "allocations freed")                                                                    \
     X(hits_cache, part_of(mallocs, cache), "mallocs served by a front cache")                                          \
-    X(hits_own_stream, part_of(mallocs, own_stream), "mallocs served by memory freed on the same stream")              \
+    X(hits_own_stream, part_of(mallocs, own_stream), "mallocs of pages served by memory freed on the same stream")     \
     X(hits_neighbour, part_of(mallocs, neighbour), "mallocs served by another thread's front cache")                   \
-    X(hits_completed, part_of(mallocs, completed), "mallocs served by memory whose fence had passed")                  \
-    X(hits_waited, part_of(mallocs, waited), "mallocs served by memory that their stream had to wait for")             \
-    X(hits_slab, part_of(mallocs, slab), "mallocs served by pieces of pages, past the front cache")                      \
-    X(hits_small, part_of(mallocs, small), "mallocs served by the driver's memory pool")                               \
+    X(hits_completed, part_of(mallocs, completed), "mallocs of pages served by memory whose fence had passed")         \
+    X(hits_waited, part_of(mallocs, waited), "mallocs of pages served by memory that their stream had to wait for")    \
+    X(hits_slab, part_of(mallocs, slab), "mallocs served by pieces of pages, past the front caches")                   \
+    X(hits_small, part_of(mallocs, small), "mallocs served by the driver's memory pool (VPMM_SMALL=async)")            \
     X(builds, counter_part_of(mallocs, build), "mallocs served by mapping")                                            \
     X(frees_cache, part_of(frees, cache), "frees into a front cache")                                                  \
     X(frees_pages, part_of(frees, pages), "frees of pages, for every stream to take")                                  \
     X(frees_slab, part_of(frees, slab), "frees of pieces, for every stream to take")                                   \
-    X(frees_small, part_of(frees, small), "frees into the driver's memory pool")                                       \
+    X(frees_small, part_of(frees, small), "frees into the driver's memory pool (VPMM_SMALL=async)")                    \
     X(reclaims, counter, "mallocs that had to take everything back before an answer")                                  \
     X(extents_created, counter, "physical handles created")                                                            \
     X(extents_released, counter, "physical handles given back")                                                        \
@@ -246,7 +252,7 @@ vpmm_status vpmm_stats_get(vpmm_pool *, vpmm_stats *);
 
 /*
  * Writes the statistics, a line each, then every region in ascending address order, in the specification's notation
- * (counts of pages): [X] live, [-X] reusable, [*X] hole, [~X] pending unmap.
+ * (counts of pages): [X] live, [-X] reusable, [*X] hole, [~X] pending unmap; and [/X], pages that are cut.
  */
 vpmm_status vpmm_dump(vpmm_pool *, FILE *);
 
