@@ -63,7 +63,10 @@ bool target_release_stream(target *, CUstream);
 bool target_poll(target *, unsigned budget_us);
 bool target_audit(target *);
 /* Physical memory held now. The driver's pool beside vpmm's pages (VPMM_SMALL=async) counts with what is live in it. */
-uint64_t target_mapped(target *);
+typedef struct target_level {
+    uint64_t mapped, slab, slab_live; /* slabs: vpmm's alone */
+} target_level;
+target_level target_held(target *);
 void target_stats(target *, vpmm_stats *);
 /* Driver time of this thread so far, by the simulator's account; 0 on cuda. */
 double target_charged_us(const target *);
@@ -99,6 +102,7 @@ typedef struct pass_result {
     unsigned pass;  /* from 1 */
     uint64_t events, mallocs, frees, refused;
     uint64_t peak_mapped_bytes, peak_in_use_bytes;
+    uint64_t peak_slab_bytes, peak_slab_live_bytes; /* of what was seen after mallocs and polls */
     double wall_ms, malloc_ms;
     double malloc_p50_us, malloc_p99_us, malloc_p999_us, malloc_max_us;
     double driver_us_malloc, driver_us_malloc_max, driver_us_free, driver_us_background;

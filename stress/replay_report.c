@@ -86,6 +86,8 @@ static void json_measurements(FILE *out, const pass_result *r)
     json_real(out, "small_malloc_ns_mean", r->small_malloc_ns_mean);
     json_real(out, "small_malloc_ns_p50", r->small_malloc_ns_p50);
     json_real(out, "driver_us_small", r->driver_us_small);
+    json_u64(out, "peak_slab_bytes", r->peak_slab_bytes);
+    json_u64(out, "peak_slab_live_bytes", r->peak_slab_live_bytes);
 }
 
 static void json_counters(FILE *out, const pass_result *r)

@@ -42,7 +42,7 @@ typedef struct run {
     pthread_barrier_t gate; /* players and the main thread, before and after each pass */
     atomic_bool failed;
     atomic_bool told_refusal;
-    atomic_uint_fast64_t in_use, peak_in_use, peak_mapped;
+    atomic_uint_fast64_t in_use, peak_in_use, peak_mapped, peak_slab, peak_slab_live;
 } run;
 
 typedef struct player {
@@ -90,9 +90,12 @@ static uint64_t use_of(const run *r, uint64_t bytes)
 
 /* One event. */
 
-static void sample_mapped(run *r)
+static void sample_held(run *r)
 {
-    raise_to(&r->peak_mapped, target_mapped(&r->target));
+    target_level level = target_held(&r->target);
+    raise_to(&r->peak_mapped, level.mapped);
+    raise_to(&r->peak_slab, level.slab);
+    raise_to(&r->peak_slab_live, level.slab_live);
 }
 
 static void count_small(player *p, double us, double charged_us)
@@ -152,7 +155,7 @@ static bool play_malloc(player *p, const trace_event *e)
     if (status == TARGET_FAILED)
         return false;
     count_malloc(p, e->bytes, (double)(end - start) / 1e3, charged_us);
-    sample_mapped(r);
+    sample_held(r);
     if (status == TARGET_REFUSED) {
         refuse_malloc(p, e);
         return true;
@@ -224,7 +227,7 @@ static bool pace_reaper(player *p, double us)
         idle = charged_us < IDLE_POLL_US ? idle + 1 : 0;
     }
     p->clock_us = fmax(p->clock_us, us);
-    sample_mapped(p->run);
+    sample_held(p->run);
     return true;
 }
 
@@ -522,7 +525,10 @@ static bool run_pass(run *r, player *players, pass_result *out)
     out->pass = ++r->pass;
     atomic_store(&r->in_use, 0);
     atomic_store(&r->peak_in_use, 0);
-    atomic_store(&r->peak_mapped, target_mapped(&r->target));
+    atomic_store(&r->peak_mapped, 0);
+    atomic_store(&r->peak_slab, 0);
+    atomic_store(&r->peak_slab_live, 0);
+    sample_held(r);
     uint64_t start = now_ns();
     pthread_barrier_wait(&r->gate);
     pthread_barrier_wait(&r->gate);
@@ -536,6 +542,8 @@ static bool run_pass(run *r, player *players, pass_result *out)
     out->mismatches = after.mismatches - before.mismatches;
     out->peak_in_use_bytes = atomic_load(&r->peak_in_use);
     out->peak_mapped_bytes = pass_peak_mapped(r, out);
+    out->peak_slab_bytes = atomic_load(&r->peak_slab);
+    out->peak_slab_live_bytes = atomic_load(&r->peak_slab_live);
     return merge_tallies(players, r->options->threads, out);
 }
 

@@ -157,16 +157,17 @@ bool target_audit(target *t)
     return t->pool == NULL || vpmm_ok("the audit", vpmm_check(t->pool));
 }
 
-uint64_t target_mapped(target *t)
+target_level target_held(target *t)
 {
     cuuint64_t reserved = 0;
     vpmm_stats stats;
     if (t->pool == NULL) {
         t->driver->cuMemPoolGetAttribute(t->memory_pool, CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT, &reserved);
-        return reserved;
+        return (target_level){.mapped = reserved};
     }
     target_stats(t, &stats);
-    return stats.mapped_bytes + stats.async_bytes;
+    return (target_level){
+        .mapped = stats.mapped_bytes + stats.async_bytes, .slab = stats.slab_bytes, .slab_live = stats.slab_live_bytes};
 }
 
 void target_stats(target *t, vpmm_stats *stats)
