@@ -223,7 +223,20 @@ def check_identities_under_load(url):
         of = {name[5:-6]: number for name, _, number in samples(fetch(url)) if re.fullmatch(r"vpmm_\w+_bytes", name)}
         need(of["mapped"] == of["live"] + of["reusable"] or (of["live"] > of["mapped"] and not of["reusable"]), str(of))
         need(of["reserved"] == of["mapped"] + of["hole"] + of["pending_unmap"] or not of["hole"], str(of))
+        need(of["slab"] == of["slab_live"] + of["slab_free"] or (of["slab_live"] > of["slab"] and not of["slab_free"]), str(of))
+        need(of["slab_cached"] <= of["slab"] <= of["live"], str(of))  # what else is live is far more than one moment's cut
         time.sleep(0.03)  # within the exporter's limit of requests a second
+
+
+def check_tiers(url):
+    """The tiers are those that are known, and the server's requests below a page are served by slabs."""
+    tiers = {"mallocs": {"cache", "own_stream", "neighbour", "completed", "waited", "slab", "small", "build"},
+             "frees": {"cache", "pages", "slab", "small"}}
+    for sum_of, expected in tiers.items():
+        counts = {re.search(r'tier="(\w+)"', labels).group(1): number
+                  for name, labels, number in samples(fetch(url)) if name == f"vpmm_{sum_of}_total"}
+        need(set(counts) == expected, f"{sum_of}: {sorted(counts)}")
+        need(not counts["small"] and (counts["slab"] or sum_of == "frees"), f"{sum_of}: {counts}")  # caches hold many
 
 
 # ---- Prometheus ----
@@ -289,7 +302,8 @@ def check_every_panel_shows_something(prometheus):
 
 def check_identities_in_prometheus(prometheus):
     for zero in ("vpmm_reserved_bytes - vpmm_live_bytes - vpmm_reusable_bytes - vpmm_hole_bytes - vpmm_pending_unmap_bytes",
-                 "vpmm_mapped_bytes - vpmm_live_bytes - vpmm_reusable_bytes"):
+                 "vpmm_mapped_bytes - vpmm_live_bytes - vpmm_reusable_bytes",
+                 "vpmm_slab_bytes - vpmm_slab_live_bytes - vpmm_slab_free_bytes"):
         answer = prometheus.query(f"max_over_time(abs({zero})[5s:500ms])")
         need([sample["value"][1] for sample in answer] == ["0"], f"{zero}: {answer}")
 
@@ -359,7 +373,7 @@ def check_all(server):
         for name in ("rules", "alerts_fire_and_do_not", "scrape_configuration", "dashboard", "dashboard_types"):
             check(name)
         for name in ("promtool_metrics", "text_parser", "openmetrics_parser", "duplicate_series", "families",
-                     "identities_under_load"):
+                     "tiers", "identities_under_load"):
             check(name, url)
         time.sleep(max(0, started + LOADED - time.monotonic()))
         for name in ("prometheus_scrapes", "every_metric_has_a_sample", "every_panel_shows_something",

@@ -68,11 +68,13 @@ def main():
     times = np.linspace(0, SECONDS, POINTS + 1)
     figure, axes = plt.subplots(2, 2, figsize=(10, 5.4), sharex=True)
     composition, tiers, heat, driver = axes.flat
-    stack(composition, times, {"live": level("vpmm_live_bytes"), "reusable": level("vpmm_reusable_bytes"),
-                               "small requests": level("vpmm_async_bytes")}, "GiB")
+    slabs = level("vpmm_slab_bytes")
+    stack(composition, times, {"live": level("vpmm_live_bytes") - slabs, "cut for small requests": slabs,
+                               "reusable": level("vpmm_reusable_bytes"),
+                               "driver's pool": level("vpmm_async_bytes")}, "GiB")
     composition.set_title("memory held", fontsize=9)
-    stack(tiers, times, ask(f'sum by (tier) (rate(vpmm_mallocs_total{{tier!="small"}}{WINDOW}))', "tier"), "per second")
-    tiers.set_title("mallocs of pages, by the tier that served them", fontsize=9)
+    stack(tiers, times, ask(f"sum by (tier) (rate(vpmm_mallocs_total{WINDOW}))", "tier"), "per second")
+    tiers.set_title("mallocs, by the tier that served them", fontsize=9)
     draw_heat_map(heat, times)
     heat.set_title("latency of mallocs that asked the driver", fontsize=9)
     stack(driver, times, ask(f"sum by (call) (rate(vpmm_driver_calls_total{{call=~\"cuMem(Create|Map|Unmap|Release|"
