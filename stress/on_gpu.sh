@@ -6,13 +6,15 @@ usage() {
 usage: stress/on_gpu.sh BUILD_DIR TRACE...
 
 On a machine with a GPU: runs what the README's figures come from, with the programs in BUILD_DIR, and the tests that
-need no simulated GPU if they were built. The programs may have been built elsewhere. About five minutes on an H200.
+need no simulated GPU if they were built. The programs may have been built elsewhere. About seven minutes on an H200.
 
   1  vpmm and cuMemAllocAsync in turn, three times: dense, one thread, requests of at least 2 MiB, cold and warm
   2  the same with --verify, with four threads and all sizes, at the traces' own pace, and with one handle a page
-  3  pairs: what a malloc and a free cost, with 1 and with 16 threads, beside cuMemAllocAsync
-  4  the server example, and the tests with VPMM_TEST_DRIVER=cuda
-  5  what 1,000 scrapes a second change in a pair, if there is python3, and the programs were built with the exporter
+  3  small requests: the traces with all their requests, dense and at their own pace, by both allocators and with
+     VPMM_SMALL=async; and what many small requests leave behind when most of them are freed
+  4  pairs: what a malloc and a free cost, with 1 and with 16 threads, beside cuMemAllocAsync; of 1 KiB and 128 KiB too
+  5  the server example, and the tests with VPMM_TEST_DRIVER=cuda
+  6  what 1,000 scrapes a second change in a pair, if there is python3, and the programs were built with the exporter
 
 Exit status 0: every program ended with 0.
 EOF
@@ -51,6 +53,16 @@ run "verified, four threads, all sizes" "${replay[@]}" --verify --threads 4 "$@"
 run "at the traces' own pace" "${replay[@]}" --pace --min-bytes 2M "$@"
 run "one handle a page, verified" env VPMM_EXTENT_SIZE=2M "${replay[@]}" --verify --min-bytes 2M "$@"
 
+# With small requests: a line below each row has them alone.
+for i in 1 2 3; do
+  run "all sizes, dense, cuMemAllocAsync, $i" "${replay[@]}" --allocator async --min-bytes 0 "$@"
+  run "all sizes, dense, vpmm, $i" "${replay[@]}" --min-bytes 0 "$@"
+done
+run "all sizes, dense, vpmm with the driver's pool" env VPMM_SMALL=async "${replay[@]}" --min-bytes 0 "$@"
+run "all sizes, at the traces' own pace, cuMemAllocAsync" "${replay[@]}" --pace --allocator async --min-bytes 0 "$@"
+run "all sizes, at the traces' own pace, vpmm" "${replay[@]}" --pace --min-bytes 0 "$@"
+run "what small requests leave behind" "$programs/vpmm-fragment" --driver cuda
+
 # A window of 64 allocations around 64 MiB in each of 16 threads would be more than any GPU has.
 pairs=("$programs/vpmm-pairs" --driver cuda)
 allocators=vpmm,async
@@ -60,11 +72,14 @@ for streams in trusted checked; do
   run "pairs, $streams streams, window of 2M" "${pairs_with[@]}" --pattern window --bytes 2M --threads 1,16
   run "pairs, $streams streams, window of 64M" "${pairs_with[@]}" --pattern window --bytes 64M --threads 1
   run "pairs, $streams streams, handoff" "${pairs_with[@]}" --pattern handoff --bytes 2M,64M --threads 16
+  run "pairs, $streams streams, small" "${pairs_with[@]}" --pattern pair --bytes 1024,128K --threads 1,16
+  run "pairs, $streams streams, small window and handoff" \
+    "${pairs_with[@]}" --pattern window,handoff --bytes 1024 --threads 16
   allocators=vpmm # cuMemAllocAsync knows nothing of the setting
 done
 
 run "server" "$programs/vpmm-server" --driver cuda --seconds 5
-for test in walkthrough streams limits capture defects model process; do
+for test in walkthrough streams limits capture defects model slab process; do
   if [ -x "$programs/tests/test_$test" ]; then
     run "test_$test" env VPMM_TEST_DRIVER=cuda "$programs/tests/test_$test" --jobs 6 --timeout 60
   fi
