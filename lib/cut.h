@@ -5,7 +5,7 @@
  *             than an eighth of it; what is smaller takes a slice of a slab, which is such a region (slab.h)
  *   cut page  a page whose memory is granules: CUT in the space of pages, where it is live, a page at a time. Its
  *             granules are regions in the space of granules: LIVE, FREE, CACHED, CUT (a slab), with fences that hold
- * for both spaces, so a region keeps its fence when its pages are cut and when they are given back
+ *             for both spaces, so a region keeps its fence when its pages are cut and when they are given back
  *
  *   slab_bytes = bytes of cut pages = sum of bytes of LIVE, FREE, CACHED, OWN and CUT regions of granules
  *

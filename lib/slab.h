@@ -3,33 +3,34 @@
  *
  *   slice    what a request of up to 64 KiB gets: a size class's bytes. Steps of 256 bytes to 2 KiB, then eight a
  *            doubling: a slice is at most an eighth longer than what was asked for, rounded to 256
- *   slab     a region of granules (CUT in their space) divided into 2 to 32 slices of one class. Of one stream at a
- * time record   what the host knows of a slab. Records are of a kind, by their number of slices, and are used again for
+ *   slab     a region of granules (CUT in their space) divided into 2 to 32 slices of one class. Of one stream at once
+ *   record   what the host knows of a slab. Records are of a kind, by their number of slices, and are used again for
  *            slabs of the same kind; they are freed with the pool, so a pointer to one, or to a slice in it, stays good
  *   set      of a stream: for each class a tree of its slabs that have free slices (tree.h), the lowest taken first
  *
  * The word of a slab is free:32 | owner:20, the slot of the stream's record | epoch:12, raised with each owner:
- *   (1) bit i of free is set  <=>  slice i's own word is FREE, and work on the owner's stream may use it without
- * waiting (2) free slices behind other fences are in `deferred`, and get their bit when they have passed (3)
- * number(slab) >= the fence number, on the owner's stream, of every free slice. It stands beside the epoch that it is
- * of, and is raised for no other: a thread that comes late from an earlier owner leaves it alone (4) free is not 0  =>
- * the slab is in its owner's tree for its class, or someone is about to insert it
+ *   (1) bit i of free is set  <=>  slice i's own word is FREE, and work on the owner's stream may use it at once
+ *   (2) free slices behind other fences are in `deferred`, and get their bit when they have passed
+ *   (3) number(slab) >= the fence number, on the owner's stream, of every free slice. It stands beside the epoch that
+ *       it is of, and is raised for no other: a thread that comes late from an earlier owner leaves it alone
+ *   (4) free is not 0  =>  the slab is in its owner's tree for its class, or someone is about to insert it
  *
  * The word of a slice is state:4 | stream:20 | class:6 | requested:17, and says who may change the slice:
  *   FREE      who clears its bit (exchange of the slab's word)        -> OWN
  *   LIVE      the free that wins the exchange                         -> CACHED, OWN
- *   CACHED    in a front cache for `stream`: by exchange              -> LIVE by its owner, OWN by who empties the
- * cache OWN       one thread has it, or `deferred`                        -> LIVE, CACHED, FREE A word that is CACHED
- * for a stream says all that a hit must know, class included, so an exchange that succeeds is right however often the
- * slice has changed hands since its address was put in the slot: no ABA.
+ *   CACHED    in a front cache for `stream`: by exchange              -> LIVE by its owner, OWN by who flushes it
+ *   OWN       one thread has it, or `deferred`                        -> LIVE, CACHED, FREE
+ * A word that is CACHED for a stream says all that a hit must know, class included, so an exchange that succeeds is
+ * right however often the slice has changed hands since its address was put in the slot: no ABA.
  *
  * A slab changes hands
  *   when it is empty:  free becomes 0 and owner 0 in one exchange; the region is published behind (owner, number). One
  *                      empty slab of a class is kept by its stream, and dissolved when the pool is about to grow
  *   when it has passed: another stream that has no free slice makes itself the owner. It first sets the owner to
  *                      SLAB_CLAIMED, which stops frees by the old stream's order, then looks at `number` (every bit
- * that is set by now has raised it before), and takes the slab only if it has passed A word read before such a change
- * does not match after it: the epoch differs, for 4096 changes of one slab in the midst of one operation.
+ *                      that is set by now has raised it before), and takes the slab only if it has passed
+ * A word read before such a change does not match after it: the epoch differs, for 4096 changes of one slab in the
+ * midst of one operation.
  *
  * Everything is lock-free but slabs_pass, which is under `watching`. A failed exchange is another thread's progress.
  */
