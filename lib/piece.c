@@ -34,15 +34,25 @@ static bool find_granules(struct vpmm_pool *pool, struct want want, struct strea
     return tiers_find_thoroughly(&pool->arena, &pool->arena.cut, stream, want, may_wait, &found->region) != REGION_NONE;
 }
 
+/* Free granules that the stream may use without waiting, without asking anybody. */
+static bool find_at_hand(struct vpmm_pool *pool, struct want want, struct stream *stream, struct found_piece *found)
+{
+    struct arena *arena = &pool->arena;
+    return tiers_find(arena, &arena->cut, stream, want, false, false, &found->region) != REGION_NONE;
+}
+
+/* What the stream's caches have, and what has passed by now, is free to all. */
+static void gather(struct vpmm_pool *pool, struct stream *stream)
+{
+    fronts_flush(&pool->cut_fronts, stream, false);
+    reaper_refresh(&pool->arena);
+}
+
 /* Free granules, or pages, that wait for nothing that the stream would have to wait for. */
 static bool find_at_once(struct vpmm_pool *pool, struct want want, struct stream *stream, struct found_piece *found)
 {
     struct arena *arena = &pool->arena;
     struct want pages = {pages_for(pool, want), 1};
-    if (tiers_find(arena, &arena->cut, stream, want, false, false, &found->region) != REGION_NONE)
-        return true;
-    fronts_flush(&pool->cut_fronts, stream, false);
-    reaper_refresh(arena);
     if (find_granules(pool, want, stream, false, found))
         return true;
     if (tiers_find(arena, &arena->space, stream, pages, false, false, &found->region) == REGION_NONE)
@@ -59,24 +69,49 @@ static bool find_elsewhere(struct vpmm_pool *pool, struct want want, struct stre
     return find_granules(pool, want, stream, pool->arena.reuse != VPMM_REUSE_COMPLETED, found);
 }
 
-/* A region that begins where the want may, in the caller's hands; it may be longer. */
-static vpmm_status take(struct vpmm_pool *pool, size_t bytes, struct want want, struct stream *stream,
-                        struct found_piece *found)
+/* Pages, cut. What was taken back before there are none may have left granules instead. */
+static vpmm_status find_pages(struct vpmm_pool *pool, struct want want, struct stream *stream,
+                              struct found_piece *found)
 {
-    *found = (struct found_piece){.is_pages = false};
-    if (!find_at_once(pool, want, stream, found) && !find_elsewhere(pool, want, stream, found)) {
-        enum region_source source;
-        uint64_t pages = pages_for(pool, want);
-        vpmm_status status = tiers_take_pages(pool, bytes, pages, stream, &found->region, &source);
-        if (status != VPMM_SUCCESS)
-            return status;
+    enum region_source source;
+    uint64_t pages = pages_for(pool, want);
+    vpmm_status status = tiers_take_pages(pool, pages, stream, &found->region, &source);
+    if (tiers_is_shortage(status) && find_elsewhere(pool, want, stream, found))
+        return VPMM_SUCCESS;
+    if (status == VPMM_SUCCESS) {
         *found = cut(pool, found->region, pages);
         found->built = source == REGION_NONE;
     }
+    return status;
+}
+
+/* Where there was nothing at hand, and the stream's caches are emptied. */
+static vpmm_status find(struct vpmm_pool *pool, struct want want, struct stream *stream, struct found_piece *found)
+{
+    if (find_at_once(pool, want, stream, found) || find_elsewhere(pool, want, stream, found))
+        return VPMM_SUCCESS;
+    return find_pages(pool, want, stream, found);
+}
+
+/* What was found, from where the want may begin; it may be longer. */
+static void fit(struct vpmm_pool *pool, struct want want, struct found_piece *found)
+{
     uint64_t place = want_place(want, found->region.page);
     if (!found->is_pages && place > found->region.page)
         found->region = region_drop_front(&pool->arena.cut, found->region, place - found->region.page);
-    return VPMM_SUCCESS;
+}
+
+static vpmm_status take(struct vpmm_pool *pool, struct want want, struct stream *stream, struct found_piece *found)
+{
+    vpmm_status status = VPMM_SUCCESS;
+    *found = (struct found_piece){.is_pages = false};
+    if (!find_at_hand(pool, want, stream, found)) {
+        gather(pool, stream);
+        status = find(pool, want, stream, found);
+    }
+    if (status == VPMM_SUCCESS)
+        fit(pool, want, found);
+    return status;
 }
 
 static void count_malloc(struct vpmm_pool *pool, bool built)
@@ -104,7 +139,7 @@ static vpmm_status malloc_granules(struct vpmm_pool *pool, size_t bytes, struct 
         address = address ? address : cache_steal(cache, granules, bytes);
     }
     if (!address) {
-        vpmm_status status = take(pool, bytes, (struct want){granules, is_power ? granules : 1}, stream, &found);
+        vpmm_status status = take(pool, (struct want){granules, is_power ? granules : 1}, stream, &found);
         if (status != VPMM_SUCCESS)
             return status;
         count_malloc(pool, found.built);
@@ -129,13 +164,10 @@ static CUdeviceptr take_slice(struct vpmm_pool *pool, struct stream *stream, uns
 }
 
 /* A slab for the stream. It may be other threads' by the time that the caller looks into it. */
-static vpmm_status make_slab(struct vpmm_pool *pool, size_t bytes, struct stream *stream, unsigned class,
-                             struct found_piece *found)
+static vpmm_status make_slab(struct vpmm_pool *pool, struct found_piece *found, struct stream *stream, unsigned class)
 {
     struct want want = slab_want(class);
-    vpmm_status status = take(pool, bytes, want, stream, found);
-    if (status != VPMM_SUCCESS || found->is_pages)
-        return status;
+    fit(pool, want, found);
     if (found->region.pages > want.pages)
         found->region = region_keep_front(&pool->arena.cut, found->region, want.pages);
     if (slab_format(&pool->arena.slabs, &found->region, stream, class))
@@ -144,30 +176,56 @@ static vpmm_status make_slab(struct vpmm_pool *pool, size_t bytes, struct stream
     return fail(VPMM_ERROR_HOST_MEMORY, "no host memory for the record of a slab");
 }
 
+/* From a slab of the stream, or of another stream whose work on it is done. 0: there is no such slice. */
+static CUdeviceptr find_slice(struct vpmm_pool *pool, struct stream *stream, struct cache *cache, unsigned class,
+                              size_t bytes)
+{
+    CUdeviceptr address = 0;
+    do { /* lock-free: where an adopted slab is empty again, other threads have had its slices */
+        address = cache ? slices_refill(cache, class, bytes) : 0;
+        if (!address)
+            address = take_slice(pool, stream, class, bytes);
+    } while (!address && slab_adopt(&pool->arena.slabs, stream, class));
+    return address;
+}
+
+/* A slice, or what a slab may be made of: free granules at hand sooner than a cache is emptied, that sooner than more.
+ */
+static vpmm_status find_slice_or_slab(struct vpmm_pool *pool, struct stream *stream, struct cache *cache,
+                                      unsigned class, size_t bytes, CUdeviceptr *out, struct found_piece *found)
+{
+    struct want want = slab_want(class);
+    *found = (struct found_piece){.is_pages = false};
+    if ((*out = find_slice(pool, stream, cache, class, bytes)) || find_at_hand(pool, want, stream, found))
+        return VPMM_SUCCESS;
+    gather(pool, stream);
+    if ((*out = find_slice(pool, stream, cache, class, bytes)))
+        return VPMM_SUCCESS;
+    vpmm_status status = find(pool, want, stream, found);
+    if (tiers_is_shortage(status) && (*out = find_slice(pool, stream, cache, class, bytes)))
+        return VPMM_SUCCESS; /* one that had to be waited for */
+    return status;
+}
+
 static vpmm_status malloc_slice(struct vpmm_pool *pool, size_t bytes, struct stream *stream, CUdeviceptr *out)
 {
     unsigned class = slice_class(bytes);
     struct cache *cache = front_cache(&pool->cut_fronts, stream);
-    struct found_piece found = {.built = false};
+    struct found_piece found;
+    bool built = false;
     if (cache && (*out = slices_take(cache, class, bytes)))
         return VPMM_SUCCESS;
-    for (;;) { /* lock-free: where a fresh slab is empty again, other threads have had its slices */
-        *out = cache ? slices_refill(cache, class, bytes) : 0;
-        if (!*out)
-            *out = take_slice(pool, stream, class, bytes);
-        if (*out)
-            break;
-        if (slab_adopt(&pool->arena.slabs, stream, class))
-            continue;
-        vpmm_status status = make_slab(pool, bytes, stream, class, &found);
+    do { /* lock-free: where a fresh slab is empty again, other threads have had its slices */
+        vpmm_status status = find_slice_or_slab(pool, stream, cache, class, bytes, out, &found);
+        built |= found.built;
+        if (status == VPMM_SUCCESS && !*out && found.is_pages)
+            *out = hand_out_pages(pool, found.region, bytes);
+        else if (status == VPMM_SUCCESS && !*out)
+            status = make_slab(pool, &found, stream, class);
         if (status != VPMM_SUCCESS)
             return status;
-        if (found.is_pages) {
-            *out = hand_out_pages(pool, found.region, bytes);
-            break;
-        }
-    }
-    count_malloc(pool, found.built);
+    } while (!*out);
+    count_malloc(pool, built);
     return VPMM_SUCCESS;
 }
 
@@ -178,7 +236,7 @@ vpmm_status piece_malloc(struct vpmm_pool *pool, size_t bytes, struct stream *st
                                             : malloc_granules(pool, bytes, stream, &address);
     if (status == VPMM_SUCCESS)
         *out = address;
-    return status;
+    return status == VPMM_ERROR_OUT_OF_MEMORY ? tiers_out_of_memory(pool, bytes) : status;
 }
 
 /* ---- free ---- */

@@ -110,7 +110,7 @@ static vpmm_status refresh_and_build(struct vpmm_pool *pool, struct stream *stre
 }
 
 /* Tier 5, or what became free meanwhile. Before the pool grows, the caches of all threads and streams give what they
- * have. */
+ * have, and so do the pages that are cut. */
 static vpmm_status find_or_build(struct vpmm_pool *pool, struct stream *stream, uint64_t pages, bool may_wait,
                                  struct build_limits *limits, struct region *region, enum region_source *source)
 {
@@ -119,7 +119,7 @@ static vpmm_status find_or_build(struct vpmm_pool *pool, struct stream *stream, 
     if (*source == REGION_NONE) {
         if (!limits->since_ns)
             limits->since_ns = clock_now_ns();
-        limits->keep_size = fronts_noted(&pool->fronts) || fronts_noted(&pool->cut_fronts);
+        limits->keep_size = fronts_noted(&pool->fronts) || cut_noted(&pool->arena);
         status = refresh_and_build(pool, stream, pages, may_wait, limits, region, source);
     }
     if (limits->keep_size && tiers_is_shortage(status)) {
@@ -182,8 +182,8 @@ vpmm_status tiers_out_of_memory(struct vpmm_pool *pool, size_t bytes)
                 pool->device.total_bytes, pool->device.ordinal);
 }
 
-vpmm_status tiers_take_pages(struct vpmm_pool *pool, size_t bytes, uint64_t pages, struct stream *stream,
-                             struct region *region, enum region_source *source)
+vpmm_status tiers_take_pages(struct vpmm_pool *pool, uint64_t pages, struct stream *stream, struct region *region,
+                             enum region_source *source)
 {
     struct arena *arena = &pool->arena;
     struct build_limits limits = {.reach = VIEW_USABLE, .creatable_pages = UINT64_MAX};
@@ -194,7 +194,7 @@ vpmm_status tiers_take_pages(struct vpmm_pool *pool, size_t bytes, uint64_t page
         status = reclaim(pool, stream, pages, limits.creatable_pages, region, source);
     if (limits.since_ns)
         stats_note_latency(&pool->stats, clock_now_ns() - limits.since_ns);
-    return status == VPMM_ERROR_OUT_OF_MEMORY ? tiers_out_of_memory(pool, bytes) : status;
+    return status;
 }
 
 void tiers_release_pages(struct vpmm_pool *pool)

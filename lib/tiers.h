@@ -27,9 +27,9 @@ enum region_source tiers_find_thoroughly(struct arena *, struct space *, struct 
 
 /*
  * Tiers 2 to 6: a region of at least so many pages, in the caller's hands; the source is REGION_NONE for what was
- * built. `bytes`: what was asked for, for the message. Errors as for vpmm_malloc.
+ * built. Errors as for vpmm_malloc; OUT_OF_MEMORY is not counted yet, see tiers_out_of_memory.
  */
-vpmm_status tiers_take_pages(struct vpmm_pool *, size_t bytes, uint64_t pages, struct stream *, struct region *,
+vpmm_status tiers_take_pages(struct vpmm_pool *, uint64_t pages, struct stream *, struct region *,
                              enum region_source *);
 
 /* Counts the malloc that was served so. */
@@ -41,7 +41,7 @@ void tiers_release_pages(struct vpmm_pool *);
 /* Publishes, with an event for each stream, what all caches hold, and makes pages of what is cut and free. */
 bool tiers_flush(struct vpmm_pool *);
 
-/* Counts it, and says what there is. */
+/* Of a request for so many bytes that fails: counts it, and says what there is. */
 vpmm_status tiers_out_of_memory(struct vpmm_pool *, size_t bytes);
 
 bool tiers_is_shortage(vpmm_status);

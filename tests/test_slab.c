@@ -12,6 +12,7 @@
  */
 #include "support.h"
 
+#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <time.h>
@@ -1084,4 +1085,132 @@ Test(slab, a_refused_call_costs_one_request)
             small_request_meets_a_fault(calls[i], codes[k], false);
             small_request_meets_a_fault(calls[i], codes[k], true);
         }
+}
+
+/* --- what is free is used before the pool grows, and before a request fails ----------------------------------------
+ */
+
+/* One page, full of slices of 64 KiB of the first stream's. */
+static void shelf_open_full(struct shelf *s, int streams, size_t cache_bytes)
+{
+    struct setup setup = slab_setup();
+    setup.pool.max_mapped = PAGE;
+    setup.pool.cache_bytes = cache_bytes;
+    shelf_open(s, &setup, streams, 64);
+    while (s->count < PAGE / (64 * KIB))
+        shelf_take(s, 64 * KIB, 0);
+    require(stats_of(&s->w).slab_free_bytes == 0, "the page is not full");
+}
+
+/* Another stream's slab has a slice that its work is not done with: there is nothing else to wait for. */
+Test(slab, a_slice_of_another_stream_is_waited_for_before_a_request_fails)
+{
+    needs_simulator();
+    struct shelf s;
+    shelf_open_full(&s, 2, 0);
+    keep_busy(&s.w, s.stream[0]);
+    shelf_give(&s, 3);
+    shelf_take(&s, 64 * KIB, 1);
+    audit(&s.w);
+    must_fail(VPMM_ERROR_OUT_OF_MEMORY, vpmm_malloc(s.w.pool, 64 * KIB, s.stream[1], &(CUdeviceptr){0}));
+    cr_expect_eq(stats_of(&s.w).out_of_memory, 1);
+    shelf_close(&s);
+}
+
+/* The stream's own slab, and what is deferred for another stream's work. */
+Test(slab, a_deferred_slice_is_waited_for_before_a_request_fails)
+{
+    needs_simulator();
+    struct shelf s;
+    shelf_open_full(&s, 2, 0);
+    keep_busy(&s.w, s.stream[1]);
+    shelf_give_on(&s, 3, 1);
+    shelf_take(&s, 64 * KIB, 0);
+    audit(&s.w);
+    shelf_close(&s);
+}
+
+/* A slab becomes empty when there is no more to be had. */
+Test(slab, granules_of_an_emptied_slab_are_taken_before_a_request_fails)
+{
+    needs_simulator();
+    struct shelf s;
+    shelf_open_full(&s, 2, 0);
+    keep_busy(&s.w, s.stream[0]);
+    shelf_give(&s, 1);
+    shelf_give(&s, 0);
+    shelf_take(&s, 100 * KIB, 1);
+    audit(&s.w);
+    shelf_close(&s);
+}
+
+/* Neither a page of free granules nor an empty slab stands beside a page that is built. */
+static void page_after_a_piece(size_t bytes)
+{
+    struct setup setup = slab_setup();
+    struct world w;
+    world_open(&w, &setup);
+    CUstream s = world_stream(&w);
+    give(&w, take_bytes(&w, bytes, s), s);
+    world_drain(&w);
+    CUdeviceptr page = take(&w, 1, s);
+    cr_expect_eq(stats_of(&w).mapped_bytes, PAGE, "after %zu bytes the pool grows", bytes);
+    audit(&w);
+    give(&w, page, s);
+    world_close(&w);
+}
+
+Test(slab, free_granules_are_pages_before_the_pool_grows)
+{
+    page_after_a_piece(100 * KIB);
+    page_after_a_piece(1000);
+}
+
+struct other_thread {
+    struct world *w;
+    CUstream stream;
+    CUdeviceptr p[PAGE / (8 * 1024)];
+    size_t kept;
+};
+
+/* Takes a page of slices, and leaves every eighth in its cache. */
+static void *leave_some_in_the_cache(void *data)
+{
+    struct other_thread *t = data;
+    t->w->driver->cuCtxSetCurrent(t->w->context);
+    for (size_t i = 0; i < PAGE / (8 * KIB); i++)
+        if (vpmm_malloc(t->w->pool, 8 * KIB, t->stream, &t->p[i]) != VPMM_SUCCESS)
+            return t;
+    for (size_t i = 0; i < PAGE / (8 * KIB); i++)
+        if (i % 8 != 0)
+            t->p[t->kept++] = t->p[i];
+        else if (vpmm_free(t->w->pool, t->p[i], t->stream) != VPMM_SUCCESS)
+            return t;
+    return NULL;
+}
+
+Test(slab, slices_cached_by_another_thread_are_taken_before_the_pool_grows)
+{
+    struct setup setup = slab_setup();
+    setup.pool.cache_bytes = 64 * MIB;
+    struct world w;
+    world_open(&w, &setup);
+    struct other_thread other = {.w = &w, .stream = world_stream(&w)};
+    give(&w, take_bytes(&w, 8 * KIB, other.stream), other.stream); /* this thread has a front of its own */
+    must_work(vpmm_trim(w.pool, 0, NULL));
+    pthread_t thread;
+    void *failed;
+    pthread_create(&thread, NULL, leave_some_in_the_cache, &other);
+    pthread_join(thread, &failed);
+    require(failed == NULL, "the other thread fails");
+    CUdeviceptr p[16];
+    for (int i = 0; i < 16; i++)
+        p[i] = take_bytes(&w, 8 * KIB, other.stream);
+    cr_expect_eq(stats_of(&w).mapped_bytes, PAGE);
+    audit(&w);
+    for (int i = 0; i < 16; i++)
+        give(&w, p[i], other.stream);
+    for (size_t i = 0; i < other.kept; i++)
+        give(&w, other.p[i], other.stream);
+    world_close(&w);
 }
