@@ -72,6 +72,61 @@ static struct region uncut(struct arena *arena, struct region granules)
     return pages;
 }
 
+/* ---- extending ---- */
+
+struct extension {
+    const struct arena *arena;
+    const struct stream *stream;
+    uint64_t wanted;    /* granules */
+    struct found pages; /* the free region of pages that follows */
+    uint64_t take;      /* pages of it; 0: none found yet */
+    unsigned looked;
+};
+
+static bool is_usable(const struct space *space, const struct stream *stream, uint64_t page)
+{
+    return fence_usable(space->streams, page_fence(page_at(&space->pages, page)), stream);
+}
+
+/* The run that needs the fewest pages. */
+static bool look_for_extension(const struct found *found, void *data)
+{
+    enum { REGIONS_LOOKED_AT = 256 };
+    struct extension *extension = data;
+    const struct arena *arena = extension->arena;
+    uint64_t end = found->page + found->pages, a_page = arena->cut.page_granules;
+    uint64_t take = (extension->wanted - found->pages + a_page - 1) / a_page;
+    if (found->pages >= extension->wanted || end % a_page || end == arena->cut.pages.chunk_pages ||
+        (extension->take && take >= extension->take) || !is_usable(&arena->cut, extension->stream, found->page))
+        return ++extension->looked < REGIONS_LOOKED_AT;
+    struct found pages = {.page = page_of_granule(arena, end)};
+    pages.word = load_sc_u64(&page_at(&arena->space.pages, pages.page)->word);
+    pages.pages = word_pages(pages.word);
+    if (word_state(pages.word) == PAGE_FREE && pages.pages >= take &&
+        is_usable(&arena->space, extension->stream, pages.page)) {
+        extension->pages = pages;
+        extension->take = take;
+    }
+    return ++extension->looked < REGIONS_LOOKED_AT;
+}
+
+bool cut_extend(struct arena *arena, const struct stream *stream, struct want want)
+{
+    struct extension found = {.arena = arena, .stream = stream, .wanted = want.pages + want.align - 1};
+    struct region region;
+    hints_each(&stream->free[SPACE_GRANULES], &arena->cut.pages, PAGE_FREE, look_for_extension, &found);
+    hints_each(&arena->cut.passed, &arena->cut.pages, PAGE_FREE, look_for_extension, &found);
+    if (!found.take || !region_claim(&arena->space, &found.pages, &region))
+        return false;
+    if (region.pages > found.take)
+        region = region_keep_front(&arena->space, region, found.take);
+    if (cut_possible(arena, &region))
+        region_publish(&arena->cut, cut_pages(arena, region));
+    else
+        region_publish(&arena->space, region);
+    return true;
+}
+
 /* ---- giving back ---- */
 
 struct whole {

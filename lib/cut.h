@@ -37,6 +37,13 @@ bool cut_possible(const struct arena *, const struct region *pages);
 /* An owned region of pages as one of granules, behind the same fence. */
 struct region cut_pages(struct arena *, struct region pages);
 
+/*
+ * Cuts the free pages that follow a free run of granules too short for the want, so that it fits there. Pieces of a
+ * little more than half a page then lie one after another, where each would have a page of its own. All is what the
+ * stream may use without waiting. True: look again.
+ */
+bool cut_extend(struct arena *, const struct stream *, struct want);
+
 /* Gives back whole pages of free granules until so many are left. True: any. */
 bool cut_give_back(struct arena *, uint64_t keep_pages);
 

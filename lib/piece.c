@@ -55,6 +55,8 @@ static bool find_at_once(struct vpmm_pool *pool, struct want want, struct stream
     struct want pages = {pages_for(pool, want), 1};
     if (find_granules(pool, want, stream, false, found))
         return true;
+    if (cut_extend(arena, stream, want) && find_granules(pool, want, stream, false, found))
+        return true;
     if (tiers_find(arena, &arena->space, stream, pages, false, false, &found->region) == REGION_NONE)
         return false;
     *found = cut(pool, found->region, pages.pages);
