@@ -41,9 +41,10 @@ static bool find_at_hand(struct vpmm_pool *pool, struct want want, struct stream
     return tiers_find(arena, &arena->cut, stream, want, false, false, &found->region) != REGION_NONE;
 }
 
-/* What the stream's caches have, and what has passed by now, is free to all. */
-static void gather(struct vpmm_pool *pool, struct stream *stream)
+/* What the stream's caches and the thread's own have, and what has passed by now, is free to all. */
+static void gather(struct vpmm_pool *pool, const struct stream *stream)
 {
+    fronts_flush_own(&pool->cut_fronts);
     fronts_flush(&pool->cut_fronts, stream, false);
     reaper_refresh(&pool->arena);
 }
