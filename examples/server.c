@@ -614,7 +614,7 @@ static const char help[] =
     "  --help             this text\n"
     "\n"
     "vpmm is configured by its VPMM_* environment variables. Prints the pool's statistics and its map of regions,\n"
-    "[X] live, [/X] cut for small requests, [-X] reusable, [*X] hole, [~X] pending unmap, in pages.\n"
+    "[X] live, [-X] reusable, [*X] hole, [~X] pending unmap, in pages.\n"
     "\n"
     "Exit status: 0 no mismatch, no race, no leak, and the audit passed; 1 otherwise; 2 wrong usage.\n";
 

@@ -390,22 +390,76 @@ vpmm_status audit(struct arena *arena)
                        stats_sum(arena->stats, STAT_requested_bytes) - stats_sum(arena->stats, STAT_async_bytes));
 }
 
-void dump_regions(struct arena *arena, FILE *file)
+/* ---- the map ---- */
+
+/* Of a space, from one page to another. Between two states, merged or split at this moment, a page is passed over. */
+static void dump_span(const struct space *space, uint64_t page, uint64_t end, const char brackets[2], FILE *file)
 {
     static const char *const sign[] = {[PAGE_LIVE] = "",  [PAGE_FREE] = "-",   [PAGE_CACHED] = "-", [PAGE_OWN] = "?",
-                                       [PAGE_HOLE] = "*", [PAGE_ZOMBIE] = "~", [PAGE_CUT] = "/"};
-    for (uint32_t chunk = 0; chunk < load_acquire_u32(&arena->space.pages.chunks); chunk++) {
-        uint64_t page = (uint64_t)chunk << arena->space.pages.chunk_shift, end = page + arena->space.pages.chunk_pages;
-        fprintf(file, "0x%llx ", (unsigned long long)page_address(&arena->space.pages, page));
-        while (page < end) {
-            uint64_t word = load_acquire_u64(&page_at(&arena->space.pages, page)->word);
-            if (word_state(word) == PAGE_NONE || !word_pages(word)) { /* merged or split at this moment */
-                page++;
-                continue;
-            }
-            fprintf(file, "[%s%" PRIu64 "]", sign[word_state(word)], word_pages(word));
-            page += word_pages(word);
-        }
-        fputc('\n', file);
+                                       [PAGE_HOLE] = "*", [PAGE_ZOMBIE] = "~", [PAGE_CUT] = ""};
+    fprintf(file, "0x%llx ", (unsigned long long)page_address(&space->pages, page));
+    for (uint64_t pages; page < end; page += pages) {
+        uint64_t word = load_acquire_u64(&page_at(&space->pages, page)->word);
+        pages = word_pages(word) ? word_pages(word) : 1;
+        bool is_slab = word_state(word) == PAGE_CUT && space->level == SPACE_GRANULES;
+        if (word_state(word) != PAGE_NONE)
+            fprintf(file, "%c%s%" PRIu64 "%c", brackets[0], is_slab ? "/" : sign[word_state(word)], pages, brackets[1]);
     }
+    fputc('\n', file);
+}
+
+static bool is_cut(const struct space *space, uint64_t page)
+{
+    return word_state(load_acquire_u64(&page_at(&space->pages, page)->word)) == PAGE_CUT;
+}
+
+/* A line for each run of cut pages of a chunk. */
+static void dump_cut(const struct arena *arena, uint32_t chunk, FILE *file)
+{
+    const struct pages *pages = &arena->space.pages, *granules = &arena->cut.pages;
+    uint64_t first = (uint64_t)chunk << pages->chunk_shift, end = first + pages->chunk_pages, a_page;
+    a_page = arena->cut.page_granules;
+    for (uint64_t page = first, run; page < end;) {
+        for (run = 0; page + run < end && is_cut(&arena->space, page + run);)
+            run++;
+        uint64_t granule = ((uint64_t)chunk << granules->chunk_shift) + (page - first) * a_page;
+        uint64_t length = word_pages(load_acquire_u64(&page_at(pages, page)->word));
+        if (run)
+            dump_span(&arena->cut, granule, granule + run * a_page, "()", file);
+        page += run ? run : length ? length : 1;
+    }
+}
+
+/* A line for each class that has slabs. */
+static void dump_slabs(const struct slabs *slabs, FILE *file)
+{
+    uint64_t count[SLICE_CLASSES] = {0}, free[SLICE_CLASSES] = {0};
+    for (uint32_t i = 0, n = load_relaxed_u32(&slabs->records); i < n && i < SLABS_MAX; i++) {
+        const struct slab *slab = load_acquire_ptr(&slabs->record[i]);
+        uint64_t word = slab ? load_sc_u64(&slab->word) : 0;
+        if (!(uint32_t)(word << 12 >> 44))
+            continue; /* a record of no slab */
+        count[load_relaxed_u32(&slab->class)]++;
+        free[load_relaxed_u32(&slab->class)] += (unsigned)__builtin_popcount((uint32_t)word);
+    }
+    for (unsigned class = 0; class < SLICE_CLASSES; class ++)
+        if (count[class])
+            fprintf(file, "slices of %5" PRIu32 " bytes: %" PRIu64 " slabs, %" PRIu64 " of %" PRIu64 " slices free\n",
+                    slice_size[class].bytes, count[class], free[class],
+                    count[class] * slab_slices(slice_size[class].kind));
+}
+
+void dump_regions(struct arena *arena, FILE *file)
+{
+    for (uint32_t chunk = 0; chunk < load_acquire_u32(&arena->space.pages.chunks); chunk++) {
+        uint64_t page = (uint64_t)chunk << arena->space.pages.chunk_shift;
+        dump_span(&arena->space, page, page + arena->space.pages.chunk_pages, "[]", file);
+    }
+    if (!stats_sum(arena->stats, STAT_slab_bytes))
+        return;
+    fprintf(file, "of live pages, those that are cut, in granules of %d bytes: (X) live, (-X) free, (/X) a slab\n",
+            GRANULE_BYTES);
+    for (uint32_t chunk = 0; chunk < load_acquire_u32(&arena->cut.pages.chunks); chunk++)
+        dump_cut(arena, chunk, file);
+    dump_slabs(&arena->slabs, file);
 }

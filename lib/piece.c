@@ -166,17 +166,22 @@ static CUdeviceptr take_slice(struct vpmm_pool *pool, struct stream *stream, uns
     return load_relaxed_u64(&slice->address);
 }
 
-/* A slab for the stream. It may be other threads' by the time that the caller looks into it. */
-static vpmm_status make_slab(struct vpmm_pool *pool, struct found_piece *found, struct stream *stream, unsigned class)
+/*
+ * A slab for the stream, of what was found; it may be other threads' by the time that the caller looks into it: 0.
+ * Where there can be none, the request is given more than a slice.
+ */
+static CUdeviceptr make_slab(struct vpmm_pool *pool, struct found_piece *found, struct stream *stream, unsigned class,
+                             size_t bytes)
 {
     struct want want = slab_want(class);
+    if (found->is_pages)
+        return hand_out_pages(pool, found->region, bytes);
     fit(pool, want, found);
     if (found->region.pages > want.pages)
         found->region = region_keep_front(&pool->arena.cut, found->region, want.pages);
     if (slab_format(&pool->arena.slabs, &found->region, stream, class))
-        return VPMM_SUCCESS;
-    region_publish(&pool->arena.cut, found->region);
-    return fail(VPMM_ERROR_HOST_MEMORY, "no host memory for the record of a slab");
+        return 0;
+    return region_hand_out(&pool->arena.cut, found->region, (bytes - 1) / GRANULE_BYTES + 1, bytes);
 }
 
 /* From a slab of the stream, or of another stream whose work on it is done. 0: there is no such slice. */
@@ -221,12 +226,10 @@ static vpmm_status malloc_slice(struct vpmm_pool *pool, size_t bytes, struct str
     do { /* lock-free: where a fresh slab is empty again, other threads have had its slices */
         vpmm_status status = find_slice_or_slab(pool, stream, cache, class, bytes, out, &found);
         built |= found.built;
-        if (status == VPMM_SUCCESS && !*out && found.is_pages)
-            *out = hand_out_pages(pool, found.region, bytes);
-        else if (status == VPMM_SUCCESS && !*out)
-            status = make_slab(pool, &found, stream, class);
         if (status != VPMM_SUCCESS)
             return status;
+        if (!*out)
+            *out = make_slab(pool, &found, stream, class, bytes);
     } while (!*out);
     count_malloc(pool, built);
     return VPMM_SUCCESS;

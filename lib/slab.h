@@ -164,7 +164,8 @@ struct want slab_want(unsigned class);
 
 /*
  * Divides an owned region of granules, which work on the stream may use without waiting, into slices: a slab of the
- * stream's. The thread is one of the stream's users. false: no host memory; the region is still the caller's.
+ * stream's. The thread is one of the stream's users. false: there are SLABS_MAX, or no host memory; the region is still
+ * the caller's.
  */
 bool slab_format(struct slabs *, const struct region *, struct stream *, unsigned class);
 

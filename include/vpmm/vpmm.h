@@ -252,7 +252,8 @@ vpmm_status vpmm_stats_get(vpmm_pool *, vpmm_stats *);
 
 /*
  * Writes the statistics, a line each, then every region in ascending address order, in the specification's notation
- * (counts of pages): [X] live, [-X] reusable, [*X] hole, [~X] pending unmap; and [/X], pages that are cut.
+ * (counts of pages): [X] live, [-X] reusable, [*X] hole, [~X] pending unmap. Live pages that are cut follow, a line for
+ * each run of them, in granules: (X) live, (-X) free, (/X) a slab; then how many slices of each size are free.
  */
 vpmm_status vpmm_dump(vpmm_pool *, FILE *);
 
