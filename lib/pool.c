@@ -81,7 +81,7 @@ static vpmm_status malloc_pages(struct vpmm_pool *pool, size_t bytes, struct str
     struct cache *cache = front_cache(&pool->fronts, stream);
     if (cache && malloc_cached(pool, bytes, cache, out))
         return VPMM_SUCCESS;
-    vpmm_status status = tiers_take_pages(pool, pages, stream, &region, &source);
+    vpmm_status status = tiers_take_pages(pool, pages, pages, stream, &region, &source);
     if (status != VPMM_SUCCESS)
         return status == VPMM_ERROR_OUT_OF_MEMORY ? tiers_out_of_memory(pool, bytes) : status;
     stats_count(&pool->stats, STAT_mallocs);

@@ -182,14 +182,18 @@ vpmm_status tiers_out_of_memory(struct vpmm_pool *pool, size_t bytes)
                 pool->device.total_bytes, pool->device.ordinal);
 }
 
-vpmm_status tiers_take_pages(struct vpmm_pool *pool, uint64_t pages, struct stream *stream, struct region *region,
-                             enum region_source *source)
+vpmm_status tiers_take_pages(struct vpmm_pool *pool, uint64_t pages, uint64_t enough, struct stream *stream,
+                             struct region *region, enum region_source *source)
 {
     struct arena *arena = &pool->arena;
     struct build_limits limits = {.reach = VIEW_USABLE, .creatable_pages = UINT64_MAX};
     policy_note(&arena->policy, (uint32_t)pages);
     vpmm_status status =
         find_or_build(pool, stream, pages, arena->reuse != VPMM_REUSE_COMPLETED, &limits, region, source);
+    if (tiers_is_shortage(status) && enough < pages) {
+        pages = enough;
+        status = find_or_build(pool, stream, pages, arena->reuse != VPMM_REUSE_COMPLETED, &limits, region, source);
+    }
     if (tiers_is_shortage(status) && pages <= arena->space.pages.chunk_pages)
         status = reclaim(pool, stream, pages, limits.creatable_pages, region, source);
     if (limits.since_ns)

@@ -26,10 +26,11 @@ enum region_source tiers_find_thoroughly(struct arena *, struct space *, struct 
                                          struct region *);
 
 /*
- * Tiers 2 to 6: a region of at least so many pages, in the caller's hands; the source is REGION_NONE for what was
- * built. Errors as for vpmm_malloc; OUT_OF_MEMORY is not counted yet, see tiers_out_of_memory.
+ * Tiers 2 to 6: a region of at least `pages` pages, or if there is no memory for that of at least `enough`, in the
+ * caller's hands; the source is REGION_NONE for what was built. Errors as for vpmm_malloc; OUT_OF_MEMORY is the
+ * caller's to put into words (tiers_out_of_memory).
  */
-vpmm_status tiers_take_pages(struct vpmm_pool *, uint64_t pages, struct stream *, struct region *,
+vpmm_status tiers_take_pages(struct vpmm_pool *, uint64_t pages, uint64_t enough, struct stream *, struct region *,
                              enum region_source *);
 
 /* Counts the malloc that was served so. */
