@@ -96,7 +96,7 @@ void streams_free(struct streams *streams)
 static struct stream *record_new(struct streams *streams)
 {
     uint32_t slot = load_relaxed_u32(&streams->slots);
-    if (slot == STREAMS_MAX)
+    if (slot == STREAM_NONE) /* the last slot's number */
         return NULL;
     _Atomic(void *) *place = &streams->segment[slot / STREAMS_A_SEGMENT];
     struct stream **segment = load_relaxed_ptr(place);
@@ -266,7 +266,7 @@ static vpmm_status register_stream(struct streams *streams, CUstream handle, con
     pthread_mutex_unlock(&streams->lock);
     if (!known && !stream)
         return fail(VPMM_ERROR_HOST_MEMORY, "no host memory for another stream, or %d streams are known",
-                    STREAMS_MAX - 1);
+                    STREAMS_MAX - 2);
     return VPMM_SUCCESS;
 }
 

@@ -43,6 +43,9 @@ struct thread; /* a thread of the program, as long as anyone asks whether it sti
 
 enum { STREAM_MARKS = 64, STREAMS_MAX = 1 << 20, STREAMS_A_SEGMENT = 256, STREAM_NEIGHBOURS = 8 };
 
+/* A slot that no record has: for who needs a number that is no stream's. */
+#define STREAM_NONE ((uint32_t)STREAMS_MAX - 1)
+
 /* The two spaces of a pool: see space.h. */
 enum space_level { SPACE_PAGES, SPACE_GRANULES, SPACES };
 

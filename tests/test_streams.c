@@ -1,6 +1,7 @@
 /*
  * Streams and threads: whose memory may be used by whom, and when.
  */
+#include "pool.h"
 #include "support.h"
 
 #include <pthread.h>
@@ -835,5 +836,19 @@ Test(streams, four_threads_at_once, .timeout = 120)
     for (int i = 0; i < 4; i++)
         cr_expect_eq(worker[i].failures, 0);
     cr_expect_eq(stats_of(&w).live_bytes, 0);
+    world_close(&w);
+}
+
+/* The last slot's number stands for no stream in the words of slabs: no record may have it. */
+Test(streams, the_last_slot_is_no_stream_s)
+{
+    struct world w;
+    world_open(&w, NULL);
+    CUstream known = world_stream(&w), one_too_many = world_stream(&w);
+    CUdeviceptr p = take(&w, 1, known), none = 0;
+    uint32_t slots = atomic_exchange(&w.pool->arena.streams.slots, STREAM_NONE);
+    must_fail(VPMM_ERROR_HOST_MEMORY, vpmm_malloc(w.pool, PAGE, one_too_many, &none));
+    atomic_store(&w.pool->arena.streams.slots, slots);
+    give(&w, p, known);
     world_close(&w);
 }
