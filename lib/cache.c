@@ -277,23 +277,35 @@ void cache_mark_own(struct cache *cache)
     stream_leave(stream);
 }
 
-/* The front is full: what others have taken is forgotten, and if that is not enough the older half of each bin leaves.
+/* What others have taken is forgotten; or the older half of each bin leaves. True: something was published. */
+static bool halve_cache(struct cache *cache, bool only_stale)
+{
+    bool any = false;
+    for (int i = 0; i < CACHE_BINS; i++) {
+        struct cache_bin *bin = &cache->bin[i];
+        uint32_t count = load_relaxed_u32(&bin->count);
+        if (count && only_stale)
+            drop_stale(cache, bin);
+        else if (count)
+            any |= flush_oldest(cache, bin, (count + 1) / 2);
+    }
+    return (!only_stale && slices_halve(cache)) || any;
+}
+
+/*
+ * The front is full: what others have taken is forgotten, and if that is not enough the older half of each bin leaves.
+ * Counted in: a release of one of its other streams, by another thread, returns with these fences behind marks.
  */
 static void halve(struct front *front, bool only_stale)
 {
     for (struct cache *cache = load_relaxed_ptr(&front->caches); cache; cache = cache->next) {
-        bool any = false;
-        for (int i = 0; i < CACHE_BINS && load_relaxed_ptr(&cache->stream); i++) {
-            struct cache_bin *bin = &cache->bin[i];
-            uint32_t count = load_relaxed_u32(&bin->count);
-            if (count && only_stale)
-                drop_stale(cache, bin);
-            else if (count)
-                any |= flush_oldest(cache, bin, (count + 1) / 2);
-        }
-        any |= !only_stale && slices_halve(cache);
-        if (any)
-            cache_mark_own(cache);
+        struct stream *stream = load_relaxed_ptr(&cache->stream);
+        if (!stream)
+            continue;
+        fetch_add_sc_u32(&stream->users, 1);
+        if (halve_cache(cache, only_stale))
+            mark_if_active(front->fronts, stream);
+        stream_leave(stream);
     }
 }
 

@@ -277,10 +277,13 @@ static void remove_neighbour(struct stream *stream, struct cache *cache)
     }
 }
 
+/* Counted in while it is emptied: a release that has closed the cache returns with these fences behind marks. */
 static void detach(struct front *front, struct cache *cache)
 {
     struct stream *stream = load_relaxed_ptr(&cache->stream);
+    fetch_add_sc_u32(&stream->users, 1);
     cache_empty(cache, stream);
+    stream_leave(stream);
     cache_forget(cache);
     forget_recent(front, cache);
     remove_neighbour(stream, cache);

@@ -193,7 +193,7 @@ bool fronts_hold_slice(const struct fronts *, const struct slice *, uint64_t wor
 /* Publishes what is in the noted bins; `mark`: with an event. Any thread. True: there was something. */
 bool cache_flush(struct cache *, bool mark);
 
-/* The same, unmarked, of every bin, by a thread that is counted among the stream's users or attached to it. */
+/* The same, unmarked, of every bin, by a thread that is counted among the stream's users. */
 void cache_empty(struct cache *, struct stream *);
 
 /* Of an emptied cache, by its owner: no slot counts any more. */
