@@ -121,7 +121,8 @@ static bool try_watching(struct arena *arena)
 void reaper_refresh(struct arena *arena)
 {
     struct device_scope scope;
-    bool pending = streams_pending(&arena->streams) || streams_unmarked(&arena->streams);
+    bool pending = streams_pending(&arena->streams) || streams_unmarked(&arena->streams) ||
+                   slabs_deferred(&arena->slabs); /* what has passed before it was deferred */
     if (!pending || !try_watching(arena))
         return;
     if (!device_lost(arena->device) && device_enter(arena->device, &scope) == VPMM_SUCCESS) {
@@ -208,7 +209,8 @@ static void sleep_until_work(struct reaper *reaper, uint64_t us)
     store_sc_u32(&arena->bell.asleep, 1);
     bool work = streams_pending(&arena->streams) || load_sc_u32(&reaper->stop);
     if (!work && !us)
-        work = streams_unmarked(&arena->streams) || !pile_empty(&arena->zombies) || any_noted(arena);
+        work = streams_unmarked(&arena->streams) || !pile_empty(&arena->zombies) || any_noted(arena) ||
+               slabs_deferred(&arena->slabs);
     if (!work)
         wakeup_wait(&arena->bell.work, seen, us * 1000);
     store_relaxed_u64(&arena->passed_at_ns, clock_now_ns()); /* its age begins again with its work */

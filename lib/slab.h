@@ -51,7 +51,7 @@ enum {
     SLABS_MAX = 1 << 21,
 };
 
-#define SLAB_CLAIMED ((uint32_t)STREAMS_MAX - 1) /* no stream's slot */
+#define SLAB_CLAIMED STREAM_NONE
 
 enum slice_state { SLICE_FREE, SLICE_LIVE, SLICE_CACHED, SLICE_OWN };
 
@@ -154,6 +154,16 @@ static inline struct slice *slab_slice_at(struct slab *slab, CUdeviceptr address
     return i < slab->slices && i * load_relaxed_u32(&slab->bytes) == offset ? &slab->slice[i] : NULL;
 }
 
+/*
+ * Whether the slice is live, and begins there; its word. Of an address that is not live, the slab that was found may be
+ * becoming another one, at another place and of another class, while it is looked at: so the slice has the last word.
+ */
+static inline bool slice_is_live(const struct slice *slice, CUdeviceptr address, uint64_t *word)
+{
+    *word = load_acquire_u64(&slice->word); /* pairs with the malloc's store or exchange: the address is of this word */
+    return slice_state(*word) == SLICE_LIVE && load_relaxed_u64(&slice->address) == address;
+}
+
 /* ---- slabs ---- */
 
 vpmm_status slabs_init(struct slabs *, struct space *); /* HOST_MEMORY */
@@ -183,6 +193,12 @@ void slabs_pass(struct slabs *);
 
 /* Makes granules of all slabs that have no slice in use. */
 void slabs_dissolve_empty(struct slabs *);
+
+/* Whether slabs_pass has something to look at for the first time. */
+static inline bool slabs_deferred(const struct slabs *slabs)
+{
+    return !pile_empty(&slabs->deferred);
+}
 
 static inline bool slabs_empty(const struct slabs *slabs)
 {
