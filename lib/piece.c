@@ -272,12 +272,12 @@ static vpmm_status not_live(CUdeviceptr address)
 }
 
 /* To all, behind a fence. */
-static bool end_slice(struct vpmm_pool *pool, struct slice *slice, struct stream *stream)
+static bool end_slice(struct vpmm_pool *pool, struct slice *slice, CUdeviceptr address, struct stream *stream)
 {
-    uint64_t word = load_acquire_u64(&slice->word);
+    uint64_t word;
+    bool is_live = slice_is_live(slice, address, &word);
     unsigned class = slice_class_of(word);
-    if (slice_state(word) != SLICE_LIVE ||
-        !cas_sc_u64(&slice->word, &word, slice_word(SLICE_OWN, stream->slot, class, 0)))
+    if (!is_live || !cas_sc_u64(&slice->word, &word, slice_word(SLICE_OWN, stream->slot, class, 0)))
         return false;
     stats_end_live(&pool->stats, STAT_slab_live_bytes, slice_size[class].bytes, slice_requested(word));
     slab_give(&pool->arena.slabs, slice, fence_take(stream));
@@ -305,11 +305,11 @@ vpmm_status piece_free(struct vpmm_pool *pool, CUdeviceptr address, struct strea
     struct slice *slice = slab ? slab_slice_at(slab, address) : NULL;
     if (slab && !slice)
         return not_live(address);
-    bool is_cached = cache && (slice ? slices_give(cache, slice) : cache_give(cache, address));
+    bool is_cached = cache && (slice ? slices_give(cache, slice, address) : cache_give(cache, address));
     if (!is_cached) {
-        vpmm_status status = !slice                           ? end_granules(pool, address, stream)
-                             : end_slice(pool, slice, stream) ? VPMM_SUCCESS
-                                                              : not_live(address);
+        vpmm_status status = !slice                                    ? end_granules(pool, address, stream)
+                             : end_slice(pool, slice, address, stream) ? VPMM_SUCCESS
+                                                                       : not_live(address);
         if (status != VPMM_SUCCESS)
             return status;
         stream_mark(&pool->arena.streams, stream);

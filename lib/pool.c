@@ -373,7 +373,7 @@ static __attribute__((noinline)) vpmm_status free_piece(vpmm_pool *pool, CUdevic
         return free_granules(pool, address, handle, cache);
     struct slice *slice = slab_slice_at(slab, address);
     struct slice_bin *unnoted;
-    if (!slice || !slices_give_newest(cache, slice, &unnoted))
+    if (!slice || !slices_give_newest(cache, slice, address, &unnoted))
         return free_slowly(pool, address, handle);
     return unnoted ? after_first_slice(cache, unnoted) : VPMM_SUCCESS;
 }

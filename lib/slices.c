@@ -109,7 +109,7 @@ bool slices_halve(struct cache *cache)
 {
     struct slice_cache *slices = load_relaxed_ptr(&cache->slices);
     bool any = false;
-    for (unsigned i = 0; slices && load_relaxed_ptr(&cache->stream) && i < SLICE_CLASSES; i++) {
+    for (unsigned i = 0; slices && i < SLICE_CLASSES; i++) {
         struct slice_bin *bin = &slices->bin[i];
         if (load_relaxed_u32(&bin->count))
             any |= flush_oldest(cache, bin, (load_relaxed_u32(&bin->count) + 1) / 2);
@@ -163,12 +163,12 @@ CUdeviceptr slices_refill(struct cache *cache, unsigned class, size_t bytes)
 
 /* ---- filling ---- */
 
-bool slices_give(struct cache *cache, struct slice *slice)
+bool slices_give(struct cache *cache, struct slice *slice, CUdeviceptr address)
 {
     struct slice_cache *slices = slices_of(cache);
-    uint64_t word = load_acquire_u64(&slice->word);
+    uint64_t word;
     struct slice_bin *bin, *unnoted = NULL;
-    if (!slices || slice_state(word) != SLICE_LIVE)
+    if (!slices || !slice_is_live(slice, address, &word))
         return false;
     bin = &slices->bin[slice_class_of(word)];
     front_adjust_limit(cache->front, false);
@@ -177,7 +177,7 @@ bool slices_give(struct cache *cache, struct slice *slice)
         cache_mark_own(cache);
     if (front_held(cache->front) + slice_size[slice_class_of(word)].bytes > cache->front->limit)
         front_halve(cache->front);
-    if (!slices_give_newest(cache, slice, &unnoted))
+    if (!slices_give_newest(cache, slice, address, &unnoted))
         return false;
     if (unnoted)
         slices_note(cache, unnoted);

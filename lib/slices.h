@@ -37,7 +37,7 @@ CUdeviceptr slices_take(struct cache *, unsigned class, size_t bytes);
 CUdeviceptr slices_refill(struct cache *, unsigned class, size_t bytes);
 
 /* Frees into the cache; false: it is not a live slice, or there is no room at all. Nothing was changed. */
-bool slices_give(struct cache *, struct slice *);
+bool slices_give(struct cache *, struct slice *, CUdeviceptr);
 
 /* The noted bins, and no longer noted; by who empties them. */
 uint64_t slices_take_noted(struct cache *);
@@ -48,7 +48,7 @@ bool slices_flush(struct cache *, struct stream *, uint64_t bins);
 /* The owner's, of an emptied cache: no slot counts any more. */
 void slices_forget(struct cache *);
 
-/* The owner's: the older half of each bin goes back to the slabs. True: there was something. */
+/* The owner's, of an attached cache: the older half of each bin goes back to the slabs. True: there was something. */
 bool slices_halve(struct cache *);
 
 /* For the audit: whether a noted bin of a cache of the stream has it. */
@@ -88,12 +88,13 @@ static inline bool slices_take_newest(struct cache *cache, unsigned class, size_
 }
 
 /* True: freed; *unnoted: the bin, if slices_note is due for it. */
-static inline bool slices_give_newest(struct cache *cache, struct slice *slice, struct slice_bin **unnoted)
+static inline bool slices_give_newest(struct cache *cache, struct slice *slice, CUdeviceptr address,
+                                      struct slice_bin **unnoted)
 {
     struct front *front = cache->front;
     struct slice_cache *slices = load_relaxed_ptr(&cache->slices);
-    uint64_t word = load_relaxed_u64(&slice->word);
-    if (!slices || slice_state(word) != SLICE_LIVE)
+    uint64_t word;
+    if (!slices || !slice_is_live(slice, address, &word))
         return false;
     unsigned class = slice_class_of(word);
     struct slice_bin *bin = &slices->bin[class];
