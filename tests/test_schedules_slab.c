@@ -48,10 +48,6 @@ PLAY(pair_of_big)
 {
     meet_slices(BIG, play.s);
 }
-PLAY(pair_of_small)
-{
-    meet_slices(SMALL, play.s);
-}
 PLAY(pair_of_big_on_t)
 {
     meet_slices(BIG, play.t);
