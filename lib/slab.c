@@ -240,12 +240,11 @@ bool slab_format(struct slabs *slabs, const struct region *region, struct stream
     slab->granule = region->page;
     store_relaxed_u64(&slab->base, base);
     store_relaxed_u64(&slab->reciprocal, slice_size[class].reciprocal);
-    store_relaxed_u32(&slab->bytes, slice_size[class].bytes);
     store_relaxed_u32(&slab->class, class);
     uint64_t epoch = epoch_of(load_relaxed_u64(&slab->word)) + 1;
     set_number(slab, epoch, number_for(slabs, stream, region->fence));
     for (unsigned i = 0; i < slab->slices; i++) {
-        store_relaxed_u64(&slab->slice[i].address, base + i * slice_size[class].bytes);
+        store_relaxed_u64(&slab->slice[i].address, base + (uint64_t)i * slice_size[class].bytes);
         store_relaxed_u64(&slab->slice[i].word, slice_word(SLICE_FREE, 0, class, 0));
     }
     name_slab(slabs, region->page, region->pages, slab);

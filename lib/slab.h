@@ -65,8 +65,7 @@ struct slice {
 struct slab {
     uint32_t index, slices; /* constant */
     _Atomic(uint64_t) base;
-    _Atomic(uint64_t) reciprocal; /* of its class, as is the next: see slice_size */
-    _Atomic(uint32_t) bytes;
+    _Atomic(uint64_t) reciprocal; /* of its class: see slice_size */
     _Atomic(uint32_t) class;
     uint64_t granule; /* its first; the owner's of the region */
     _Alignas(64) _Atomic(uint64_t) word;
@@ -144,20 +143,18 @@ static inline struct slab *slab_of_granule(const struct space *space, uint64_t g
 }
 
 /*
- * The slice that begins at the address; NULL: none of the slab's. The quotient need be right for addresses in the slab
- * alone: it is multiplied again. If the slab is about to be another's, no live slice of it is asked for.
+ * The slice that an address is in, or before which it is, if it is in the slab at all; NULL: it is not. The slab may be
+ * becoming another one, at another place and of another class, while it is looked at, if the address is not live: so the
+ * slice has the last word (slice_is_live).
  */
 static inline struct slice *slab_slice_at(struct slab *slab, CUdeviceptr address)
 {
     uint64_t offset = address - load_relaxed_u64(&slab->base);
     uint64_t i = offset * load_relaxed_u64(&slab->reciprocal) >> 40;
-    return i < slab->slices && i * load_relaxed_u32(&slab->bytes) == offset ? &slab->slice[i] : NULL;
+    return i < slab->slices ? &slab->slice[i] : NULL;
 }
 
-/*
- * Whether the slice is live, and begins there; its word. Of an address that is not live, the slab that was found may be
- * becoming another one, at another place and of another class, while it is looked at: so the slice has the last word.
- */
+/* Whether the slice is live, and begins there; its word. */
 static inline bool slice_is_live(const struct slice *slice, CUdeviceptr address, uint64_t *word)
 {
     *word = load_acquire_u64(&slice->word); /* pairs with the malloc's store or exchange: the address is of this word */
