@@ -96,7 +96,8 @@ static bool look_for_extension(const struct found *found, void *data)
     const struct arena *arena = extension->arena;
     uint64_t end = found->page + found->pages, a_page = arena->cut.page_granules;
     uint64_t take = (extension->wanted - found->pages + a_page - 1) / a_page;
-    if (found->pages >= extension->wanted || end % a_page || end == arena->cut.pages.chunk_pages ||
+    if (found->pages >= extension->wanted || end % a_page ||
+        page_index(&arena->cut.pages, end) == arena->cut.pages.chunk_pages ||
         (extension->take && take >= extension->take) || !is_usable(&arena->cut, extension->stream, found->page))
         return ++extension->looked < REGIONS_LOOKED_AT;
     struct found pages = {.page = page_of_granule(arena, end)};

@@ -513,6 +513,40 @@ Test(slab, a_byte_above_a_page_does_not_cost_a_page)
     shelf_close(&s);
 }
 
+/* Each a little more than half a page: two to a page do not fit, but one after another across pages do. */
+Test(slab, pieces_lie_across_pages)
+{
+    enum { EACH = 32 };
+    struct setup setup = slab_setup();
+    setup.pool.initial_pages = 2 * EACH;
+    struct shelf s;
+    shelf_open(&s, &setup, 1, EACH);
+    for (int i = 0; i < EACH; i++)
+        shelf_take(&s, PAGE / 2 + PAGE / 16, 0);
+    vpmm_stats stats = stats_of(&s.w);
+    cr_expect_leq(stats.slab_bytes, stats.slab_live_bytes + 2 * PAGE, "%llu bytes are cut for %llu",
+                  (unsigned long long)stats.slab_bytes, (unsigned long long)stats.slab_live_bytes);
+    audit(&s.w);
+    shelf_close(&s);
+}
+
+/* The last page of a chunk has none after it. */
+Test(slab, pieces_end_with_their_chunk)
+{
+    enum { PAGES = 4, CHUNKS = 3 };
+    struct setup setup = slab_setup();
+    setup.pool.va_size = PAGES * PAGE;
+    struct shelf s;
+    shelf_open(&s, &setup, 1, 2 * PAGES * CHUNKS);
+    for (int i = 0; i < PAGES * CHUNKS; i++) {
+        shelf_take(&s, PAGE / 2 + PAGE / 16, 0);
+        audit(&s.w);
+    }
+    vpmm_stats stats = stats_of(&s.w);
+    cr_expect_gt(stats.reserved_bytes, (uint64_t)PAGES * PAGE, "one chunk had room for all");
+    shelf_close(&s);
+}
+
 /* --- frees that are none ------------------------------------------------------------------------------------------ */
 
 /* Of two snapshots, that every level and the counts of mallocs and frees are the same: NULL, or which is not. */
