@@ -34,11 +34,27 @@ static bool find_granules(struct vpmm_pool *pool, struct want want, struct strea
     return tiers_find_thoroughly(&pool->arena, &pool->arena.cut, stream, want, may_wait, &found->region) != REGION_NONE;
 }
 
-/* Free granules that the stream may use without waiting, without asking anybody. */
+/* Free pages that the stream may use without waiting, cut. */
+static bool cut_free_pages(struct vpmm_pool *pool, struct want want, struct stream *stream, struct found_piece *found)
+{
+    struct arena *arena = &pool->arena;
+    struct want pages = {pages_for(pool, want), 1};
+    if (tiers_find(arena, &arena->space, stream, pages, false, false, &found->region) == REGION_NONE)
+        return false;
+    *found = cut(pool, found->region, pages.pages);
+    return true;
+}
+
+/*
+ * Free granules that the stream may use without waiting, without asking anybody. What takes pages anyway is cut from
+ * free ones sooner than caches are emptied for it; what is smaller is not, so that few pages are cut.
+ */
 static bool find_at_hand(struct vpmm_pool *pool, struct want want, struct stream *stream, struct found_piece *found)
 {
     struct arena *arena = &pool->arena;
-    return tiers_find(arena, &arena->cut, stream, want, false, false, &found->region) != REGION_NONE;
+    if (tiers_find(arena, &arena->cut, stream, want, false, false, &found->region) != REGION_NONE)
+        return true;
+    return want.pages > arena->cut.page_granules && cut_free_pages(pool, want, stream, found);
 }
 
 /* What the stream's caches and the thread's own have, and what has passed by now, is free to all. */
@@ -52,16 +68,11 @@ static void gather(struct vpmm_pool *pool, const struct stream *stream)
 /* Free granules, or pages, that wait for nothing that the stream would have to wait for. */
 static bool find_at_once(struct vpmm_pool *pool, struct want want, struct stream *stream, struct found_piece *found)
 {
-    struct arena *arena = &pool->arena;
-    struct want pages = {pages_for(pool, want), 1};
     if (find_granules(pool, want, stream, false, found))
         return true;
-    if (cut_extend(arena, stream, want) && find_granules(pool, want, stream, false, found))
+    if (cut_extend(&pool->arena, stream, want) && find_granules(pool, want, stream, false, found))
         return true;
-    if (tiers_find(arena, &arena->space, stream, pages, false, false, &found->region) == REGION_NONE)
-        return false;
-    *found = cut(pool, found->region, pages.pages);
-    return true;
+    return cut_free_pages(pool, want, stream, found);
 }
 
 /* Granules that others have cached, or freed behind fences that the policy lets the stream wait for. */

@@ -40,12 +40,16 @@ static vpmm_status open_device(struct vpmm_pool *pool)
     return status;
 }
 
-/* Memory in a cache of pieces is small, but keeps pages cut; in the steady state the last limit serves every class. */
+/*
+ * Caches of pieces have one limit: thousands of small frees say nothing about whether the pool still grows, and pieces
+ * that fill more are of several pages, which are as good free as cached.
+ */
 static void init_fronts(struct vpmm_pool *pool)
 {
     const vpmm_config *config = pool->paged ? &pool->config : NULL;
-    const struct front_limits pages = {pool->config.page_size, (size_t)64 << 20, SIZE_MAX};
-    const struct front_limits pieces = {GRANULE_BYTES, (size_t)4 << 20, (size_t)64 << 20};
+    const size_t FIRST_BYTES = (size_t)64 << 20;
+    const struct front_limits pages = {pool->config.page_size, FIRST_BYTES, SIZE_MAX};
+    const struct front_limits pieces = {GRANULE_BYTES, FIRST_BYTES, FIRST_BYTES};
     bool cuts = pool->paged && config->small == VPMM_SMALL_SLAB;
     fronts_init(&pool->fronts, &pool->arena.space, config, pages);
     fronts_init(&pool->cut_fronts, &pool->arena.cut, cuts ? config : NULL, pieces);
