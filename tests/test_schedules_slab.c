@@ -246,6 +246,23 @@ SCHEDULES(malloc_of_a_slice_that_another_thread_has_cached)
             .open = open_plain, .close = close_without_a_build, .prepare = {fill_a_page}, .act = {put_first, get_big}});
 }
 
+/* Its slot still has the address when the record is another slab's, of a class of its kind, and cached for the stream.
+ */
+PLAY(trim_and_cache_another_class)
+{
+    run_stream(play.s);
+    trim_now();
+    meet_slices(BIG - GRANULE_BYTES, play.s);
+}
+SCHEDULES(hit_against_a_record_that_is_used_again)
+{
+    explore_play("slices: hit, record used again", CACHE_PAGES,
+                 (struct exploration){.open = open_plain,
+                                      .close = close_plain,
+                                      .prepare = {cache_one_big},
+                                      .act = {get_big, trim_and_cache_another_class}});
+}
+
 /* ---- mallocs against dissolves ---- */
 
 /* The first slab is empty when its slice is freed, and the second one has a slice to spare: one of them goes. */
