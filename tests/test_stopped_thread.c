@@ -679,3 +679,201 @@ Test(stopped_thread, while_it_empties_the_caches_of_a_stream_that_is_released, .
     end_actor(stopped);
     world_close(&w);
 }
+
+/* --- pieces ---------------------------------------------------------------------------------------------------------
+ */
+
+enum { BIG = 64 << 10, SMALL = 256, GRANULES = 100 << 10, A_SLAB = 2, A_BIN = 4 };
+
+static vpmm_status pair_of_bytes(struct actor *a, size_t bytes, CUstream stream)
+{
+    CUdeviceptr p = 0;
+    vpmm_status status = vpmm_malloc(a->w->pool, bytes, stream, &p);
+    return status == VPMM_SUCCESS ? vpmm_free(a->w->pool, p, stream) : status;
+}
+
+static vpmm_status take_big(struct actor *a, CUdeviceptr *p, int n, CUstream stream)
+{
+    vpmm_status status = VPMM_SUCCESS;
+    for (int i = 0; i < n && status == VPMM_SUCCESS; i++)
+        status = vpmm_malloc(a->w->pool, BIG, stream, &p[i]);
+    return status;
+}
+
+static vpmm_status give_big(struct actor *a, const CUdeviceptr *p, int n, CUstream stream)
+{
+    vpmm_status status = VPMM_SUCCESS;
+    for (int i = 0; i < n && status == VPMM_SUCCESS; i++)
+        status = vpmm_free(a->w->pool, p[i], stream);
+    return status;
+}
+
+/* Slices of two classes and granules, on the stopped thread's stream and on another. */
+static void *go_on_with_pieces(void *argument)
+{
+    static const size_t sizes[] = {BIG, SMALL, GRANULES};
+    struct actor *a = argument;
+    for (int i = 0; i < PAIRS && a->status == VPMM_SUCCESS; i++)
+        a->status = pair_of_bytes(a, sizes[i / 2 % 3], i % 2 ? a->own : a->other);
+    sem_post(&park.stopped);
+    return NULL;
+}
+
+static vpmm_status pair_of_slices(struct actor *a)
+{
+    return pair_of_bytes(a, BIG, a->stream);
+}
+
+static vpmm_status pair_of_granules(struct actor *a)
+{
+    return pair_of_bytes(a, GRANULES, a->stream);
+}
+
+/* A bin is filled again when it is empty, and gives half back when it is full. */
+static vpmm_status empty_and_fill_the_bin(struct actor *a)
+{
+    CUdeviceptr p[A_BIN + 1];
+    vpmm_status status = take_big(a, p, A_BIN + 1, a->stream);
+    return status == VPMM_SUCCESS ? give_big(a, p, A_BIN + 1, a->stream) : status;
+}
+
+/* With a slab of its own that has a slice to spare, the last free of another one dissolves it. */
+static vpmm_status free_the_last(struct actor *a)
+{
+    uint64_t left = unwatched();
+    CUdeviceptr p[2 * A_SLAB];
+    vpmm_status status = take_big(a, p, 2 * A_SLAB, a->stream);
+    if (status == VPMM_SUCCESS)
+        status = give_big(a, p + 1, 2 * A_SLAB - 1, a->stream);
+    points_left = left;
+    return status == VPMM_SUCCESS ? give_big(a, p, 1, a->stream) : status;
+}
+
+/* What the slab's own stream is not done with is deferred. */
+static vpmm_status free_on_another_stream(struct actor *a)
+{
+    uint64_t left = unwatched();
+    CUdeviceptr p[A_SLAB];
+    vpmm_status status = take_big(a, p, A_SLAB, a->own);
+    points_left = left;
+    return status == VPMM_SUCCESS ? give_big(a, p, A_SLAB, a->other) : status;
+}
+
+static vpmm_status malloc_on_another_stream(struct actor *a)
+{
+    vpmm_status status = vpmm_malloc(a->w->pool, BIG, a->other, &a->pointer);
+    uint64_t left = unwatched();
+    status = status == VPMM_SUCCESS ? vpmm_free(a->w->pool, a->pointer, a->other) : status;
+    points_left = left;
+    return status;
+}
+
+/* `own` has a slab with a free slice that has passed, and `other` has none. */
+static void leave_for_adoption(struct world *w, CUstream own, CUdeviceptr *held)
+{
+    must_work(vpmm_trim(w->pool, SIZE_MAX, NULL));
+    *held = take_bytes(w, BIG, own);
+    world_drain(w);
+}
+
+static void stop_among_pieces(vpmm_status (*act)(struct actor *), size_t cache_pages, bool adopts)
+{
+    struct setup setup = setup_default();
+    setup.pool.cache_bytes = cache_pages * PAGE;
+    setup.pool.initial_pages = 16;
+    struct world w;
+    world_open(&w, &setup);
+    CUstream own = world_stream(&w), other = world_stream(&w);
+    struct actor a = {.w = &w, .own = own, .other = other, .act = act, .stream = own};
+    pthread_t stopped = start_actor(&a);
+    CUdeviceptr held = 0, wall = take_bytes(&w, GRANULES, own); /* a page that stays cut */
+    for (uint64_t point = 1;; point++) {
+        if (adopts)
+            leave_for_adoption(&w, own, &held);
+        bool is_stopped = stop_at(point);
+        struct actor b = {.w = &w, .own = own, .other = other, .status = VPMM_SUCCESS};
+        pthread_t free_one;
+        if (is_stopped) {
+            pthread_create(&free_one, NULL, go_on_with_pieces, &b);
+            require(stopped_in_time(), "a thread stopped at its point %llu stops another one",
+                    (unsigned long long)point);
+            pthread_join(free_one, NULL);
+            let_go();
+        }
+        require(b.status == VPMM_SUCCESS && a.status == VPMM_SUCCESS, "stopped at its point %llu: %s, and beside it %s",
+                (unsigned long long)point, vpmm_status_name(a.status), vpmm_status_name(b.status));
+        if (held)
+            give(&w, held, own);
+        held = 0;
+        audit_cached(&w, point);
+        if (!is_stopped)
+            break;
+        if (point % 8 == 0)
+            world_drain(&w);
+    }
+    end_actor(stopped);
+    give(&w, wall, own);
+    world_close(&w);
+}
+
+Test(stopped_thread, while_it_hits_a_slice, .timeout = 300)
+{
+    stop_among_pieces(pair_of_slices, 64, false);
+}
+Test(stopped_thread, while_it_takes_and_gives_a_slice, .timeout = 300)
+{
+    stop_among_pieces(pair_of_slices, 0, false);
+}
+Test(stopped_thread, while_it_takes_and_gives_granules, .timeout = 300)
+{
+    stop_among_pieces(pair_of_granules, 0, false);
+}
+Test(stopped_thread, while_its_bin_of_slices_is_filled_and_overflows, .timeout = 300)
+{
+    stop_among_pieces(empty_and_fill_the_bin, 64, false);
+}
+Test(stopped_thread, while_it_dissolves_a_slab, .timeout = 300)
+{
+    stop_among_pieces(free_the_last, 0, false);
+}
+Test(stopped_thread, while_it_defers_a_slice, .timeout = 300)
+{
+    stop_among_pieces(free_on_another_stream, 0, false);
+}
+Test(stopped_thread, while_it_adopts_a_slab, .timeout = 300)
+{
+    stop_among_pieces(malloc_on_another_stream, 0, true);
+}
+
+/* While it frees a slice another thread frees the same: one of them has freed it, and the other is told. */
+static void slice_is_freed_twice(size_t cache_pages)
+{
+    struct setup setup = setup_default();
+    setup.pool.cache_bytes = cache_pages * PAGE;
+    struct world w;
+    world_open(&w, &setup);
+    CUstream s = world_stream(&w);
+    struct actor a = {.w = &w, .act = only_free, .stream = s};
+    pthread_t stopped = start_actor(&a);
+    for (uint64_t point = 1;; point++) {
+        a.pointer = take_bytes(&w, BIG, s);
+        if (!stop_at(point))
+            break;
+        vpmm_status status = vpmm_free(w.pool, a.pointer, s);
+        let_go();
+        require((status == VPMM_SUCCESS) != (a.status == VPMM_SUCCESS), "stopped at its point %llu: %s, and %s",
+                (unsigned long long)point, vpmm_status_name(a.status), vpmm_status_name(status));
+        audit_cached(&w, point);
+    }
+    end_actor(stopped);
+    world_close(&w);
+}
+
+Test(stopped_thread, while_it_frees_a_slice_that_another_thread_frees, .timeout = 300)
+{
+    slice_is_freed_twice(0);
+}
+Test(stopped_thread, while_it_caches_a_slice_that_another_thread_frees, .timeout = 300)
+{
+    slice_is_freed_twice(64);
+}
