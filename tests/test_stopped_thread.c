@@ -771,6 +771,7 @@ static vpmm_status malloc_on_another_stream(struct actor *a)
 /* `own` has a slab with a free slice that has passed, and `other` has none. */
 static void leave_for_adoption(struct world *w, CUstream own, CUdeviceptr *held)
 {
+    world_drain(w);
     must_work(vpmm_trim(w->pool, SIZE_MAX, NULL));
     *held = take_bytes(w, BIG, own);
     world_drain(w);
