@@ -380,6 +380,13 @@ SCHEDULES(adoption_against_a_malloc_on_the_old_stream)
         "slices: adopt, malloc", 0,
         (struct exploration){.open = open_passed_half, .close = close_plain, .act = {pair_of_big, get_big_on_t}});
 }
+/* What the new owner frees is behind its own work: the old one, which has seen the slab among its own, leaves it. */
+SCHEDULES(adoption_and_a_free_against_a_malloc)
+{
+    explore_play(
+        "slices: adopt and free, malloc", 0,
+        (struct exploration){.open = open_passed_half, .close = close_plain, .act = {get_big, pair_of_big_on_t}});
+}
 SCHEDULES(adoption_there_and_back)
 {
     explore_play("slices: adopt, adopt", 0,
@@ -409,6 +416,19 @@ PLAY(close_deferred)
     reaper_refresh(&inside()->arena);
     explore_check(pile_empty(&slabs()->deferred) && !slabs()->waiting, "a slice that has passed is still deferred");
     close_world();
+}
+/* The first look marks, and the second one sees that it has passed. */
+PLAY(poll_run_and_poll)
+{
+    poll_pool();
+    run_stream(play.t);
+    poll_pool();
+}
+SCHEDULES(deferred_slice_that_passes_before_it_is_deferred)
+{
+    explore_play("slices: deferred late", 0,
+                 (struct exploration){
+                     .open = open_to_defer, .close = close_deferred, .act = {put_first_on_t, poll_run_and_poll}});
 }
 SCHEDULES(deferred_slice_against_pass)
 {

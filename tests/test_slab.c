@@ -1178,6 +1178,23 @@ Test(slab, granules_of_an_emptied_slab_are_taken_before_a_request_fails)
     shelf_close(&s);
 }
 
+/* The page that slabs of slices leave is another stream's after the work on them. */
+Test(slab, an_emptied_slab_of_slices_waits_for_the_work_on_them)
+{
+    needs_simulator();
+    struct shelf s;
+    shelf_open_full(&s, 2, 0);
+    shelf_give_all_but(&s, 0);
+    CUdeviceptr page = take(&s.w, 1, s.stream[1]);
+    fill(&s.w, page, 1, 7, s.stream[1]);
+    expect_later(&s.w, page, 1, 7, s.stream[1]);
+    vpmm_sim_step(s.w.sim, s.stream[1], SIZE_MAX);
+    world_step(&s.w);
+    audit(&s.w);
+    give(&s.w, page, s.stream[1]);
+    shelf_close(&s);
+}
+
 /* Neither a page of free granules nor an empty slab stands beside a page that is built. */
 static void page_after_a_piece(size_t bytes)
 {
