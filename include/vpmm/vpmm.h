@@ -99,8 +99,8 @@ typedef struct vpmm_config {
                                   specification's one handle a page                                  VPMM_EXTENT_SIZE */
     size_t max_mapped;         /* cap on mapped bytes; 0: none                                       VPMM_MAX_MAPPED */
     size_t cache_bytes;        /* most that one thread's front cache holds once the pool no longer grows;
-                                  64 MiB of it until then. Of pieces of pages it holds at most 64 MiB besides, and 4 MiB
-                                  until then. 0: none. CU_STREAM_PER_THREAD has none               VPMM_CACHE_BYTES */
+                                  64 MiB of it until then. Of pieces of pages it holds at most 64 MiB besides.
+                                  0: none. CU_STREAM_PER_THREAD has none                           VPMM_CACHE_BYTES */
     vpmm_small small;          /*                                                      VPMM_SMALL=slab|async */
     vpmm_reuse reuse;          /*                                                      VPMM_REUSE=device|completed|host */
     vpmm_streams streams;      /*                                                      VPMM_STREAMS=checked|trusted|eager */
