@@ -66,6 +66,7 @@ mutate() {
     my ($block) = $text =~ /^mutation: \Q$name\E\n(.*?)(?=^mutation: |\z)/ms or die "no mutation $name\n";
     my ($file) = $block =~ /^file: (.*)$/m; my ($tests) = $block =~ /^tests: (.*)$/m;
     my @parts = $block =~ /^<<<<\n(.*?)^====\n(.*?)^>>>>$/msg;
+    @parts or die "$name: it replaces nothing\n";
     open my $code, "<", "$source/$file" or die; my $body = <$code>;
     while (my ($old, $new) = splice @parts, 0, 2) {
       s/\n\z// for $old, $new;

@@ -250,8 +250,8 @@ SCHEDULES(malloc_of_a_slice_that_another_thread_has_cached)
  */
 PLAY(trim_and_cache_another_class)
 {
-    run_stream(play.s);
     trim_now();
+    run_stream(play.s); /* nothing is pending: who waits lets the others go on */
     meet_slices(BIG - GRANULE_BYTES, play.s);
 }
 SCHEDULES(hit_against_a_record_that_is_used_again)

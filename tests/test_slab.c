@@ -1195,6 +1195,25 @@ Test(slab, an_emptied_slab_of_slices_waits_for_the_work_on_them)
     shelf_close(&s);
 }
 
+/* A slab of memory that its stream was made to wait for has not passed for a third one, whatever is free in it. */
+Test(slab, a_slab_of_memory_that_is_waited_for_is_not_adopted)
+{
+    needs_simulator();
+    struct setup setup = slab_setup();
+    setup.pool.cache_bytes = 0;
+    struct shelf s;
+    shelf_open(&s, &setup, 3, 64);
+    shelf_take(&s, PAGE - 8 * KIB, 0);
+    shelf_give(&s, 0);
+    shelf_take(&s, 64 * KIB, 1);
+    shelf_take(&s, 64 * KIB, 2);
+    vpmm_sim_step(s.w.sim, s.stream[2], SIZE_MAX);
+    vpmm_sim_step(s.w.sim, s.stream[1], SIZE_MAX);
+    world_step(&s.w);
+    audit(&s.w);
+    shelf_close(&s);
+}
+
 /* Neither a page of free granules nor an empty slab stands beside a page that is built. */
 static void page_after_a_piece(size_t bytes)
 {
