@@ -98,11 +98,6 @@ PLAY(open_half_slab)
     open_world();
     hold(1, BIG, play.s);
 }
-SCHEDULES(pairs_of_two_threads)
-{
-    explore_play("slices: pairs, pairs", 0,
-                 (struct exploration){.open = open_slab, .close = close_plain, .act = {pair_of_big, pair_of_big}});
-}
 SCHEDULES(pairs_of_the_last_slice)
 {
     explore_play("slices: pairs of the last", 0,
@@ -336,11 +331,6 @@ PLAY(open_two_empty_slabs)
     put(play.p[0], play.s);
     put(play.p[A_SLAB], play.s);
 }
-SCHEDULES(trim_against_trim)
-{
-    explore_play("slices: trim, trim", 0,
-                 (struct exploration){.open = open_two_empty_slabs, .close = close_plain, .act = {trim, trim}});
-}
 SCHEDULES(malloc_against_trim)
 {
     explore_play("slices: malloc, trim", 0,
@@ -392,11 +382,6 @@ SCHEDULES(adoption_there_and_back)
     explore_play("slices: adopt, adopt", 0,
                  (struct exploration){
                      .open = open_passed_half, .close = close_plain, .act = {pair_of_big_on_t, get_big, put_first}});
-}
-SCHEDULES(adoption_against_dissolve)
-{
-    explore_play("slices: adopt, dissolve", 0,
-                 (struct exploration){.open = open_two_empty_slabs, .close = close_plain, .act = {get_big_on_t, trim}});
 }
 
 /* ---- what is freed on another stream than the slab's ---- */
@@ -473,11 +458,6 @@ SCHEDULES(pages_given_back_twice)
 {
     explore_play("granules: given back, trim", 0,
                  (struct exploration){.open = open_granules, .close = close_plain, .act = {put_first, trim}});
-}
-SCHEDULES(granules_of_two_threads)
-{
-    explore_play("granules: malloc, malloc", CACHE_PAGES,
-                 (struct exploration){.open = open_plain, .close = close_plain, .act = {get_granules, get_granules}});
 }
 
 /* ---- streams that go ---- */
