@@ -389,12 +389,12 @@ static __attribute__((noinline)) vpmm_status free_hit(vpmm_pool *pool, CUdevicep
 /* The stream's id is not looked at: if the handle has gone to another stream, the next malloc or mark finds out. */
 vpmm_status vpmm_free(vpmm_pool *pool, CUdeviceptr address, CUstream handle)
 {
-    const struct pages *pages = &pool->arena.space.pages;
     struct cache *cache;
     struct cache_bin *unnoted;
     struct page *first;
     if (!pool)
         return free_slowly(pool, address, handle);
+    const struct pages *pages = &pool->arena.space.pages;
     if (!page_in_first_chunk(pages, address, &first))
         return free_piece(pool, address, handle);
     uint64_t word = load_acquire_u64(&first->word);

@@ -216,7 +216,7 @@ static const quote noted_quotes[] = {
     {"lib/front.h", "    if (!cas_sc_u64(&first->word, &word, word_next(word, PAGE_LIVE, PAGE_CACHED)))"},
     {"lib/front.h", "    *unnoted = !(load_sc_u64(&cache->noted) >> index & 1) ? bin : NULL;"},
     {"lib/cache.c", "    fetch_or_sc_u64(&cache->noted, UINT64_C(1) << (bin - cache->bin));"},
-    {"lib/cache.c", "    uint64_t bins = exchange_sc_u64(&cache->noted, 0);"},
+    {"lib/cache.c", "    uint64_t bins = load_sc_u64(&cache->noted) ? exchange_sc_u64(&cache->noted, 0) : 0;"},
     {"lib/cache.c", "    uint64_t word = load_sc_u64(&first->word); /* after the noted bits: see front.h */"},
     {0, 0}};
 
@@ -484,8 +484,8 @@ struct detach : rl::test_suite<detach, 3> {
 static const quote detach_quotes[] = {
     {"lib/cache.c", "    fetch_add_sc_u32(&stream->users, 1);\n    if (load_sc_ptr(&cache->stream) == stream)"},
     {"lib/front.c", "    store_sc_ptr(&cache->stream, NULL); /* before the count: see enter_stream */\n"
-                    "    fetch_add_sc_u32(&stream->caches, UINT32_MAX);"},
-    {"lib/stream.c", "!load_sc_u32(&stream->caches) && !load_sc_u32(&stream->users) &&"},
+                    "    fetch_add_sc_u32(&stream->caches[front->fronts->space->level], UINT32_MAX);"},
+    {"lib/stream.c", "!has_caches(stream) && !load_sc_u32(&stream->users) &&"},
     {0, 0}};
 
 /* Work for a reaper that goes to sleep (bell_ring; reaper.c, sleep_until_work). */
