@@ -2,6 +2,8 @@
  * arena.h - the shared state of a pool's pages, and the order in which its parts may be touched.
  *
  *   space      pages: regions, the hints of free ones, the caches             lock-free (space.h)
+ *   cut        the same of granules                                           lock-free (cut.h)
+ *   slabs      of slices, among the granules                                  lock-free (slab.h)
  *   streams    records of streams and of their fences                         lock-free (stream.h)
  *   holes      hints of HOLE regions                                          under the build turn
  *   policy     where to build and of what                                     under the build turn

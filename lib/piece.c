@@ -206,16 +206,19 @@ static CUdeviceptr make_slab(struct vpmm_pool *pool, struct found_piece *found, 
     return region_hand_out(&pool->arena.cut, found->region, (bytes - 1) / GRANULE_BYTES + 1, bytes);
 }
 
-/* From a slab of the stream, or of another stream whose work on it is done. 0: there is no such slice. */
+/*
+ * From a slab of the stream, or of another stream whose work on it is done, of a few or of every one. 0: there is no such
+ * slice.
+ */
 static CUdeviceptr find_slice(struct vpmm_pool *pool, struct stream *stream, struct cache *cache, unsigned class,
-                              size_t bytes)
+                              size_t bytes, bool every_one)
 {
     CUdeviceptr address = 0;
     do { /* lock-free: where an adopted slab is empty again, other threads have had its slices */
         address = cache ? slices_refill(cache, class, bytes) : 0;
         if (!address)
             address = take_slice(pool, stream, class, bytes);
-    } while (!address && slab_adopt(&pool->arena.slabs, stream, class));
+    } while (!address && slab_adopt(&pool->arena.slabs, stream, class, every_one));
     return address;
 }
 
@@ -226,13 +229,13 @@ static vpmm_status find_slice_or_slab(struct vpmm_pool *pool, struct stream *str
 {
     struct want want = slab_want(class);
     *found = (struct found_piece){.is_pages = false};
-    if ((*out = find_slice(pool, stream, cache, class, bytes)) || find_at_hand(pool, want, stream, found))
+    if ((*out = find_slice(pool, stream, cache, class, bytes, false)) || find_at_hand(pool, want, stream, found))
         return VPMM_SUCCESS;
     gather(pool, stream);
-    if ((*out = find_slice(pool, stream, cache, class, bytes)))
+    if ((*out = find_slice(pool, stream, cache, class, bytes, false)))
         return VPMM_SUCCESS;
     vpmm_status status = find(pool, want, stream, found);
-    if (tiers_is_shortage(status) && (*out = find_slice(pool, stream, cache, class, bytes)))
+    if (tiers_is_shortage(status) && (*out = find_slice(pool, stream, cache, class, bytes, true)))
         return VPMM_SUCCESS; /* one that had to be waited for */
     return status;
 }

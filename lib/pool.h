@@ -16,16 +16,16 @@
 
 struct vpmm_pool {
     vpmm_config config; /* with page_size filled in */
+    size_t cut_below;   /* bytes: smaller requests may be cut from pages, if a page fits them badly; 0: none, */
+    size_t cut_mask;    /* and not if these bits are all clear: whole pages */
     struct device device;
     struct stats stats;
     struct fronts fronts;     /* caches of pages, */
     struct fronts cut_fronts; /* and of parts of pages */
     struct arena arena;
     struct small small;
-    size_t cut_below; /* bytes: smaller requests may be cut from pages, if a page fits them badly; 0: none, */
-    size_t cut_mask;  /* and not if these bits are all clear: whole pages */
-    bool paged;       /* false: no page could serve any request, or the device has no virtual memory management */
-    bool opened;      /* the device's context is retained */
+    bool paged;  /* false: no page could serve any request, or the device has no virtual memory management */
+    bool opened; /* the device's context is retained */
     uint32_t generation;
     struct process_entry process;
 };

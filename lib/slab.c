@@ -386,15 +386,18 @@ static bool adopt(struct slabs *slabs, struct slab *slab, uint32_t from, struct 
     return is_ours;
 }
 
-bool slab_adopt(struct slabs *slabs, struct stream *stream, unsigned class)
+/* The next streams after its own, around. */
+bool slab_adopt(struct slabs *slabs, struct stream *stream, unsigned class, bool every_one)
 {
-    enum { SLABS_LOOKED_AT = 64 };
-    unsigned looked = 0;
+    enum { STREAMS_LOOKED_AT = 64, SLABS_LOOKED_AT = 64 };
+    uint32_t others = load_acquire_u32(&slabs->space->streams->slots) - 2, slot = stream->slot;
+    uint64_t slabs_left = every_one ? UINT64_MAX : SLABS_LOOKED_AT;
     if (!make_set(stream))
         return false;
-    for (uint32_t slot = 1; slot < load_acquire_u32(&slabs->space->streams->slots); slot++) {
-        struct tree *tree = slot == stream->slot ? NULL : tree_of(slabs, slot, class);
-        for (uint64_t index = 0; tree && looked < SLABS_LOOKED_AT && tree_next(tree, index, &index); index++, looked++)
+    for (uint32_t i = 0; i < others && (every_one || i < STREAMS_LOOKED_AT); i++) {
+        slot = slot % (others + 1) + 1;
+        struct tree *tree = tree_of(slabs, slot, class);
+        for (uint64_t index = 0; tree && slabs_left && tree_next(tree, index, &index); index++, slabs_left--)
             if (adopt(slabs, slab_at(slabs, index), slot, stream, class))
                 return true;
     }

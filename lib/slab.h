@@ -179,8 +179,8 @@ bool slab_format(struct slabs *, const struct region *, struct stream *, unsigne
 /* Takes up to `most` slices of one of the stream's slabs, OWN, into the caller's hands. 0: there is none. */
 unsigned slab_take(struct slabs *, struct stream *, unsigned class, unsigned most, struct slice *taken[]);
 
-/* Makes a slab of another stream, with a free slice and passed, the stream's own. */
-bool slab_adopt(struct slabs *, struct stream *, unsigned class);
+/* Makes a slab of another stream, with a free slice and passed, the stream's own. Not every one: looks at a few. */
+bool slab_adopt(struct slabs *, struct stream *, unsigned class, bool every_one);
 
 /* Gives a slice back that is in the caller's hands. Never fails. True: its slab was dissolved. */
 bool slab_give(struct slabs *, struct slice *, struct fence);

@@ -31,8 +31,7 @@ struct space {
     const _Atomic(uint32_t) *growths; /* of the pool: see front.h */
     enum space_level level;           /* which of a stream's hints are of this space */
     enum stat live_stat, cached_stat; /* the levels of bytes handed out, and in caches */
-    uint64_t
-        page_granules; /* of granules: how many a page has; of pages, and of granules that no page is cut into: 0 */
+    uint64_t page_granules;           /* of granules: how many a page has; 0: of pages, or no page is ever cut */
     struct pages pages;
     struct hint_arena hint_arena;
     struct hints passed;
