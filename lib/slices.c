@@ -41,7 +41,7 @@ static bool flush_slots(struct cache *cache, struct stream *stream, struct slice
     unsigned class = (unsigned)(bin - slices->bin), taken = 0;
     struct slice *slice[SLICE_SLOTS];
     for (uint32_t i = 0; i < slots; i++) {
-        slice[taken] = load_relaxed_ptr(&bin->slot[i]);
+        slice[taken] = load_acquire_ptr(&bin->slot[i]); /* pairs with the release of who filled it */
         taken += claim(cache, stream, class, slice[taken]);
     }
     if (!taken)
@@ -98,7 +98,7 @@ static bool flush_oldest(struct cache *cache, struct slice_bin *bin, uint32_t sl
     uint32_t count = load_relaxed_u32(&bin->count);
     bool any = flush_slots(cache, load_relaxed_ptr(&cache->stream), bin, slots);
     for (uint32_t i = slots; i < count; i++)
-        store_relaxed_ptr(&bin->slot[i - slots], load_relaxed_ptr(&bin->slot[i]));
+        store_release_ptr(&bin->slot[i - slots], load_relaxed_ptr(&bin->slot[i]));
     set_count(cache, bin, count - slots);
     if (count > slots)
         slices_note(cache, bin);
@@ -149,7 +149,7 @@ CUdeviceptr slices_refill(struct cache *cache, unsigned class, size_t bytes)
     if (!n)
         return 0;
     for (unsigned i = 1; i < n; i++) { /* the lowest is to be taken next: last in */
-        store_relaxed_ptr(&bin->slot[n - 1 - i], taken[i]);
+        store_release_ptr(&bin->slot[n - 1 - i], taken[i]);
         store_sc_u64(&taken[i]->word, slice_word(SLICE_CACHED, cache->slot, class, 0));
     }
     stats_add(front->fronts->space->stats, front->fronts->space->cached_stat, (n - 1) * size);

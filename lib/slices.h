@@ -102,7 +102,8 @@ static inline bool slices_give_newest(struct cache *cache, struct slice *slice, 
     uint64_t bytes = bin->bytes;
     if (count == bin->most || front_held(front) + bytes > front->limit)
         return false;
-    store_relaxed_ptr(&bin->slot[count], slice);
+    /* Pairs with the acquire of who empties the cache, who may not have met the slice's record before. */
+    store_release_ptr(&bin->slot[count], slice);
     uint64_t requested = slice_requested(word);
     if (!cas_sc_u64(&slice->word, &word, slice_word(SLICE_CACHED, cache->slot, class, 0)))
         return false; /* freed by another thread meanwhile */

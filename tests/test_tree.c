@@ -10,6 +10,13 @@
 
 #include "tree.h"
 
+/* Made where it fails alone: each assertion is a message to the tests' runner, and these are a million. */
+#define check(condition, ...)                                                                                          \
+    do {                                                                                                               \
+        if (!(condition))                                                                                              \
+            cr_assert_fail(__VA_ARGS__);                                                                               \
+    } while (0)
+
 static const uint64_t capacities[] = {1, 63, 64, 65, 2048, 2049, 70000, UINT64_C(1) << 21};
 
 enum { CAPACITIES = sizeof capacities / sizeof *capacities, ROUNDS = 20000 };
@@ -64,10 +71,10 @@ static void look_for(const struct set *set, uint64_t from)
 {
     uint64_t expected = model_next(set, from), x = UINT64_MAX;
     bool any = tree_next(&set->tree, from, &x);
-    cr_assert_eq(any, expected < set->capacity, "from %llu of %llu", (unsigned long long)from,
-                 (unsigned long long)set->capacity);
-    cr_assert(!any || x == expected, "from %llu of %llu: %llu, not %llu", (unsigned long long)from,
-              (unsigned long long)set->capacity, (unsigned long long)x, (unsigned long long)expected);
+    check(any == (expected < set->capacity), "from %llu of %llu", (unsigned long long)from,
+          (unsigned long long)set->capacity);
+    check(!any || x == expected, "from %llu of %llu: %llu, not %llu", (unsigned long long)from,
+          (unsigned long long)set->capacity, (unsigned long long)x, (unsigned long long)expected);
 }
 
 /* With nobody inside a call a bit is set if and only if its child has something: what is cleared is cleared at once. */
@@ -79,8 +86,8 @@ static void look_at_bits(const struct set *set)
         for (uint64_t child = 0; child < children; child++) {
             uint64_t word = tree->level[level - 1][child];
             bool bit = tree->level[level][child / TREE_FANOUT] >> child % TREE_FANOUT & 1;
-            cr_assert_eq(bit, level > 1 ? (uint32_t)word != 0 : word != 0, "level %u, child %llu", level,
-                         (unsigned long long)child);
+            check(bit == (level > 1 ? (uint32_t)word != 0 : word != 0), "level %u, child %llu", level,
+                  (unsigned long long)child);
         }
     }
 }
@@ -92,16 +99,16 @@ static void change(struct set *set, uint64_t x, bool more)
         set->in[x] = 1;
         return;
     }
-    cr_assert_eq(tree_remove(&set->tree, x), set->in[x], "remove of %llu", (unsigned long long)x);
+    check(tree_remove(&set->tree, x) == set->in[x], "remove of %llu", (unsigned long long)x);
     set->in[x] = 0;
 }
 
 static void take_one(struct set *set, uint64_t from)
 {
     uint64_t expected = model_next(set, from), x = UINT64_MAX;
-    cr_assert_eq(tree_take(&set->tree, from, &x), expected < set->capacity);
+    check(tree_take(&set->tree, from, &x) == (expected < set->capacity), "take from %llu", (unsigned long long)from);
     if (expected < set->capacity) {
-        cr_assert_eq(x, expected);
+        check(x == expected, "%llu is taken", (unsigned long long)x);
         set->in[x] = 0;
     }
 }
@@ -124,7 +131,7 @@ static void take_all(struct set *set)
 {
     uint64_t x, last = 0;
     while (tree_take(&set->tree, last, &x)) {
-        cr_assert(x >= last && set->in[x]);
+        check(x >= last && set->in[x], "%llu", (unsigned long long)x);
         set->in[x] = 0;
         last = x;
     }
@@ -153,11 +160,11 @@ Test(tree, every_element_alone)
         for (uint64_t x = 0; x < set.capacity; x++) {
             uint64_t found = UINT64_MAX;
             tree_insert(&set.tree, x);
-            cr_assert(tree_next(&set.tree, 0, &found) && found == x);
-            cr_assert(tree_next(&set.tree, x, &found) && found == x);
-            cr_assert(!tree_next(&set.tree, x + 1, &found));
-            cr_assert(tree_remove(&set.tree, x) && !tree_remove(&set.tree, x));
-            cr_assert(!tree_next(&set.tree, 0, &found));
+            check(tree_next(&set.tree, 0, &found) && found == x, "%llu", (unsigned long long)x);
+            check(tree_next(&set.tree, x, &found) && found == x, "%llu", (unsigned long long)x);
+            check(!tree_next(&set.tree, x + 1, &found), "%llu", (unsigned long long)x);
+            check(tree_remove(&set.tree, x) && !tree_remove(&set.tree, x), "%llu", (unsigned long long)x);
+            check(!tree_next(&set.tree, 0, &found), "%llu", (unsigned long long)x);
         }
         set_close(&set);
     }
