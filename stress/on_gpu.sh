@@ -82,7 +82,7 @@ run "server" "$programs/vpmm-server" --driver cuda --seconds 5
 for test in walkthrough streams limits capture defects model slab process; do
   if [ -x "$programs/tests/test_$test" ]; then
     # Fewer operations of the models: on a real device each step takes milliseconds.
-    run "test_$test" env VPMM_TEST_DRIVER=cuda VPMM_TEST_OPS=3000 "$programs/tests/test_$test" --jobs 6 --timeout 60
+    run "test_$test" env VPMM_TEST_DRIVER=cuda VPMM_TEST_OPS=3000 "$programs/tests/test_$test" --jobs 6 --timeout 150
   fi
 done
 
