@@ -161,9 +161,8 @@ static bool find_whole(struct whole *whole)
 }
 
 /* Lock-free: a claim fails because another thread has taken the region. */
-bool cut_give_back(struct arena *arena, uint64_t keep_pages)
+void cut_give_back(struct arena *arena, uint64_t keep_pages)
 {
-    bool any = false;
     for (uint64_t whole; (whole = load_relaxed_u64(&arena->cut.whole)) > keep_pages;) {
         struct whole found = {.arena = arena, .most = whole - keep_pages};
         struct region region;
@@ -176,18 +175,16 @@ bool cut_give_back(struct arena *arena, uint64_t keep_pages)
         if (region.pages > found.pages)
             region = region_keep_front(&arena->cut, region, found.pages);
         region_publish(&arena->space, uncut(arena, region));
-        any = true;
     }
-    return any;
 }
 
-bool cut_flush(struct arena *arena)
+void cut_flush(struct arena *arena)
 {
     if (!arena->cut.page_granules)
-        return false;
-    bool any = fronts_flush(arena->cut.fronts, NULL, true);
+        return;
+    fronts_flush(arena->cut.fronts, NULL, true);
     slabs_dissolve_empty(&arena->slabs);
-    return cut_give_back(arena, 0) || any;
+    cut_give_back(arena, 0);
 }
 
 bool cut_noted(const struct arena *arena)

@@ -44,8 +44,8 @@ struct region cut_pages(struct arena *, struct region pages);
  */
 bool cut_extend(struct arena *, const struct stream *, struct want);
 
-/* Gives back whole pages of free granules until so many are left. True: any. */
-bool cut_give_back(struct arena *, uint64_t keep_pages);
+/* Gives back whole pages of free granules until so many are left. */
+void cut_give_back(struct arena *, uint64_t keep_pages);
 
 /* After a free: what is above CUT_PAGES_KEPT. */
 static inline void cut_tidy(struct arena *arena)
@@ -56,9 +56,9 @@ static inline void cut_tidy(struct arena *arena)
 
 /*
  * Before the pool grows: publishes what all threads have cached of cut pages, makes granules of empty slabs and gives
- * back whole pages. True: there was something.
+ * back whole pages.
  */
-bool cut_flush(struct arena *);
+void cut_flush(struct arena *);
 
 /* Whether there is anything that cut_flush might free. */
 bool cut_noted(const struct arena *);

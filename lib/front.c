@@ -226,13 +226,11 @@ bool fronts_flush(struct fronts *fronts, const struct stream *stream, bool mark)
     return any;
 }
 
-bool fronts_flush_own(struct fronts *fronts)
+void fronts_flush_own(struct fronts *fronts)
 {
     const struct front *front = own_front(fronts);
-    bool any = false;
     for (struct cache *cache = front ? load_relaxed_ptr(&front->caches) : NULL; cache; cache = cache->next)
-        any |= cache_flush(cache, true);
-    return any;
+        cache_flush(cache, true);
 }
 
 /* Every bin, as in detach: another thread may have taken the bits, and not yet be counted among the users. */

@@ -162,7 +162,7 @@ void fronts_disable(struct fronts *);
 bool fronts_flush(struct fronts *, const struct stream *, bool mark);
 
 /* The same of what the calling thread has cached, for all its streams, with marks. */
-bool fronts_flush_own(struct fronts *);
+void fronts_flush_own(struct fronts *);
 
 /* As fronts_flush for one stream, unmarked, and its caches are not filled again. */
 void fronts_close(struct fronts *, struct stream *);

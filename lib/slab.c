@@ -270,15 +270,14 @@ static void dissolve(struct slabs *slabs, struct slab *slab, uint32_t owner)
     region_publish(slabs->space, region);
 }
 
-static bool try_dissolve(struct slabs *slabs, struct slab *slab)
+/* Unless it has slices in use, or belongs to none. */
+static void try_dissolve(struct slabs *slabs, struct slab *slab)
 {
     uint64_t word = load_sc_u64(&slab->word);
     uint32_t owner = owner_of(word);
-    if (!owner || owner == SLAB_CLAIMED || free_of(word) != all_slices(slab) ||
-        !cas_sc_u64(&slab->word, &word, slab_word(epoch_of(word), 0, 0)))
-        return false;
-    dissolve(slabs, slab, owner);
-    return true;
+    if (owner && owner != SLAB_CLAIMED && free_of(word) == all_slices(slab) &&
+        cas_sc_u64(&slab->word, &word, slab_word(epoch_of(word), 0, 0)))
+        dissolve(slabs, slab, owner);
 }
 
 void slabs_dissolve_empty(struct slabs *slabs)
@@ -429,7 +428,7 @@ static bool has_another(const struct slabs *slabs, const struct slab *slab, uint
     return tree && tree_next(tree, 0, &index) && (index != slab->index || tree_next(tree, index + 1, &index));
 }
 
-bool slab_give(struct slabs *slabs, struct slice *slice, struct fence fence)
+void slab_give(struct slabs *slabs, struct slice *slice, struct fence fence)
 {
     struct slab *slab = slab_of(slabs, slice);
     uint32_t bit = UINT32_C(1) << (slice - slab->slice);
@@ -440,7 +439,7 @@ bool slab_give(struct slabs *slabs, struct slice *slice, struct fence fence)
     do {
         if (!passed && owner_of(word) != fence.stream) {
             defer(slabs, slice, fence, class);
-            return false;
+            return;
         }
         if (!passed) /* before the exchange: see adopt */
             raise_number(slab, epoch_of(word), fence.number);
@@ -449,9 +448,10 @@ bool slab_give(struct slabs *slabs, struct slice *slice, struct fence fence)
     if (!free_of(word))
         list(slabs, slab, owner);
     if ((free_of(word) | bit) != all_slices(slab))
-        return false;
+        return;
     fetch_add_relaxed_u64(&slabs->empty, 1);
-    return owner != SLAB_CLAIMED && has_another(slabs, slab, owner) && try_dissolve(slabs, slab);
+    if (owner != SLAB_CLAIMED && has_another(slabs, slab, owner))
+        try_dissolve(slabs, slab);
 }
 
 void slabs_pass(struct slabs *slabs)

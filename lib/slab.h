@@ -182,8 +182,8 @@ unsigned slab_take(struct slabs *, struct stream *, unsigned class, unsigned mos
 /* Makes a slab of another stream, with a free slice and passed, the stream's own. Not every one: looks at a few. */
 bool slab_adopt(struct slabs *, struct stream *, unsigned class, bool every_one);
 
-/* Gives a slice back that is in the caller's hands. Never fails. True: its slab was dissolved. */
-bool slab_give(struct slabs *, struct slice *, struct fence);
+/* Gives a slice back that is in the caller's hands. Never fails. */
+void slab_give(struct slabs *, struct slice *, struct fence);
 
 /* Under `watching`: gives back what was deferred and has passed. */
 void slabs_pass(struct slabs *);

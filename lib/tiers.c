@@ -72,10 +72,10 @@ bool tiers_is_shortage(vpmm_status status)
     return status == VPMM_ERROR_OUT_OF_MEMORY || status == VPMM_ERROR_OUT_OF_ADDRESS_SPACE;
 }
 
-bool tiers_flush(struct vpmm_pool *pool)
+void tiers_flush(struct vpmm_pool *pool)
 {
-    bool any = cut_flush(&pool->arena);
-    return fronts_flush(&pool->fronts, NULL, true) || any;
+    cut_flush(&pool->arena);
+    fronts_flush(&pool->fronts, NULL, true);
 }
 
 /* Tiers 2 and 3. */

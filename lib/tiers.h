@@ -40,7 +40,7 @@ void tiers_count(struct vpmm_pool *, enum region_source);
 void tiers_release_pages(struct vpmm_pool *);
 
 /* Publishes, with an event for each stream, what all caches hold, and makes pages of what is cut and free. */
-bool tiers_flush(struct vpmm_pool *);
+void tiers_flush(struct vpmm_pool *);
 
 /* Of a request for so many bytes that fails: counts it, and says what there is. */
 vpmm_status tiers_out_of_memory(struct vpmm_pool *, size_t bytes);
