@@ -207,8 +207,8 @@ static CUdeviceptr make_slab(struct vpmm_pool *pool, struct found_piece *found, 
 }
 
 /*
- * From a slab of the stream, or of another stream whose work on it is done, of a few or of every one. 0: there is no such
- * slice.
+ * From a slab of the stream, or of another stream whose work on it is done, of a few or of every one. 0: there is no
+ * such slice.
  */
 static CUdeviceptr find_slice(struct vpmm_pool *pool, struct stream *stream, struct cache *cache, unsigned class,
                               size_t bytes, bool every_one)
@@ -278,13 +278,6 @@ bool piece_is_at(const struct vpmm_pool *pool, CUdeviceptr address)
     return cut_granule_of(&pool->arena, address, &granule);
 }
 
-static vpmm_status not_live(CUdeviceptr address)
-{
-    return fail(VPMM_ERROR_INVALID_POINTER,
-                "0x%llx is not the start of a live allocation of this pool: it was freed before, or lies inside one",
-                (unsigned long long)address);
-}
-
 /* To all, behind a fence. */
 static bool end_slice(struct vpmm_pool *pool, struct slice *slice, CUdeviceptr address, struct stream *stream)
 {
@@ -314,16 +307,16 @@ vpmm_status piece_free(struct vpmm_pool *pool, CUdeviceptr address, struct strea
     struct cache *cache = front_cache(&pool->cut_fronts, stream);
     uint64_t granule;
     if (!cut_granule_of(&pool->arena, address, &granule))
-        return not_live(address);
+        return region_not_live(address);
     struct slab *slab = slab_of_granule(&pool->arena.cut, granule);
     struct slice *slice = slab ? slab_slice_at(slab, address) : NULL;
     if (slab && !slice)
-        return not_live(address);
+        return region_not_live(address);
     bool is_cached = cache && (slice ? slices_give(cache, slice, address) : cache_give(cache, address));
     if (!is_cached) {
         vpmm_status status = !slice                                    ? end_granules(pool, address, stream)
                              : end_slice(pool, slice, address, stream) ? VPMM_SUCCESS
-                                                                       : not_live(address);
+                                                                       : region_not_live(address);
         if (status != VPMM_SUCCESS)
             return status;
         stream_mark(&pool->arena.streams, stream);

@@ -1,9 +1,10 @@
 /*
  * reaper.h - what happens behind the threads that allocate: a pass, and the thread that makes passes.
  *
- * A pass, under the reaper's turn: publishes what has lain untouched in front caches; asks the driver which marks have
- * passed and publishes them; moves the regions behind them to those that wait for nothing (which also merges them
- * across streams); unmaps zombies that are due; and, with time to spare, does the policy's work ahead of need.
+ * A pass, under the reaper's turn: publishes what has lain untouched in front caches, and gives back pages of which all
+ * granules are free; asks the driver which marks have passed and publishes them; moves the regions behind them to those
+ * that wait for nothing (which also merges them across streams), and gives deferred slices to their slabs; unmaps
+ * zombies that are due; and, with time to spare, does the policy's work ahead of need.
  *
  * The thread makes passes while anything is pending, with pauses of REAPER_TICK_US in between, looks after the caches
  * every FRONT_IDLE_US while they hold something, and otherwise sleeps on an event count until there is work: an idle

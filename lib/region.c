@@ -466,6 +466,13 @@ CUdeviceptr region_hand_out(struct space *space, struct region region, uint64_t 
     return page_address(&space->pages, region.page);
 }
 
+vpmm_status region_not_live(CUdeviceptr address)
+{
+    return fail(VPMM_ERROR_INVALID_POINTER,
+                "0x%llx is not the start of a live allocation of this pool: it was freed before, or lies inside one",
+                (unsigned long long)address);
+}
+
 vpmm_status region_take_back(struct space *space, CUdeviceptr address, struct region *region)
 {
     uint64_t page;
@@ -475,10 +482,7 @@ vpmm_status region_take_back(struct space *space, CUdeviceptr address, struct re
     struct page *first = at(space, page);
     uint64_t word = load_acquire_u64(&first->word);
     if (word_state(word) != PAGE_LIVE || !page_take(first, word))
-        return fail(
-            VPMM_ERROR_INVALID_POINTER,
-            "0x%llx is not the start of a live allocation of this pool: it was freed before, or lies inside one",
-            (unsigned long long)address);
+        return region_not_live(address);
     *region = (struct region){page, word_pages(word), FENCE_PASSED, false};
     stats_end_live(space->stats, space->live_stat, region->pages << space->pages.page_shift,
                    load_relaxed_u64(&first->requested));

@@ -71,9 +71,7 @@ bool slices_flush(struct cache *cache, struct stream *stream, uint64_t bins)
 
 static void set_count(struct cache *cache, struct slice_bin *bin, uint32_t count)
 {
-    const struct slice_cache *slices = load_relaxed_ptr(&cache->slices);
-    uint64_t bytes = slice_size[bin - slices->bin].bytes;
-    cache->front->stock += ((uint64_t)count - load_relaxed_u32(&bin->count)) * bytes; /* down: it wraps */
+    cache->front->stock += ((uint64_t)count - load_relaxed_u32(&bin->count)) * bin->bytes; /* down: it wraps */
     store_relaxed_u32(&bin->count, count);
 }
 
@@ -141,7 +139,7 @@ CUdeviceptr slices_refill(struct cache *cache, unsigned class, size_t bytes)
     struct slice_bin *bin = &slices->bin[class];
     struct front *front = cache->front;
     struct slice *taken[SLAB_SLICES];
-    uint64_t size = slice_size[class].bytes, room = front->limit - front_held(front);
+    uint64_t size = bin->bytes, room = front->limit - front_held(front);
     unsigned most = (bin->most + 1) / 2 < SLAB_SLICES ? (bin->most + 1) / 2 : SLAB_SLICES;
     if (front_held(front) + most * size > front->limit)
         most = front_held(front) + size > front->limit ? 1 : (unsigned)(room / size);
@@ -175,7 +173,7 @@ bool slices_give(struct cache *cache, struct slice *slice, CUdeviceptr address)
     bool any = load_relaxed_u32(&bin->count) == bin->most && flush_oldest(cache, bin, (bin->most + 1) / 2);
     if (any)
         cache_mark_own(cache);
-    if (front_held(cache->front) + slice_size[slice_class_of(word)].bytes > cache->front->limit)
+    if (front_held(cache->front) + bin->bytes > cache->front->limit)
         front_halve(cache->front);
     if (!slices_give_newest(cache, slice, address, &unnoted))
         return false;

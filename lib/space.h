@@ -24,7 +24,7 @@ enum { GRANULE_BYTES = 8192 };
 struct fronts;
 
 struct space {
-    struct stats *stats; /* constant, as are the next five */
+    struct stats *stats; /* constant, as are all up to page_granules */
     struct streams *streams;
     struct fronts *fronts;
     struct bell *bell;                /* the reaper's: something was published */
