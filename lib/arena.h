@@ -13,13 +13,18 @@
  * while it is held. What a plan claims (FREE regions by exchange, holes by carving) belongs to its builder, who calls
  * the driver after giving the turn up; builders therefore never wait for one another's driver calls.
  *
- * The reaper's turn is held by whoever makes a pass (the pool's thread, vpmm_poll, reclaim): one at a time unmaps
- * zombies and works ahead. `watching` is held by whoever asks the driver about events: a pass, or a malloc that is
- * about to build. No malloc or free of tiers 1 to 4 takes any of the three.
+ * `reserving` is held over cuMemAddressReserve (about a microsecond) and the adding of the chunk: of the threads that
+ * find no hole for their request at the same time one reserves, and the others wait for that and look again. It is
+ * taken before the turn, never inside it, and only by who needs a chunk: no other build meets it.
+ *
+ * The reaper's turn is held by whoever makes a pass (the pool's thread, vpmm_poll, reclaim) or gives memory back
+ * (trim): one at a time unmaps zombies, works ahead and releases extents. `watching` is held by whoever asks the driver
+ * about events: a pass, or a malloc that is about to build. No malloc or free of tiers 1 to 4 takes any of the three.
  */
 #ifndef VPMM_LIB_ARENA_H
 #define VPMM_LIB_ARENA_H
 
+#include "decay.h"
 #include "device.h"
 #include "policy.h"
 #include "slab.h"
@@ -33,8 +38,8 @@ struct zombie;
 struct arena {
     struct device *device;
     struct stats *stats;
-    vpmm_reuse reuse;
-    size_t max_mapped;                  /* bytes; 0: no cap */
+    _Atomic(uint32_t) reuse;            /* a vpmm_reuse; any thread may change it, relaxed, as the next */
+    _Atomic(uint64_t) max_mapped;       /* bytes; 0: no cap */
     _Atomic(uint32_t) exportable, rdma; /* cleared if the device refuses the first handle for it */
 
     struct space space; /* of pages */
@@ -42,12 +47,16 @@ struct arena {
     struct slabs slabs; /* and the slabs among them (slab.h) */
     struct streams streams;
 
+    pthread_mutex_t reserving;
     pthread_mutex_t turn;
     struct hints holes;
     struct policy policy;
-    struct view *view;        /* under the turn: scratch of the plan that is being made */
-    struct policy_plan *plan; /* likewise */
-    uint64_t budgeted_pages;  /* mapped, and promised to builds under way; under the turn */
+    struct view *view;          /* under the turn: scratch of the plan that is being made */
+    struct policy_plan *plan;   /* likewise */
+    uint64_t budgeted_pages;    /* mapped, and promised to builds under way; under the turn, as is the next: */
+    uint64_t quarantined_pages; /* given back, and not yet taken by the driver: the cap is for both (zombie.h) */
+    bool gave_back;             /* memory was given back, and no malloc has made any since: work ahead makes none either.
+                                   Under the turn */
 
     struct pile zombies;
     _Atomic(uint64_t) grown_pages; /* new memory since the growth that was last counted */
@@ -57,7 +66,8 @@ struct arena {
 
     pthread_mutex_t watching; /* asking about events and publishing completed; taken after reaping if both */
     pthread_mutex_t reaping;
-    struct zombie *waiting;         /* under reaping: zombies not yet unmapped */
+    struct zombie *waiting; /* under reaping: zombies not yet unmapped */
+    struct decay decay;
     _Atomic(uint64_t) passed_at_ns; /* when the latest pass ended, or the reaper woke up; at first, the beginning */
 };
 

@@ -29,14 +29,20 @@ static vpmm_status init_cut(struct arena *arena, const vpmm_config *config)
     return status == VPMM_SUCCESS ? slabs_init(&arena->slabs, &arena->cut) : status;
 }
 
+void arena_set_up(struct arena *arena, const vpmm_config *config)
+{
+    store_relaxed_u32(&arena->reuse, (uint32_t)config->reuse);
+    store_relaxed_u64(&arena->max_mapped, config->max_mapped);
+    decay_init(&arena->decay, config);
+}
+
 vpmm_status arena_init(struct arena *arena, struct device *device, struct stats *stats, const vpmm_config *config)
 {
     arena->device = device;
     arena->stats = stats;
-    arena->reuse = config->reuse;
-    arena->max_mapped = config->max_mapped;
     store_relaxed_u32(&arena->exportable, config->exportable && device->can_export);
     store_relaxed_u32(&arena->rdma, config->rdma && device->can_rdma);
+    pthread_mutex_init(&arena->reserving, NULL);
     pthread_mutex_init(&arena->turn, NULL);
     pthread_mutex_init(&arena->watching, NULL);
     pthread_mutex_init(&arena->reaping, NULL);
@@ -51,7 +57,7 @@ vpmm_status arena_init(struct arena *arena, struct device *device, struct stats 
     init_space(arena, &arena->space, SPACE_PAGES);
     vpmm_status status = space_init(&arena->space, config->page_size, config->va_size);
     if (status == VPMM_SUCCESS)
-        status = streams_init(&arena->streams, device);
+        status = streams_init(&arena->streams, device, config);
     return status == VPMM_SUCCESS && config->small == VPMM_SMALL_SLAB ? init_cut(arena, config) : status;
 }
 
@@ -67,7 +73,8 @@ static void free_extents(struct pages *pages, uint64_t page, uint64_t end)
         for (uint64_t at = page > freed_until ? page : freed_until; mapped && at < next; at = freed_until) {
             struct extent *extent = page_extent(page_at(pages, at));
             freed_until = at + extent->pages;
-            free(extent);
+            if (extent_let_go(extent))
+                free(extent);
         }
     }
 }
@@ -90,6 +97,7 @@ void arena_free(struct arena *arena)
     free(arena->view);
     space_free(&arena->cut);
     space_free(&arena->space);
+    pthread_mutex_destroy(&arena->reserving);
     pthread_mutex_destroy(&arena->turn);
     pthread_mutex_destroy(&arena->watching);
     pthread_mutex_destroy(&arena->reaping);
@@ -169,5 +177,8 @@ vpmm_status arena_give_back(struct arena *arena)
         give_back_chunk(&back, chunk);
         free_chunk(&back, chunk);
     }
+    if (back.status == VPMM_SUCCESS && zombies_wait(arena))
+        return fail(VPMM_ERROR_DRIVER, "cuMemRelease was refused to the last for %zu bytes of memory given back before",
+                    (size_t)arena->quarantined_pages << arena->space.pages.page_shift);
     return back.status == VPMM_SUCCESS ? VPMM_SUCCESS : fail(back.status, "%s", back.words);
 }

@@ -7,6 +7,9 @@
 #include "arena.h"
 
 /* HOST_MEMORY. What was made is given back by arena_free, also after a failure. The arena is zero-filled before. */
+/* What vpmm_pool_set_attribute changes later, also of a pool that has no arena besides. */
+void arena_set_up(struct arena *, const vpmm_config *);
+
 vpmm_status arena_init(struct arena *, struct device *, struct stats *, const vpmm_config *);
 
 /*

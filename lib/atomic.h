@@ -116,6 +116,7 @@ VPMM_DEFINE_ATOMIC(uint64_t, u64)
 VPMM_DEFINE_ATOMIC_ARITHMETIC(uint64_t, u64)
 VPMM_DEFINE_ATOMIC(uint32_t, u32)
 VPMM_DEFINE_ATOMIC_ARITHMETIC(uint32_t, u32)
+VPMM_DEFINE_ATOMIC(uint16_t, u16)
 VPMM_DEFINE_ATOMIC(void *, ptr)
 
 /*
@@ -129,6 +130,18 @@ static inline void add_alone_u64(_Atomic(uint64_t) *p, uint64_t v)
     __asm__("addq %1, %0" : "+m"(*p) : "er"(v) : "cc");
 #else
     atomic_store_explicit(p, atomic_load_explicit(p, memory_order_relaxed) + v, memory_order_relaxed);
+#endif
+}
+
+/* v less what is there, relaxed: no more than a subtraction, which compilers do not make of an atomic either. */
+static inline uint64_t less_relaxed_u64(uint64_t v, const _Atomic(uint64_t) *p)
+{
+    vpmm_schedule_point(p, false);
+#if defined __x86_64__ && !defined VPMM_TSAN
+    __asm__("subq %1, %0" : "+r"(v) : "m"(*p) : "cc");
+    return v;
+#else
+    return v - atomic_load_explicit((_Atomic(uint64_t) *)p, memory_order_relaxed);
 #endif
 }
 

@@ -331,6 +331,7 @@ static vpmm_status check_page_tally(const struct auditor *auditor)
         {"mapped bytes", (live + tally->free + tally->cached) << shift, mapped},
         {"bytes of extents", tally->extent_pages << shift, mapped},
         {"pages in the budget", tally->extent_pages, arena->budgeted_pages},
+        {"bytes in quarantine", arena->quarantined_pages << shift, stats_sum(arena->stats, STAT_quarantined_bytes)},
         {"extents", tally->extents, extents},
         {"bytes pending unmap", tally->zombie << shift, stats_sum(arena->stats, STAT_pending_unmap_bytes)},
         {"reserved bytes", (live + tally->free + tally->cached + tally->hole + tally->zombie) << shift,

@@ -24,7 +24,7 @@ struct build {
     bool base_first;        /* base lies before target */
     struct extent **extent; /* in address order: moved, then created */
     size_t extents, moved, created, mapped;
-    struct zombie *spare; /* for an unwind whose unmap is refused */
+    struct zombie *spare; /* for an unwind in which the driver refuses: a part for each extent */
     struct donor *donor;
     size_t donors, donor_places;
     uint64_t new_pages;
@@ -75,6 +75,7 @@ static bool alloc_extents(struct build *build, const struct policy_plan *plan)
         if (!extent)
             return false;
         extent->pages = plan->create[i];
+        store_relaxed_u32(&extent->holders, 1); /* the place that it will have */
         build->extent[build->moved + i] = extent;
     }
     return true;
@@ -208,14 +209,18 @@ static void carve(struct build *build, const struct view *view, const struct pol
     for (size_t i = build->moved; i < build->extents; i++)
         build->new_pages += build->extent[i]->pages;
     build->arena->budgeted_pages += build->new_pages;
+    if (build->stream && build->new_pages)
+        build->arena->gave_back = false; /* a malloc needs more than is mapped */
 }
 
 static uint64_t creatable(const struct arena *arena, const struct build_limits *limits)
 {
     uint64_t cap = UINT64_MAX;
-    if (arena->max_mapped) {
-        cap = arena->max_mapped >> arena->space.pages.page_shift;
-        cap = cap > arena->budgeted_pages ? cap - arena->budgeted_pages : 0;
+    uint64_t max_mapped = load_relaxed_u64(&arena->max_mapped);
+    if (max_mapped) {
+        cap = max_mapped >> arena->space.pages.page_shift;
+        uint64_t held = arena->budgeted_pages + arena->quarantined_pages;
+        cap = cap > held ? cap - held : 0;
     }
     return cap < limits->creatable_pages ? cap : limits->creatable_pages;
 }
@@ -239,17 +244,12 @@ static bool refuses_property(CUresult result)
            result == CUDA_ERROR_INVALID_VALUE || result == CUDA_ERROR_INVALID_DEVICE;
 }
 
+/* A handle that comes with a failure was made, whatever the driver said. */
 static CUresult try_create(struct arena *arena, struct extent *extent)
 {
     CUmemAllocationProp prop = properties(arena);
-    CUmemGenericAllocationHandle handle = 0;
-    CUresult result = device_call(arena->device, cuMemCreate, &handle,
-                                  (size_t)extent->pages << arena->space.pages.page_shift, &prop, 0);
-    if (result == CUDA_SUCCESS)
-        extent->handle = handle;
-    else if (handle)
-        arena->device->driver.cuMemRelease(handle); /* it was made, whatever the driver said */
-    return result;
+    return device_call(arena->device, cuMemCreate, &extent->handle,
+                       (size_t)extent->pages << arena->space.pages.page_shift, &prop, 0);
 }
 
 /*
@@ -260,18 +260,21 @@ static CUresult create_handle(struct arena *arena, struct extent *extent)
 {
     CUresult result = try_create(arena, extent);
     bool first = !stats_sum(arena->stats, STAT_extents_created);
-    if (first && refuses_property(result) && exchange_acq_rel_u32(&arena->rdma, 0))
+    if (first && !extent->handle && refuses_property(result) && exchange_acq_rel_u32(&arena->rdma, 0))
         result = try_create(arena, extent);
-    if (first && refuses_property(result) && exchange_acq_rel_u32(&arena->exportable, 0))
+    if (first && !extent->handle && refuses_property(result) && exchange_acq_rel_u32(&arena->exportable, 0))
         result = try_create(arena, extent);
     return result;
 }
 
 static vpmm_status create_handles(struct build *build)
 {
-    for (size_t i = build->moved; i < build->extents; i++, build->created++)
-        if (create_handle(build->arena, build->extent[i]) != CUDA_SUCCESS)
+    for (size_t i = build->moved; i < build->extents; i++) {
+        CUresult result = create_handle(build->arena, build->extent[i]);
+        build->created += result == CUDA_SUCCESS || build->extent[i]->handle;
+        if (result != CUDA_SUCCESS)
             return device_failed(build->arena->device, "creating physical memory");
+    }
     return VPMM_SUCCESS;
 }
 
@@ -291,6 +294,25 @@ static vpmm_status map_all(struct build *build)
     return VPMM_SUCCESS;
 }
 
+/*
+ * For one region. Where no point could be recorded (its stream is being released, or begins to capture) the answer changes
+ * with the moment: it is tried again while it may be had. What can no longer be had is left to reclaim.
+ */
+static vpmm_status wait_for_region(struct build *build, struct fence fence)
+{
+    enum { TRIES = 16 };
+    struct arena *arena = build->arena;
+    vpmm_status status = VPMM_ERROR_OUT_OF_MEMORY;
+    for (int i = 0; status != VPMM_SUCCESS && i < TRIES && fence_waitable(&arena->streams, fence); i++) {
+        if (i)
+            clock_yield();
+        status = load_relaxed_u32(&arena->reuse) == VPMM_REUSE_WAIT_HOST
+                     ? stream_wait_host(&arena->streams, fence)
+                     : stream_wait(&arena->streams, build->stream, fence);
+    }
+    return status == VPMM_SUCCESS || fence_waitable(&arena->streams, fence) ? status : VPMM_ERROR_OUT_OF_MEMORY;
+}
+
 /* Waits for everything that the stream may not use yet. */
 static vpmm_status wait_for_donors(struct build *build, bool *waited)
 {
@@ -304,10 +326,7 @@ static vpmm_status wait_for_donors(struct build *build, bool *waited)
         if (fence_passed(&arena->streams, region->fence))
             continue;
         *waited = true;
-        status = arena->reuse == VPMM_REUSE_WAIT_HOST ? stream_wait_host(&arena->streams, region->fence)
-                                                      : stream_wait(&arena->streams, build->stream, region->fence);
-        if (status != VPMM_SUCCESS && !fence_waitable(&arena->streams, region->fence))
-            status = VPMM_ERROR_OUT_OF_MEMORY; /* it can no longer be had: reclaim goes on without it */
+        status = wait_for_region(build, region->fence);
     }
     return status;
 }
@@ -350,9 +369,8 @@ static void bury_donors(struct build *build)
         zombie->page = donor->region.page;
         zombie->pages = donor->region.pages;
         zombie->fence = donor->region.fence;
-        zombie->mappings = (uint32_t)donor->extents;
         for (size_t j = 0; j < donor->extents; j++)
-            zombie->length[j] = build->extent[donor->first + j]->pages;
+            zombie_hold(zombie, (uint32_t)j, build->extent[donor->first + j]);
         donor->zombie = NULL;
         zombie_push(build->arena, zombie);
     }
@@ -403,60 +421,81 @@ static void commit(struct build *build, bool waited, struct region *result)
         build->extent[i] = NULL; /* the pages' now */
 }
 
-/* A handle that the driver would not take back is the reaper's to try again. */
-static void release_or_keep(struct arena *arena, CUmemGenericAllocationHandle handle)
-{
-    if (device_call(arena->device, cuMemRelease, handle) == CUDA_SUCCESS)
-        return;
-    struct zombie *zombie = zombie_create(0);
-    if (!zombie) /* the driver and the host have failed at once: the handle is lost to the process */
-        return;
-    zombie->handle = handle;
-    zombie->has_handle = true;
-    zombie_push(arena, zombie);
-}
-
-/* Whether every mapping that was tried is gone. */
+/*
+ * The parts of the spare zombie become holders of the extents whose mapping stays. False: there are such. What was not
+ * tried may be unmapped with the rest later: unmapping what is not mapped does no harm.
+ */
 static bool unmap_target(struct build *build)
 {
     struct arena *arena = build->arena;
     uint64_t page = build->target.page;
     bool gone = true;
-    for (size_t i = 0; i < build->mapped; i++) {
-        uint64_t pages = build->extent[i]->pages;
-        gone &= mapping_unmap(arena, page, pages) == CUDA_SUCCESS;
+    for (size_t i = 0; i < build->extents; i++) {
+        uint32_t pages = build->extent[i]->pages;
+        build->spare->part[i].pages = pages;
+        if (i < build->mapped && mapping_unmap(arena, page, pages) != CUDA_SUCCESS) {
+            zombie_hold(build->spare, (uint32_t)i, build->extent[i]);
+            gone = false;
+        }
         page += pages;
     }
     return gone;
 }
 
-/* Address space with a mapping that the driver would not remove stays pending: never a hole, never handed out. */
-static void quarantine(struct build *build)
+/* Under the turn: what was made leaves the budget only as the driver takes it. */
+static void quarantine(struct arena *arena, uint64_t pages)
+{
+    arena->quarantined_pages += pages;
+    stats_add(arena->stats, STAT_quarantined_bytes, pages << arena->space.pages.page_shift);
+}
+
+/* The created extents go to the spare zombie's parts; the place that they would have had holds them no longer. */
+static void disown_created(struct build *build)
+{
+    for (size_t i = build->moved; i < build->moved + build->created; i++) {
+        if (build->spare->part[i].extent)
+            extent_let_go(build->extent[i]);
+        build->spare->part[i].extent = build->extent[i];
+        build->extent[i] = NULL;
+    }
+}
+
+/*
+ * Address space with a mapping that the driver would not remove stays pending: never a hole, never handed out. A handle
+ * that it would not take back is the reaper's to try again.
+ */
+static void give_up_target(struct build *build, bool gone)
 {
     struct zombie *zombie = build->spare;
-    build->spare = NULL;
-    zombie->page = build->target.page;
-    zombie->pages = build->target.pages;
     zombie->fence = FENCE_PASSED;
-    for (size_t i = 0; i < build->extents; i++)
-        zombie->length[i] = build->extent[i]->pages;
+    if (gone) {
+        zombie->unmapped = zombie->parts;
+        if (zombie_let_go(build->arena, zombie))
+            return;
+    } else {
+        zombie->page = build->target.page;
+        zombie->pages = build->target.pages;
+        stats_count(build->arena->stats, STAT_unmap_failures);
+    }
+    build->spare = NULL;
     zombie_push(build->arena, zombie);
-    stats_count(build->arena->stats, STAT_unmap_failures);
 }
 
 static void unwind(struct build *build)
 {
     struct arena *arena = build->arena;
+    uint64_t made = 0;
     bool gone = unmap_target(build);
-    for (size_t i = 0; i < build->created; i++)
-        release_or_keep(arena, build->extent[build->moved + i]->handle);
-    if (!gone)
-        quarantine(build);
+    for (size_t i = build->moved; i < build->moved + build->created; i++)
+        made += build->extent[i]->pages;
+    disown_created(build);
     lock_take(&arena->turn);
     if (gone)
         hole_add(arena, build->target.page, build->target.pages);
+    quarantine(arena, made);
     arena->budgeted_pages -= build->new_pages;
     pthread_mutex_unlock(&arena->turn);
+    give_up_target(build, gone);
     return_donors(build);
     return_base(build);
 }
@@ -507,27 +546,26 @@ static vpmm_status add_chunk(struct arena *arena, CUdeviceptr base)
     return VPMM_SUCCESS;
 }
 
-/* One more chunk than `seen`, which all that were there had no room: another thread may have added it meanwhile. */
-static vpmm_status reserve_chunk(struct arena *arena, uint32_t seen)
+static vpmm_status reserve_failed(const struct arena *arena, size_t bytes)
 {
-    struct device_scope scope;
+    vpmm_status status = device_failed(arena->device, "reserving address space");
+    if (status != VPMM_ERROR_OUT_OF_MEMORY)
+        return status;
+    return fail(VPMM_ERROR_OUT_OF_ADDRESS_SPACE,
+                "cuMemAddressReserve refused another %zu bytes: the device's "
+                "addresses are exhausted, or VPMM_VA_SIZE is too large",
+                bytes);
+}
+
+/* Under `reserving`. */
+static vpmm_status reserve_one(struct arena *arena)
+{
     CUdeviceptr base = 0;
     size_t bytes = (size_t)arena->space.pages.chunk_pages << arena->space.pages.page_shift;
-    vpmm_status status = device_enter(arena->device, &scope);
-    if (status != VPMM_SUCCESS)
-        return status;
-    if (load_acquire_u32(&arena->space.pages.chunks) != seen) {
-        device_leave(arena->device, &scope);
-        return VPMM_SUCCESS;
-    }
+    vpmm_status status = VPMM_SUCCESS;
     if (device_call(arena->device, cuMemAddressReserve, &base, bytes, arena->space.pages.page_size, 0, 0) !=
         CUDA_SUCCESS) {
-        status = device_failed(arena->device, "reserving address space");
-        if (status == VPMM_ERROR_OUT_OF_MEMORY)
-            status = fail(VPMM_ERROR_OUT_OF_ADDRESS_SPACE,
-                          "cuMemAddressReserve refused another %zu bytes: the device's "
-                          "addresses are exhausted, or VPMM_VA_SIZE is too large",
-                          bytes);
+        status = reserve_failed(arena, bytes);
     } else {
         lock_take(&arena->turn);
         status = add_chunk(arena, base);
@@ -537,6 +575,20 @@ static vpmm_status reserve_chunk(struct arena *arena, uint32_t seen)
     }
     if (status != VPMM_SUCCESS && base)
         arena->device->driver.cuMemAddressFree(base, bytes);
+    return status;
+}
+
+/* One more chunk than `seen`, in which there was no room, if no other thread has added it meanwhile: see arena.h. */
+static vpmm_status reserve_chunk(struct arena *arena, uint32_t seen)
+{
+    struct device_scope scope;
+    vpmm_status status = device_enter(arena->device, &scope);
+    if (status != VPMM_SUCCESS)
+        return status;
+    lock_take(&arena->reserving);
+    if (load_acquire_u32(&arena->space.pages.chunks) == seen)
+        status = reserve_one(arena);
+    pthread_mutex_unlock(&arena->reserving);
     device_leave(arena->device, &scope);
     return status;
 }
@@ -609,7 +661,7 @@ vpmm_status build_region(struct arena *arena, struct stream *stream, uint64_t pa
     enum { TRIES = 8 }; /* at plans that other threads spoil by taking what was seen free */
     if (pages > arena->space.pages.chunk_pages)
         return no_room(arena, pages);
-    for (int i = 0, chunks = 0;; i++) {
+    for (int i = 0;; i++) {
         struct build build = {.arena = arena, .stream = stream};
         bool needs_chunk = false;
         vpmm_status status = VPMM_SUCCESS;
@@ -628,8 +680,8 @@ vpmm_status build_region(struct arena *arena, struct stream *stream, uint64_t pa
             return status;
         }
         build_free(&build);
-        if (needs_chunk)
-            status = chunks++ ? no_room(arena, pages) : reserve_chunk(arena, seen);
+        if (needs_chunk) /* a fresh one has room, but other threads may be quicker to fill it */
+            status = reserve_chunk(arena, seen);
         if (status != VPMM_SUCCESS)
             return status;
     }
@@ -651,27 +703,6 @@ vpmm_status build_initial(struct arena *arena, uint64_t pages)
 
 /* ---- work ahead, and giving back ---- */
 
-/* Unmaps and releases a claimed extent; on success its pages are in the caller's hands, unmapped. */
-static bool remove_extent(struct arena *arena, struct extent *extent, struct zombie *spare)
-{
-    uint64_t page = load_relaxed_u64(&extent->page);
-    if (mapping_unmap(arena, page, extent->pages) != CUDA_SUCCESS) {
-        stats_count(arena->stats, STAT_unmap_failures);
-        /* It may be unmapped all the same: it is not used again, and the reaper tries until it surely is. */
-        spare->page = page;
-        spare->pages = spare->length[0] = extent->pages;
-        spare->handle = extent->handle;
-        spare->has_handle = true;
-        zombie_push(arena, spare);
-        return false;
-    }
-    for (uint64_t i = page; i < page + extent->pages; i++)
-        store_relaxed_ptr(&page_at(&arena->space.pages, i)->extent, NULL);
-    release_or_keep(arena, extent->handle);
-    free(spare);
-    return true;
-}
-
 /* `promised`: pages of the budget that a recut takes again at once. */
 static void count_removed(struct arena *arena, uint64_t pages, uint64_t promised)
 {
@@ -679,7 +710,52 @@ static void count_removed(struct arena *arena, uint64_t pages, uint64_t promised
     stats_count(arena->stats, STAT_extents_released);
     lock_take(&arena->turn);
     arena->budgeted_pages -= pages - promised;
+    quarantine(arena, pages);
     pthread_mutex_unlock(&arena->turn);
+}
+
+static void forget_extent(struct arena *arena, uint64_t page, uint64_t pages)
+{
+    for (uint64_t i = page; i < page + pages; i++)
+        store_relaxed_ptr(&page_at(&arena->space.pages, i)->extent, NULL);
+}
+
+enum removal {
+    REMOVED,       /* the memory is the device's, the pages are in the caller's hands, */
+    REMOVED_PLACE, /* these alone: old mappings are left, or the release was refused, */
+    REMOVED_NONE,  /* and neither: it may be unmapped all the same, and the reaper tries until it surely is */
+};
+
+/* Of an extent that is unmapped where it is. */
+static enum removal release_removed(struct arena *arena, struct extent *extent, struct zombie *spare)
+{
+    bool last = load_acquire_u32(&extent->holders) == 1;
+    spare->unmapped = 1;
+    if (!zombie_let_go(arena, spare)) {
+        zombie_push(arena, spare);
+        return REMOVED_PLACE;
+    }
+    free(spare);
+    return last ? REMOVED : REMOVED_PLACE;
+}
+
+/* Unmaps and releases a claimed extent, which is the spare zombie's from here on. */
+static enum removal remove_extent(struct arena *arena, struct extent *extent, uint64_t promised, struct zombie *spare)
+{
+    uint64_t page = load_relaxed_u64(&extent->page);
+    uint32_t pages = extent->pages;
+    bool unmapped = mapping_unmap(arena, page, pages) == CUDA_SUCCESS;
+    spare->part[0] = (struct zombie_part){pages, extent};
+    count_removed(arena, pages, promised);
+    if (unmapped) {
+        forget_extent(arena, page, pages);
+        return release_removed(arena, extent, spare);
+    }
+    stats_count(arena->stats, STAT_unmap_failures);
+    spare->page = page;
+    spare->pages = pages;
+    zombie_push(arena, spare);
+    return REMOVED_NONE;
 }
 
 /* Claims the run of one extent under the turn, and keeps the extent alone. */
@@ -697,22 +773,20 @@ static struct extent *claim_extent(struct arena *arena, const struct view *view,
     return extent;
 }
 
-/* One extent out. */
-static void release_extent(struct arena *arena, struct extent *extent, struct zombie *spare)
+/* One extent out. How many pages the driver has taken back. */
+static uint32_t release_extent(struct arena *arena, struct region kept, struct extent *extent, struct zombie *spare)
 {
-    uint64_t page = load_relaxed_u64(&extent->page);
-    uint32_t pages = extent->pages;
-    if (remove_extent(arena, extent, spare)) {
+    enum removal removal = remove_extent(arena, extent, 0, spare);
+    if (removal != REMOVED_NONE) {
         lock_take(&arena->turn);
-        hole_add(arena, page, pages);
+        hole_add(arena, kept.page, kept.pages);
         pthread_mutex_unlock(&arena->turn);
     }
-    count_removed(arena, pages, 0);
-    free(extent);
+    return removal == REMOVED ? (uint32_t)kept.pages : 0;
 }
 
-/* The longest that is not more than what is to go, most memory for each call; else the shortest. */
-static uint32_t choose_release(const struct view *view, uint64_t excess)
+/* The longest that is not more than what is to go, most memory for each call; else, if more may go, the shortest. */
+static uint32_t choose_release(const struct view *view, uint64_t excess, bool more)
 {
     uint32_t longest = UINT32_MAX, shortest = UINT32_MAX;
     for (uint32_t i = 0; i < view->extents; i++) {
@@ -722,10 +796,10 @@ static uint32_t choose_release(const struct view *view, uint64_t excess)
         if (shortest == UINT32_MAX || pages < view->extent[shortest].pages)
             shortest = i;
     }
-    return longest != UINT32_MAX ? longest : shortest;
+    return longest != UINT32_MAX || !more ? longest : shortest;
 }
 
-static bool release_one(struct arena *arena, uint64_t keep_pages, uint32_t *released, vpmm_status *status)
+static bool release_one(struct arena *arena, uint64_t keep_pages, bool more, uint32_t *released, vpmm_status *status)
 {
     struct region kept;
     struct extent *extent = NULL;
@@ -734,7 +808,7 @@ static bool release_one(struct arena *arena, uint64_t keep_pages, uint32_t *rele
     lock_take(&arena->turn);
     uint64_t mapped = arena->budgeted_pages;
     if (spare && mapped > keep_pages && view_make(arena->view, arena, NULL, VIEW_PASSED)) {
-        uint32_t chosen = choose_release(arena->view, mapped - keep_pages);
+        uint32_t chosen = choose_release(arena->view, mapped - keep_pages, more);
         if (chosen != UINT32_MAX)
             extent = claim_extent(arena, arena->view, chosen, &kept);
     }
@@ -743,18 +817,34 @@ static bool release_one(struct arena *arena, uint64_t keep_pages, uint32_t *rele
         free(spare);
         return false;
     }
-    *released = extent->pages;
-    release_extent(arena, extent, spare);
+    *released = release_extent(arena, kept, extent, spare);
     return true;
+}
+
+/* What was needed before is no measure of what is needed from here on. */
+static void note_giving_back(struct arena *arena, uint64_t keep_pages)
+{
+    lock_take(&arena->turn);
+    arena->gave_back = true;
+    policy_forget(&arena->policy, keep_pages);
+    pthread_mutex_unlock(&arena->turn);
 }
 
 vpmm_status build_release(struct arena *arena, uint64_t keep_pages, uint64_t *released_pages)
 {
     vpmm_status status = VPMM_SUCCESS;
     uint32_t released;
-    while (release_one(arena, keep_pages, &released, &status))
+    note_giving_back(arena, keep_pages);
+    while (release_one(arena, keep_pages, true, &released, &status))
         *released_pages += released;
     return status;
+}
+
+bool build_release_within(struct arena *arena, uint64_t keep_pages, uint32_t *released_pages)
+{
+    vpmm_status status;
+    note_giving_back(arena, keep_pages);
+    return release_one(arena, keep_pages, false, released_pages, &status);
 }
 
 /*
@@ -765,13 +855,17 @@ static vpmm_status recut(struct arena *arena, struct build *build, struct region
                          struct zombie *spare, struct region *result)
 {
     struct build_limits limits = {.reach = VIEW_PASSED, .creatable_pages = UINT64_MAX};
-    bool removed = remove_extent(arena, extent, spare);
-    count_removed(arena, extent->pages, removed ? build->new_pages : 0);
-    free(extent);
-    if (!removed)
-        return VPMM_ERROR_DRIVER;
-    build->target = kept;
-    return carry_out(build, &limits, result);
+    enum removal removal = remove_extent(arena, extent, build->new_pages, spare);
+    if (removal == REMOVED) {
+        build->target = kept;
+        return carry_out(build, &limits, result);
+    }
+    lock_take(&arena->turn);
+    if (removal == REMOVED_PLACE)
+        hole_add(arena, kept.page, kept.pages);
+    arena->budgeted_pages -= build->new_pages;
+    pthread_mutex_unlock(&arena->turn);
+    return VPMM_ERROR_DRIVER;
 }
 
 static vpmm_status ahead_recut(struct arena *arena, struct build *build, const struct policy_plan *plan,
@@ -801,7 +895,7 @@ static vpmm_status ahead_recut(struct arena *arena, struct build *build, const s
 
 vpmm_status build_ahead(struct arena *arena, double budget_us, double *spent_us)
 {
-    struct build_limits limits = {.reach = VIEW_PASSED, .creatable_pages = UINT64_MAX};
+    struct build_limits limits = {.reach = VIEW_PASSED};
     struct build build = {.arena = arena};
     struct policy_plan *plan = arena->plan;
     struct region region;
@@ -809,6 +903,7 @@ vpmm_status build_ahead(struct arena *arena, double budget_us, double *spent_us)
     uint32_t pages = 0;
     *spent_us = 0;
     lock_take(&arena->turn);
+    limits.creatable_pages = arena->gave_back || !load_relaxed_u64(&arena->decay.ms) ? 0 : UINT64_MAX;
     plan->place = POLICY_NOTHING;
     if (view_make(arena->view, arena, NULL, VIEW_PASSED)) {
         struct policy_view shown = view_for_policy(arena->view, true, arena->budgeted_pages, creatable(arena, &limits));

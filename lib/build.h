@@ -7,8 +7,8 @@
  *   map      without the turn: create the new handles, map everything, one cuMemSetAccess over the range
  *   commit   no call left that can fail: extents learn their new place, old addresses become zombies
  *   unwind   on any failure: unmap what was mapped (an unmap that the driver refuses leaves a zombie, never a hole),
- *            release what was created, put the hole and the budget back, publish the claimed regions with their old
- *            fences
+ *            release what was created, put the hole back, publish the claimed regions with their old fences. The budget
+ *            comes back with the memory: what the driver has not taken stays quarantined (zombie.h)
  *
  * Memory of several fences, all usable by the stream, comes out behind the latest of them; memory that the stream was
  * made to wait for comes out behind a new fence of the stream.
@@ -42,10 +42,21 @@ vpmm_status build_initial(struct arena *, uint64_t pages);
 /*
  * One step of the policy's work ahead of need, of at most budget_us. *spent_us: what it cost by the policy's model;
  * 0: there was nothing worth doing. Under the reaper's turn. A failure is the reaper's to ignore.
+ * After memory was given back a step creates none beyond what it replaces, until a malloc has had to create some: what
+ * was given back stays given back. With decay_ms 0 no step creates any.
  */
 vpmm_status build_ahead(struct arena *, double budget_us, double *spent_us);
 
-/* Gives wholly free extents back until at most keep_pages are mapped. Under the reaper's turn. */
+/*
+ * Gives wholly free extents back until at most keep_pages are mapped. Under the reaper's turn, so that no work ahead is
+ * on its way meanwhile.
+ */
 vpmm_status build_release(struct arena *, uint64_t keep_pages, uint64_t *released_pages);
+
+/*
+ * Gives back one wholly free extent, the longest that leaves at least keep_pages mapped. False: there is none. Under
+ * the reaper's turn.
+ */
+bool build_release_within(struct arena *, uint64_t keep_pages, uint32_t *released_pages);
 
 #endif

@@ -43,28 +43,20 @@ static bool flush_bins(struct fronts *fronts, struct stream *stream, struct cach
 {
     bool any = false;
     for (; bins; bins &= bins - 1)
-        any |= flush_slots(fronts, stream, &cache->bin[__builtin_ctzll(bins)], CACHE_SLOTS);
+        any |= flush_slots(fronts, stream, cache_bin_at(cache, (uint32_t)__builtin_ctzll(bins)), CACHE_SLOTS);
     return any;
 }
 
-/* The stream's last point, unless its handle is no longer to be used. */
-static void mark_if_active(struct fronts *fronts, struct stream *stream)
-{
-    if (load_sc_u32(&stream->state) == STREAM_ACTIVE)
-        stream_mark(fronts->space->streams, stream);
-}
-
 /*
- * The record of the cache with this thread counted among its users, until stream_leave; NULL: it is attached to none. A
- * record on which a user counts is not used for another stream (retire_record): counted in first, then looked again
- * whether the cache is still attached to it.
+ * The record of the cache with this thread counted among its users, until stream_leave; NULL: it is attached to none, or
+ * its stream is being released. A record on which a user counts is not used for another stream (retire_record): counted
+ * in first, then looked again whether the cache is still attached to it.
  */
 static struct stream *enter_stream(struct cache *cache)
 {
     struct stream *stream = load_sc_ptr(&cache->stream);
-    if (!stream)
+    if (!stream || !stream_enter_cached(stream))
         return NULL;
-    fetch_add_sc_u32(&stream->users, 1);
     if (load_sc_ptr(&cache->stream) == stream)
         return stream;
     stream_leave(stream);
@@ -86,7 +78,7 @@ bool cache_flush(struct cache *cache, bool mark)
     bool any = flush_bins(fronts, stream, cache, bins);
     any |= slices_flush(cache, stream, slice_bins);
     if (any && mark)
-        mark_if_active(fronts, stream);
+        stream_mark_by_other(fronts->space->streams, stream);
     stream_leave(stream);
     return any;
 }
@@ -120,9 +112,103 @@ void cache_empty(struct cache *cache, struct stream *stream)
 /* The owner's. */
 void cache_forget(struct cache *cache)
 {
-    for (int i = 0; i < CACHE_BINS; i++)
-        set_count(cache, &cache->bin[i], 0);
+    for (uint32_t i = 0; i < CACHE_BINS && cache->own_bins; i++)
+        if (load_relaxed_u16(&cache->bin[i]) != EMPTY_BIN)
+            set_count(cache, cache_bin_at(cache, i), 0);
     slices_forget(cache);
+}
+
+/* ---- bins ---- */
+
+void cache_return_bins(struct cache *cache)
+{
+    struct front *front = cache->front;
+    cache_forget(cache);
+    for (uint32_t i = 0; i < CACHE_BINS && cache->own_bins; i++) {
+        uint32_t bin = load_relaxed_u16(&cache->bin[i]);
+        if (bin == EMPTY_BIN)
+            continue;
+        store_relaxed_u16(&cache->bin[i], EMPTY_BIN);
+        bins_keep(&front->fronts->bins, &front->bins, bin);
+        cache->own_bins--;
+    }
+    slices_return_bins(cache);
+}
+
+static bool has_bins(const struct cache *cache)
+{
+    return cache->own_bins || slices_own_bins(cache);
+}
+
+/* Published, so that nothing stands in the bins that another cache is to have. False: its stream is being released. */
+static bool take_bins_back(struct cache *cache)
+{
+    struct stream *stream = load_relaxed_ptr(&cache->stream);
+    if (!stream || !has_bins(cache) || !stream_enter_cached(stream))
+        return false;
+    cache_empty(cache, stream);
+    stream_mark_by_other(cache->front->fronts->space->streams, stream);
+    stream_leave(stream);
+    cache_return_bins(cache);
+    return true;
+}
+
+/* The caches that nobody has touched since the reaper's last look give their bins. True: there was one. */
+static bool reclaim_idle(struct cache *for_whom)
+{
+    bool any = false;
+    for (struct cache *cache = load_relaxed_ptr(&for_whom->front->caches); cache; cache = cache->next)
+        if (cache != for_whom && load_relaxed_u32(&cache->idle))
+            any |= take_bins_back(cache);
+    return any;
+}
+
+/* The next one, around, gives its bins. */
+static void reclaim_next(struct cache *for_whom)
+{
+    struct front *front = for_whom->front;
+    struct cache *first = load_relaxed_ptr(&front->caches);
+    struct cache *start = front->reclaimed ? front->reclaimed : first, *cache = start;
+    do
+        cache = cache->next ? cache->next : first;
+    while ((cache == for_whom || !take_bins_back(cache)) && cache != start);
+    front->reclaimed = cache;
+}
+
+static uint32_t spare_or_new(struct bins *store, struct bin_stock *stock)
+{
+    uint32_t bin = bins_reuse(store, stock);
+    if (bin == EMPTY_BIN && stock->taken < FRONT_BINS)
+        stock->taken += (bin = bins_new(store)) != EMPTY_BIN;
+    return bin;
+}
+
+uint32_t cache_find_bin(struct cache *cache, struct bins *store, struct bin_stock *stock)
+{
+    uint32_t bin = spare_or_new(store, stock);
+    if (bin == EMPTY_BIN && reclaim_idle(cache))
+        bin = bins_reuse(store, stock);
+    if (bin == EMPTY_BIN) {
+        reclaim_next(cache);
+        bin = bins_reuse(store, stock);
+    }
+    return bin;
+}
+
+/* The bin of a place in the directory, empty and of the length, made if there is none. NULL: there is no memory. */
+static struct cache_bin *ready_bin(struct cache *cache, uint32_t index, uint64_t pages)
+{
+    if (load_relaxed_u16(&cache->bin[index]) == EMPTY_BIN) {
+        uint32_t fresh = cache_find_bin(cache, &cache->front->fronts->bins, &cache->front->bins);
+        if (fresh == EMPTY_BIN)
+            return NULL;
+        store_relaxed_u32(&((struct cache_bin *)bin_at(cache->bins, fresh))->count, 0);
+        store_relaxed_u16(&cache->bin[index], (uint16_t)fresh);
+        cache->own_bins++;
+    }
+    struct cache_bin *bin = cache_bin_at(cache, index);
+    store_relaxed_u32(&bin->pages, (uint32_t)pages);
+    return bin;
 }
 
 /* ---- taking ---- */
@@ -135,7 +221,7 @@ static void count_taken(struct front *front, _Atomic(uint64_t) *hits, uint64_t l
     add_alone_u64(&front->tally.requested_bytes, bytes);
     add_alone_u64(&front->tally.live_bytes, size);
     front->stock += size;
-    if ((int64_t)(load_relaxed_u64(&front->tally.live_bytes) - front->live_noted) > 0)
+    if ((int64_t)(load_relaxed_u64(&front->tally.live_bytes) - load_relaxed_u64(&front->live_noted)) > 0)
         front_note_peak(front);
 }
 
@@ -143,7 +229,7 @@ static void count_taken(struct front *front, _Atomic(uint64_t) *hits, uint64_t l
 CUdeviceptr cache_take(struct cache *cache, uint64_t length, size_t bytes)
 {
     const struct pages *pages = &cache->front->fronts->space->pages;
-    struct cache_bin *bin = &cache->bin[cache_bin_of(cache, length)];
+    struct cache_bin *bin = cache_bin_at(cache, cache_bin_of(cache, length));
     uint32_t count = load_relaxed_u32(&bin->pages) == length ? load_relaxed_u32(&bin->count) : 0;
     if (!count)
         return 0;
@@ -183,7 +269,7 @@ bool cache_take_longer(struct cache *cache, uint64_t length, struct region *regi
     for (;;) { /* each turn empties a bin or ends */
         struct cache_bin *best = NULL;
         for (uint64_t bins = load_relaxed_u64(&cache->noted); bins; bins &= bins - 1) {
-            struct cache_bin *bin = &cache->bin[__builtin_ctzll(bins)];
+            struct cache_bin *bin = cache_bin_at(cache, (uint32_t)__builtin_ctzll(bins));
             if (load_relaxed_u32(&bin->count) && load_relaxed_u32(&bin->pages) > length &&
                 (!best || load_relaxed_u32(&bin->pages) < load_relaxed_u32(&best->pages)))
                 best = bin;
@@ -228,11 +314,23 @@ static bool is_cached_for(const struct cache *cache, CUdeviceptr address, uint64
            load_relaxed_u32(&first->fence_stream) == cache->slot;
 }
 
-static void note_if_needed(struct cache *cache, const struct cache_bin *bin)
+void cache_list_noted(struct cache *cache)
 {
-    uint64_t bit = UINT64_C(1) << (bin - cache->bin);
-    if (load_relaxed_u32(&bin->count) && !(fetch_or_sc_u64(&cache->noted, bit) & bit)) /* after the slots' stores */
-        bell_ring(cache->front->fronts->space->bell);
+    tree_insert(&cache->front->fronts->noted_caches, cache->index);
+    bell_ring(cache->front->fronts->space->bell);
+}
+
+/* After the slots' stores. The reaper is told once until the cache is next emptied. */
+static void note(struct cache *cache, uint32_t index)
+{
+    if (!fetch_or_sc_u64(&cache->noted, UINT64_C(1) << index))
+        cache_list_noted(cache);
+}
+
+static void note_if_needed(struct cache *cache, uint32_t index)
+{
+    if (load_relaxed_u32(&cache_bin_at(cache, index)->count))
+        note(cache, index);
 }
 
 /* The descriptors of a bin's newest slots, which other threads' processors have: all at once, not one after another. */
@@ -243,8 +341,9 @@ static void prefetch_newest(const struct pages *pages, const struct cache_bin *b
 }
 
 /* Forgets the slots whose regions others have taken. */
-static void drop_stale(struct cache *cache, struct cache_bin *bin)
+static void drop_stale(struct cache *cache, uint32_t index)
 {
+    struct cache_bin *bin = cache_bin_at(cache, index);
     uint32_t pages = load_relaxed_u32(&bin->pages), kept = 0;
     prefetch_newest(&cache->front->fronts->space->pages, bin, CACHE_SLOTS);
     for (uint32_t i = 0; i < load_relaxed_u32(&bin->count); i++) {
@@ -253,103 +352,137 @@ static void drop_stale(struct cache *cache, struct cache_bin *bin)
             store_relaxed_u64(&bin->slot[kept++], address);
     }
     set_count(cache, bin, kept);
-    note_if_needed(cache, bin);
+    note_if_needed(cache, index);
 }
 
 /* Publishes the oldest so many of a bin. */
-static bool flush_oldest(struct cache *cache, struct cache_bin *bin, uint32_t slots)
+static bool flush_oldest(struct cache *cache, uint32_t index, uint32_t slots)
 {
+    struct cache_bin *bin = cache_bin_at(cache, index);
     uint32_t count = load_relaxed_u32(&bin->count);
     bool any = flush_slots(cache->front->fronts, load_relaxed_ptr(&cache->stream), bin, slots);
     for (uint32_t i = slots; i < count; i++)
         store_relaxed_u64(&bin->slot[i - slots], load_relaxed_u64(&bin->slot[i]));
     set_count(cache, bin, count - slots);
-    note_if_needed(cache, bin);
+    note_if_needed(cache, index);
     return any;
-}
-
-/* The owner's: with one mark for the batch. The record is the cache's: attached, it is not taken away. */
-void cache_mark_own(struct cache *cache)
-{
-    struct stream *stream = load_relaxed_ptr(&cache->stream);
-    fetch_add_sc_u32(&stream->users, 1);
-    mark_if_active(cache->front->fronts, stream);
-    stream_leave(stream);
 }
 
 /* What others have taken is forgotten; or the older half of each bin leaves. True: something was published. */
 static bool halve_cache(struct cache *cache, bool only_stale)
 {
     bool any = false;
-    for (int i = 0; i < CACHE_BINS; i++) {
-        struct cache_bin *bin = &cache->bin[i];
-        uint32_t count = load_relaxed_u32(&bin->count);
+    for (uint32_t i = 0; i < CACHE_BINS; i++) {
+        uint32_t count = load_relaxed_u32(&cache_bin_at(cache, i)->count);
         if (count && only_stale)
-            drop_stale(cache, bin);
+            drop_stale(cache, i);
         else if (count)
-            any |= flush_oldest(cache, bin, (count + 1) / 2);
+            any |= flush_oldest(cache, i, (count + 1) / 2);
     }
     return (!only_stale && slices_halve(cache)) || any;
 }
 
-/*
- * The front is full: what others have taken is forgotten, and if that is not enough the older half of each bin leaves.
- * Counted in: a release of one of its other streams, by another thread, returns with these fences behind marks.
- */
-static void halve(struct front *front, bool only_stale)
+/* `given`: the one whose stream the call was given. */
+static void halve(struct cache *given, bool only_stale)
 {
+    struct front *front = given->front;
     for (struct cache *cache = load_relaxed_ptr(&front->caches); cache; cache = cache->next) {
-        struct stream *stream = load_relaxed_ptr(&cache->stream);
+        struct stream *stream = has_bins(cache) ? enter_stream(cache) : NULL;
         if (!stream)
             continue;
-        fetch_add_sc_u32(&stream->users, 1);
-        if (halve_cache(cache, only_stale))
-            mark_if_active(front->fronts, stream);
+        bool any = halve_cache(cache, only_stale);
+        if (any && cache == given)
+            stream_mark(front->fronts->space->streams, stream);
+        else if (any)
+            stream_mark_by_other(front->fronts->space->streams, stream);
         stream_leave(stream);
     }
 }
 
-void front_halve(struct front *front)
+void cache_halve_all(struct cache *given)
 {
-    halve(front, false);
+    halve(given, false);
 }
 
-static struct cache_bin *choose_bin(struct cache *cache, uint64_t pages)
+/* A bin for the length, which another length's may have to leave. *any: something was published. CACHE_BINS: none. */
+static uint32_t choose_bin(struct cache *cache, uint64_t pages, bool *any)
 {
-    struct cache_bin *second = &cache->bin[cache_bin_of(cache, pages)];
-    if (load_relaxed_u32(&second->pages) == pages)
+    uint32_t second = cache_bin_of(cache, pages), first = pages <= CACHE_EXACT ? second : second ^ 1;
+    if (load_relaxed_u32(&cache_bin_at(cache, second)->pages) == pages)
         return second;
-    struct cache_bin *first = pages <= CACHE_EXACT ? second : &cache->bin[(second - cache->bin) ^ 1];
-    struct cache_bin *bin = load_relaxed_u32(&first->count) < load_relaxed_u32(&second->count) ? first : second;
-    drop_stale(cache, bin);
-    if (flush_oldest(cache, bin, load_relaxed_u32(&bin->count)))
-        cache_mark_own(cache);
-    store_relaxed_u32(&bin->pages, (uint32_t)pages);
-    return bin;
+    bool is_first = load_relaxed_u32(&cache_bin_at(cache, first)->count) <
+                    load_relaxed_u32(&cache_bin_at(cache, second)->count);
+    uint32_t index = is_first ? first : second;
+    if (load_relaxed_u16(&cache->bin[index]) != EMPTY_BIN) {
+        drop_stale(cache, index);
+        *any |= flush_oldest(cache, index, load_relaxed_u32(&cache_bin_at(cache, index)->count));
+    }
+    return ready_bin(cache, index, pages) ? index : CACHE_BINS;
 }
 
-/* Room for one more region in the bin of its length, which another length's may have to leave. NULL: it is too long. */
-static struct cache_bin *make_room(struct cache *cache, uint64_t length)
+/* A bin for the length, with room for one more. CACHE_BINS: none. */
+static uint32_t make_slot(struct cache *cache, uint64_t length, bool *any)
 {
     enum { KEPT = CACHE_SLOTS * 3 / 4 }; /* of a full bin: so often is a search for what was stolen worth it */
+    uint32_t index = choose_bin(cache, length, any);
+    if (index == CACHE_BINS || load_relaxed_u32(&cache_bin_at(cache, index)->count) < CACHE_SLOTS)
+        return index;
+    drop_stale(cache, index);
+    uint32_t count = load_relaxed_u32(&cache_bin_at(cache, index)->count);
+    if (count > KEPT)
+        *any |= flush_oldest(cache, index, count - KEPT);
+    return index;
+}
+
+/* The bin of the length, if it is there and has room; no address moves for it. CACHE_BINS: not so. */
+static uint32_t bin_with_room(struct cache *cache, uint64_t length)
+{
+    uint32_t index = cache_bin_of(cache, length);
+    const struct cache_bin *bin = cache_bin_at(cache, index);
+    bool has_room = load_relaxed_u32(&bin->pages) == length && load_relaxed_u32(&bin->count) < CACHE_SLOTS;
+    return has_room ? index : CACHE_BINS;
+}
+
+/* The same, by moving what there is; marked once for the batch. CACHE_BINS: the stream is being released, or no memory.
+ */
+static uint32_t rearrange(struct cache *cache, uint64_t length)
+{
+    struct stream *stream = enter_stream(cache);
+    bool any = false;
+    if (!stream)
+        return CACHE_BINS;
+    uint32_t index = make_slot(cache, length, &any);
+    if (any)
+        stream_mark(cache->front->fronts->space->streams, stream);
+    stream_leave(stream);
+    return index;
+}
+
+/*
+ * Room for one more region in the bin of its length. CACHE_BINS: it is too long, the stream is being released, or there
+ * is no memory. When the front is full, what others have taken is forgotten, and if that is not enough the older half of
+ * each bin leaves.
+ */
+static uint32_t make_room(struct cache *cache, uint64_t length)
+{
     struct front *front = cache->front;
     const struct stream *stream = load_relaxed_ptr(&cache->stream);
     uint64_t size = length << front->fronts->space->pages.page_shift;
+    if (!stream)
+        return CACHE_BINS;
     front_adjust_limit(front, load_relaxed_u32(&stream->caches[front->fronts->space->level]) > 1);
     if (size > front->limit) {
         front->refused++;
-        return NULL;
+        return CACHE_BINS;
     }
-    struct cache_bin *bin = choose_bin(cache, length);
-    if (load_relaxed_u32(&bin->count) == CACHE_SLOTS) {
-        drop_stale(cache, bin);
-        uint32_t count = load_relaxed_u32(&bin->count);
-        if (count > KEPT && flush_oldest(cache, bin, count - KEPT))
-            cache_mark_own(cache);
-    }
-    for (bool only_stale = true; front_held(front) + size > front->limit; only_stale = false)
-        halve(front, only_stale);
-    return bin;
+    uint32_t index = bin_with_room(cache, length);
+    if (index == CACHE_BINS)
+        index = rearrange(cache, length);
+    if (index != CACHE_BINS && front_held(front) + size > front->limit)
+        halve(cache, true);
+    if (index != CACHE_BINS && front_held(front) + size > front->limit)
+        halve(cache, false);
+    return front_held(front) + size <= front->limit ? index : CACHE_BINS;
 }
 
 /* LIVE to CACHED, of memory that was last free on another stream. */
@@ -369,11 +502,33 @@ static bool exchange_live(const struct cache *cache, struct page *first, uint64_
     return cas_sc_u64(&first->word, &word, word_next(word, PAGE_LIVE, PAGE_CACHED));
 }
 
-/* The reaper is told that there is something to watch, once until the cache is next emptied. */
-void cache_note(struct cache *cache, const struct cache_bin *bin)
+/* CACHED to LIVE again, of the newest slot. False: another thread has taken it out of the cache. */
+static bool undo_give(struct cache *cache, uint32_t index, CUdeviceptr address)
 {
-    fetch_or_sc_u64(&cache->noted, UINT64_C(1) << (bin - cache->bin));
-    bell_ring(cache->front->fronts->space->bell);
+    struct front *front = cache->front;
+    struct cache_bin *bin = cache_bin_at(cache, index);
+    uint64_t length = load_relaxed_u32(&bin->pages);
+    struct page *first = page_at_address(&front->fronts->space->pages, address);
+    if (!cache_exchange(cache, first, length))
+        return false;
+    store_relaxed_u32(&bin->count, load_relaxed_u32(&bin->count) - 1);
+    add_alone_u64(&front->tally.frees, UINT64_MAX);
+    add_alone_u64(&front->tally.requested_bytes, load_relaxed_u64(&first->requested));
+    add_alone_u64(&front->tally.live_bytes, length << front->fronts->space->pages.page_shift);
+    return true;
+}
+
+/*
+ * The handle is looked at after the region was made CACHED, and the releasing thread looks into the cache after it has
+ * closed it (all sequentially consistent): either it finds the region, or this thread finds the cache closed. The
+ * reaper is told that there is something to watch, once until the cache is next emptied.
+ */
+bool cache_note(struct cache *cache, uint32_t index, CUdeviceptr address)
+{
+    if (load_sc_ptr(&cache->handle) == CACHE_CLOSED)
+        return !undo_give(cache, index, address);
+    note(cache, index);
+    return true;
 }
 
 bool cache_give(struct cache *cache, CUdeviceptr address)
@@ -383,9 +538,10 @@ bool cache_give(struct cache *cache, CUdeviceptr address)
     uint64_t word = first ? load_acquire_u64(&first->word) : 0, length = word_pages(word);
     if (word_state(word) != PAGE_LIVE || length > front->fronts->longest)
         return false;
-    struct cache_bin *bin = make_room(cache, length);
-    if (!bin)
+    uint32_t index = make_room(cache, length);
+    if (index == CACHE_BINS)
         return false;
+    struct cache_bin *bin = cache_bin_at(cache, index);
     uint32_t count = load_relaxed_u32(&bin->count);
     uint64_t requested = load_relaxed_u64(&first->requested);
     store_relaxed_u64(&bin->slot[count], address);
@@ -396,8 +552,7 @@ bool cache_give(struct cache *cache, CUdeviceptr address)
     add_alone_u64(&front->tally.frees, 1);
     add_alone_u64(&front->tally.requested_bytes, 0 - requested);
     add_alone_u64(&front->tally.live_bytes, 0 - (length << front->fronts->space->pages.page_shift));
-    note_if_needed(cache, bin);
-    return true;
+    return load_sc_u64(&cache->noted) >> index & 1 || cache_note(cache, index, address);
 }
 
 /* ---- neighbours ---- */
@@ -408,7 +563,6 @@ static CUdeviceptr steal_from(struct cache *cache, const struct cache_bin *their
     enum { HINTS = 15 };
     struct front *front = cache->front;
     struct space *space = front->fronts->space;
-    struct cache_bin *bin = NULL;
     CUdeviceptr address = 0;
     uint32_t hints = 0;
     prefetch_newest(&space->pages, theirs, HINTS + 1);
@@ -416,9 +570,12 @@ static CUdeviceptr steal_from(struct cache *cache, const struct cache_bin *their
         CUdeviceptr theirs_address = load_relaxed_u64(&theirs->slot[i]);
         struct page *first = page_at_address(&space->pages, theirs_address);
         if (address && is_cached_for(cache, theirs_address, pages)) {
-            bin = bin ? bin : choose_bin(cache, pages);
-            if (load_relaxed_u32(&bin->count) == CACHE_SLOTS)
+            uint32_t index = bin_with_room(cache, pages);
+            if (index == CACHE_BINS)
+                index = rearrange(cache, pages);
+            if (index == CACHE_BINS)
                 break;
+            struct cache_bin *bin = cache_bin_at(cache, index);
             store_relaxed_u64(&bin->slot[load_relaxed_u32(&bin->count)], theirs_address);
             set_count(cache, bin, load_relaxed_u32(&bin->count) + 1);
             hints++;
@@ -435,12 +592,12 @@ CUdeviceptr cache_steal(struct cache *cache, uint64_t pages, size_t bytes)
 {
     const struct stream *stream = load_relaxed_ptr(&cache->stream);
     CUdeviceptr address = 0;
-    for (int i = 0; i < STREAM_NEIGHBOURS && !address; i++) {
+    for (int i = 0; stream && i < STREAM_NEIGHBOURS && !address; i++) {
         struct cache *other = load_acquire_ptr(
             &stream->neighbour[cache->front->fronts->space->level][i]); /* pairs with add_neighbour's exchange */
         if (!other || other == cache)
             continue;
-        const struct cache_bin *theirs = &other->bin[cache_bin_of(other, pages)];
+        const struct cache_bin *theirs = cache_bin_at(other, cache_bin_of(other, pages));
         if (load_relaxed_u32(&theirs->pages) == pages)
             address = steal_from(cache, theirs, pages, bytes);
     }
@@ -452,7 +609,7 @@ void front_note_peak(struct front *front)
 {
     enum { PEAK_SAMPLE = 256 };
     struct stats *stats = front->fronts->space->stats;
-    front->live_noted = load_relaxed_u64(&front->tally.live_bytes);
+    store_relaxed_u64(&front->live_noted, load_relaxed_u64(&front->tally.live_bytes));
     if (stats_is_alone(stats) || front->highs++ % PEAK_SAMPLE == 0)
         stats_note_peak_live(stats);
 }

@@ -1,5 +1,6 @@
 #include "config.h"
 
+#include "decay.h"
 #include "status.h"
 
 #include <limits.h>
@@ -21,6 +22,7 @@ enum kind {
     KIND_SIZE,   /* size_t, bytes with a unit */
     KIND_WORD,   /* an enumeration, by word */
     KIND_SWITCH, /* bool, by word */
+    KIND_DECAY,  /* uint64_t, milliseconds or never */
 };
 
 struct word {
@@ -50,6 +52,7 @@ static const struct word switch_words[] = {{"1", true},    {"0", false},   {"on"
 #define ALLOWED_COUNT  "a decimal number"
 #define ALLOWED_SIZE   "decimal bytes, or a decimal number followed by K, M, G or T"
 #define ALLOWED_SWITCH "1, on, true, yes, 0, off, false or no"
+#define ALLOWED_DECAY  "milliseconds, a decimal number up to 1000000000, or never"
 
 enum setting_index {
     SETTING_DEVICE,
@@ -65,6 +68,9 @@ enum setting_index {
     SETTING_REAPER,
     SETTING_EXPORTABLE,
     SETTING_RDMA,
+    SETTING_RELEASE_THRESHOLD,
+    SETTING_CAPTURES,
+    SETTING_DECAY_MS,
     SETTINGS,
 };
 
@@ -87,6 +93,9 @@ static const struct setting settings[SETTINGS] = {
     [SETTING_REAPER] = SETTING(reaper, KIND_SWITCH, "VPMM_REAPER", ALLOWED_SWITCH, switch_words),
     [SETTING_EXPORTABLE] = SETTING(exportable, KIND_SWITCH, "VPMM_EXPORTABLE", ALLOWED_SWITCH, switch_words),
     [SETTING_RDMA] = SETTING(rdma, KIND_SWITCH, "VPMM_RDMA", ALLOWED_SWITCH, switch_words),
+    [SETTING_RELEASE_THRESHOLD] = SETTING(release_threshold, KIND_SIZE, "VPMM_RELEASE_THRESHOLD", ALLOWED_SIZE, NULL),
+    [SETTING_CAPTURES] = SETTING(captures, KIND_SWITCH, "VPMM_CAPTURES", ALLOWED_SWITCH, switch_words),
+    [SETTING_DECAY_MS] = SETTING(decay_ms, KIND_DECAY, "VPMM_DECAY_MS", ALLOWED_DECAY, NULL),
 };
 
 vpmm_config vpmm_config_default(void)
@@ -100,6 +109,9 @@ vpmm_config vpmm_config_default(void)
         .reaper = true,
         .exportable = true,
         .rdma = false, /* see mapping.h */
+        .release_threshold = 0,
+        .decay_ms = 10000,
+        .captures = false,
     };
 }
 
@@ -168,6 +180,14 @@ static bool parse_word(const struct word *words, const char *text, int *value)
     return false;
 }
 
+static bool parse_decay(const char *text, uint64_t *value)
+{
+    if (strcmp(text, "never"))
+        return parse_number(text, DECAY_MS_MAX, value);
+    *value = VPMM_DECAY_NEVER;
+    return true;
+}
+
 static bool parse(const struct setting *setting, const char *text, vpmm_config *config)
 {
     void *field = (char *)config + setting->offset;
@@ -199,6 +219,8 @@ static bool parse(const struct setting *setting, const char *text, vpmm_config *
             return false;
         *(bool *)field = word != 0;
         return true;
+    case KIND_DECAY:
+        return parse_decay(text, field);
     }
     return false;
 }
@@ -299,6 +321,14 @@ static vpmm_status check_words(const vpmm_config *config)
     return status;
 }
 
+static vpmm_status check_decay(const vpmm_config *config)
+{
+    if (config->decay_ms <= DECAY_MS_MAX || config->decay_ms == VPMM_DECAY_NEVER)
+        return VPMM_SUCCESS;
+    return refuse(SETTING_DECAY_MS, config->decay_ms, "0 to %llu, or VPMM_DECAY_NEVER (%s=never)",
+                  (unsigned long long)DECAY_MS_MAX, settings[SETTING_DECAY_MS].variable);
+}
+
 vpmm_status config_check(const vpmm_config *config, size_t granularity)
 {
     size_t page = config->page_size ? config->page_size : granularity;
@@ -311,5 +341,7 @@ vpmm_status config_check(const vpmm_config *config, size_t granularity)
         status = check_extent_size(config, page);
     if (!status)
         status = check_words(config);
+    if (!status)
+        status = check_decay(config);
     return status;
 }

@@ -22,6 +22,7 @@
  *   initial_pages  fit va_size and max_mapped
  *   extent_size    0, or a multiple of page_size
  *   small, reuse, streams   known
+ *   decay_ms       at most DECAY_MS_MAX (decay.h), or VPMM_DECAY_NEVER
  */
 vpmm_status config_check(const vpmm_config *config, size_t granularity);
 

@@ -149,23 +149,36 @@ vpmm_status device_close(struct device *device)
     return VPMM_SUCCESS;
 }
 
-static bool is_of_device(struct device *device, CUcontext current)
+/* As device_call, of calls that are counted only when they fail: hits make them. */
+static vpmm_status ask_failed(struct device *device, enum driver_entry entry, const char *call, CUresult result)
 {
-    CUdevice id;
-    return current == device->primary || (device->driver.cuCtxGetDevice(&id) == CUDA_SUCCESS && id == device->id);
+    device_called(device, entry, call, result);
+    fail(VPMM_ERROR_DRIVER, "%s answered %d (%s) while looking for the thread's current context", call, (int)result,
+         result_name(device, result));
+    return VPMM_ERROR_DRIVER;
 }
 
-CUcontext device_current_context(struct device *device)
+vpmm_status device_current_context(struct device *device, CUcontext *context)
 {
     CUcontext current = NULL;
-    if (device->driver.cuCtxGetCurrent(&current) != CUDA_SUCCESS || !current || !is_of_device(device, current))
-        return device->primary;
-    return current;
+    CUdevice id = device->id;
+    CUresult result = device->driver.cuCtxGetCurrent(&current);
+    if (result != CUDA_SUCCESS)
+        return ask_failed(device, ENTRY_cuCtxGetCurrent, "cuCtxGetCurrent", result);
+    if (current && current != device->primary)
+        result = device->driver.cuCtxGetDevice(&id);
+    bool destroyed = result == CUDA_ERROR_CONTEXT_IS_DESTROYED || result == CUDA_ERROR_INVALID_CONTEXT;
+    if (result != CUDA_SUCCESS && !destroyed)
+        return ask_failed(device, ENTRY_cuCtxGetDevice, "cuCtxGetDevice", result);
+    *context = current && !destroyed && id == device->id ? current : device->primary;
+    return VPMM_SUCCESS;
 }
 
 vpmm_status device_enter(struct device *device, struct device_scope *scope)
 {
-    return device_enter_context(device, device_current_context(device), scope);
+    CUcontext context;
+    vpmm_status status = device_current_context(device, &context);
+    return status == VPMM_SUCCESS ? device_enter_context(device, context, scope) : status;
 }
 
 vpmm_status device_enter_context(struct device *device, CUcontext context, struct device_scope *scope)

@@ -43,7 +43,7 @@ struct device_scope {
 vpmm_status device_open(struct device *, const vpmm_driver *, int ordinal, struct stats *);
 vpmm_status device_close(struct device *);
 
-vpmm_status device_enter(struct device *, struct device_scope *);
+vpmm_status device_enter(struct device *, struct device_scope *); /* DRIVER, and then nothing is to be left */
 /* The same with one certain context current: for events, which belong to a context, and for stream 0 and its like. */
 vpmm_status device_enter_context(struct device *, CUcontext, struct device_scope *);
 void device_leave(struct device *, struct device_scope *);
@@ -70,8 +70,12 @@ static inline bool device_lost(const struct device *device)
 void device_lose(struct device *);
 vpmm_status device_lost_status(void);
 
-/* The calling thread's current context if it is of this device, else the primary one. */
-CUcontext device_current_context(struct device *);
+/*
+ * The calling thread's current context if it is of this device, else the primary one, also in place of one that is
+ * destroyed. DRIVER if the driver would not say which: to guess would take one context's stream 0 for another's, and
+ * hand memory from the one to the other with nothing that orders them.
+ */
+vpmm_status device_current_context(struct device *, CUcontext *);
 
 /* Whether a capture was in the way: the call may work later. */
 bool device_result_is_capture(CUresult);

@@ -29,6 +29,12 @@
  * ABA: the word's generation (pages.h). A hit reads the word, then fence_stream, then exchanges the word as it was
  * read; fence_stream is written only in state OWN, so it was the region's at the exchange.
  *
+ * Releasing. A release makes the record RELEASING and waits until nobody else is counted in (stream.h); whoever moves
+ * addresses between slots, or takes regions out behind a fence, is counted in. Then it closes the stream's caches and
+ * empties every bin. A hit is not counted: a take does no harm, and a give that the emptying has not met finds its bin
+ * not noted, and then its cache closed, and is undone (cache_note). So nothing is left in a cache of a released stream,
+ * and none is attached to it later.
+ *
  * Emptying against filling. A flusher takes the noted bits (exchange), then reads words; a freer makes its word CACHED,
  * then reads the noted bits, and notes its bin again if it is not noted; all sequentially consistent: one of the two
  * sees the other, and no region is left in a cache that looks empty. The slot is stored before the word's exchange and
@@ -36,12 +42,15 @@
  * addresses between slots notes the bin again likewise.
  *
  * A thread that ends leaves its front to the next thread, and what is in it to takers: the reaper flushes what has not
- * been touched for FRONT_IDLE_US.
+ * been touched for FRONT_IDLE_US. Its end is known by a pthread key. In a process that had none left when its first
+ * pool with caches was made, pools have no caches, for good.
  */
 #ifndef VPMM_LIB_FRONT_H
 #define VPMM_LIB_FRONT_H
 
+#include "bins.h"
 #include "region.h"
+#include "tree.h"
 
 enum {
     CACHE_BINS = 64,
@@ -50,6 +59,7 @@ enum {
     FRONT_RECENT = 64, /* caches found by handle without a search */
     FRONT_POOLS = 8,   /* spaces of pools, two a pool, that a thread finds its front of without a search */
     FRONT_IDLE_US = 10000,
+    CACHES_MAX = 1 << 20, /* of a space's fronts */
 };
 
 /* Where a slot was, or is to be, is the owner's alone; what stands in it is read by all. */
@@ -59,21 +69,31 @@ struct cache_bin {
     _Atomic(uint64_t) slot[CACHE_SLOTS];   /* CUdeviceptr */
 };
 
+_Static_assert(sizeof(struct cache_bin) == BIN_BYTES, "a bin of regions is a bin");
+
+/* What a pair of a thread and a stream costs while it is quiet: this, and as much for pieces (slices.h). */
 struct cache {
-    _Alignas(128) _Atomic(void *) handle; /* CUstream; CACHE_CLOSED: not to be filled any more */
-    _Atomic(void *) stream;               /* the record that it is attached to; NULL: none */
-    unsigned long long id;                /* the stream's; the owner's copy, as are the next three */
-    bool check_id;                        /* in every take */
+    _Alignas(64) _Atomic(void *) handle; /* CUstream; CACHE_CLOSED: not to be filled any more */
+    _Atomic(void *) stream;              /* the record that it is attached to; NULL: none, or it was released */
+    unsigned long long id;               /* the stream's; the owner's copy, as are the next three */
+    bool check_id;                       /* in every take */
     bool is_default;        /* a default stream: which one its handle names depends on the current context */
+    bool is_attached;       /* the owner's: it is in by_slot */
     uint32_t slot;          /* the record's */
     _Atomic(uint32_t) idle; /* set by the reaper, cleared by every take and give */
+    uint32_t index;         /* among the fronts' caches; constant, as are front, bins and next */
     _Atomic(uint64_t) noted;
-    _Atomic(void *) slices;   /* struct slice_cache (slices.h), of a front of granules; NULL: none yet */
-    struct front *front;      /* constant, as is next */
-    struct cache *next;       /* of the front's */
-    struct cache *next_spare; /* the owner's: of those attached to nothing */
-    struct cache_bin bin[CACHE_BINS];
+    _Atomic(void *) slices; /* struct slice_cache (slices.h), of a front of granules; NULL: none yet */
+    struct front *front;
+    unsigned char *bins;          /* the store's base */
+    struct cache *next;           /* of the front's */
+    struct cache *next_spare;     /* the owner's: of those attached to nothing */
+    struct cache *next_of_stream; /* under the registry's lock: of those attached to one record */
+    uint32_t own_bins;            /* the owner's: how many are not EMPTY_BIN */
+    _Atomic(uint16_t) bin[CACHE_BINS];
 };
+
+_Static_assert(sizeof(struct cache) == 256, "two caches and one of slices are less than 1 KiB");
 
 extern char front_no_stream; /* an address that is no stream's handle */
 #define CACHE_CLOSED ((void *)&front_no_stream)
@@ -81,7 +101,8 @@ extern char front_no_stream; /* an address that is no stream's handle */
 struct front {
     _Alignas(128) struct cache *recent[FRONT_RECENT]; /* by handle; never NULL */
     struct stats_tally tally;
-    uint64_t live_noted;     /* the tally's live_bytes when the peak was last looked at */
+    /* The tally's live_bytes when the peak was last looked at, or forgotten. */
+    _Atomic(uint64_t) live_noted;
     uint64_t highs;          /* times that a new peak was seen beside other threads that allocate */
     uint64_t stock;          /* bytes: see front_held */
     uint64_t limit;          /* bytes: the pool's first limit, or its last one while the pool does not grow */
@@ -93,6 +114,9 @@ struct front {
     uint32_t slots;          /* of by_slot */
     uint32_t closings;       /* of the pool's, up to which closed caches were detached */
     struct cache *spare;     /* attached to nothing */
+    struct bin_stock bins;   /* of regions, */
+    struct bin_stock slice_bins; /* and of slices */
+    struct cache *reclaimed; /* the cache whose bins were last taken back for others */
     _Atomic(uint64_t) owner; /* the thread's number; 0: its thread has ended */
     _Atomic(void *) caches;  /* list of caches, which only grows */
     struct front *next;      /* of the pool's, constant */
@@ -109,6 +133,13 @@ struct fronts {
     struct space *space;              /* constant, as is the next: */
     struct slabs *slabs;              /* those of the space; NULL: it is one of pages */
     struct fronts *next_pool, **link; /* of all pools with caches, under their lock */
+    struct bins bins, slice_bins;
+    struct cache *cache;              /* CACHES_MAX of them, reserved; constant, as are the next two */
+    void *slice_caches;               /* struct slice_cache, one for each of them */
+    void *noted_words;                /* of noted_caches */
+    _Atomic(uint32_t) caches;         /* so many are in use */
+    struct tree noted_caches;         /* a cache that has a bin noted is there, or is about to be */
+    uint32_t orphans;                 /* of the streams, up to which caches of gone streams were closed; the reaper's */
     _Atomic(void *) first;            /* list of fronts, which only grows */
     _Atomic(uint32_t) closings;       /* caches closed by other threads than their own, so far */
     uint64_t next_look_ns;            /* for idle caches; under the reaper's turn, as is noted */
@@ -128,7 +159,7 @@ extern _Thread_local struct front_of_pool {
 struct front_limits {
     size_t page_size, first_bytes, most_bytes;
 };
-void fronts_init(struct fronts *, struct space *, const vpmm_config *, struct front_limits);
+vpmm_status fronts_init(struct fronts *, struct space *, const vpmm_config *, struct front_limits); /* HOST_MEMORY */
 void fronts_free(struct fronts *); /* no other thread is inside the pool */
 
 /* The cache of the calling thread for the stream, made if need be; NULL: there are none, or no host memory. */
@@ -164,7 +195,10 @@ bool fronts_flush(struct fronts *, const struct stream *, bool mark);
 /* The same of what the calling thread has cached, for all its streams, with marks. */
 void fronts_flush_own(struct fronts *);
 
-/* As fronts_flush for one stream, unmarked, and its caches are not filled again. */
+/*
+ * By who releases the stream, and is alone counted in: as fronts_flush, unmarked, of every bin; its caches are not filled
+ * again. The record is theirs until their owners let go of them.
+ */
 void fronts_close(struct fronts *, struct stream *);
 
 /*
@@ -179,6 +213,9 @@ bool fronts_noted(const struct fronts *);
 
 /* After a malloc that went past the cache, which has raised the peak itself. */
 void front_peak_noted(const struct fronts *);
+
+/* The peak is measured anew: what is live from here on is looked at again. Any thread. */
+void fronts_forget_peaks(const struct fronts *);
 
 /* Whether a CACHED region fulfils invariants (1) and (2) of a pool at rest. */
 bool fronts_hold(const struct fronts *, uint64_t page);
@@ -199,14 +236,23 @@ void cache_empty(struct cache *, struct stream *);
 /* Of an emptied cache, by its owner: no slot counts any more. */
 void cache_forget(struct cache *);
 
-/* The front is full: the older half of each bin leaves. */
-void front_halve(struct front *);
-
-/* The owner's: an event for what its cache has just published. */
-void cache_mark_own(struct cache *);
+/* The front of the cache, whose stream the call was given, is full: the older half of each bin leaves. */
+void cache_halve_all(struct cache *);
 
 /* Whether another thread may find something to empty. */
 bool cache_noted(const struct cache *);
+
+/* After a bin was noted where none was: fronts_flush finds the cache. */
+void cache_list_noted(struct cache *);
+
+/* The owner's: takes all bins back from a cache that it has emptied. */
+void cache_return_bins(struct cache *);
+
+/*
+ * A bin for the cache; EMPTY_BIN: there is none. A front that has FRONT_BINS empties another of its caches
+ * for it. `stock` and `store` are those of regions, or of slices.
+ */
+uint32_t cache_find_bin(struct cache *, struct bins *store, struct bin_stock *stock);
 
 /* Sets a new front's limit, and then as the pool has grown or not. `shared`: for a stream that other threads use too.
  */
@@ -214,10 +260,14 @@ void front_adjust_limit(struct front *, bool shared);
 
 /* ---- the hit, both ways ---- */
 
-/* Of a default stream: which one its handle names depends on the current context. */
+/* Of a default stream: which one its handle names depends on the current context. False also if that is not known. */
 bool cache_is_current(const struct cache *);
 void front_note_peak(struct front *);
-void cache_note(struct cache *, const struct cache_bin *);
+/*
+ * Due after a free into a bin that is not noted, of the address that was freed. False: the cache has been closed, the
+ * stream is released or being released, and the address is live again, to be freed the long way.
+ */
+bool cache_note(struct cache *, uint32_t bin, CUdeviceptr);
 
 static inline struct cache **front_recent(struct front *front, CUstream handle)
 {
@@ -226,13 +276,18 @@ static inline struct cache **front_recent(struct front *front, CUstream handle)
 
 _Static_assert(FRONT_RECENT == 1 << (64 - 58), "front_recent's shift");
 
+static inline struct cache_bin *cache_bin_at(const struct cache *cache, uint32_t index)
+{
+    return bin_at(cache->bins, load_relaxed_u16(&cache->bin[index]));
+}
+
 /* Short lengths have a bin each; of the others two bins may hold one: its own, and the one beside it. */
 static inline uint32_t cache_bin_of(const struct cache *cache, uint64_t length)
 {
     if (length <= CACHE_EXACT)
         return (uint32_t)length - 1;
     uint32_t index = CACHE_EXACT + (((uint32_t)length * 0x9E3779B1u) >> 27);
-    return load_relaxed_u32(&cache->bin[index].pages) == length ? index : index ^ 1;
+    return load_relaxed_u32(&cache_bin_at(cache, index)->pages) == length ? index : index ^ 1;
 }
 
 _Static_assert(CACHE_BINS - CACHE_EXACT == 1 << (32 - 27), "cache_bin_of's shift");
@@ -277,7 +332,7 @@ static inline bool cache_take_newest(struct cache *cache, const struct pages *pa
                                      CUdeviceptr *out, bool *peak)
 {
     struct front *front = cache->front;
-    struct cache_bin *bin = &cache->bin[cache_bin_of(cache, length)];
+    struct cache_bin *bin = cache_bin_at(cache, cache_bin_of(cache, length));
     uint32_t count = load_relaxed_u32(&bin->count);
     if (load_relaxed_u32(&bin->pages) != length || !count)
         return false;
@@ -291,22 +346,22 @@ static inline bool cache_take_newest(struct cache *cache, const struct pages *pa
     add_alone_u64(&front->tally.hits, 1);
     add_alone_u64(&front->tally.requested_bytes, bytes);
     add_alone_u64(&front->tally.live_bytes, length << pages->page_shift);
-    *peak = (int64_t)(load_relaxed_u64(&front->tally.live_bytes) - front->live_noted) > 0;
+    *peak = (int64_t)less_relaxed_u64(load_relaxed_u64(&front->tally.live_bytes), &front->live_noted) > 0;
     *out = address;
     return true;
 }
 
 /*
- * True: freed; *unnoted: the bin, if cache_note is due for it. `first` and `word`: the address's page, and its word as
+ * True: freed; *unnoted: the bin, if cache_note is due for it, else CACHE_BINS. `first` and `word`: the address's page, and its word as
  * it was read: LIVE.
  */
 static inline bool cache_give_newest(struct cache *cache, const struct pages *pages, CUdeviceptr address,
-                                     struct page *first, uint64_t word, struct cache_bin **unnoted)
+                                     struct page *first, uint64_t word, uint32_t *unnoted)
 {
     struct front *front = cache->front;
     uint64_t length = word_pages(word);
     uint32_t index = cache_bin_of(cache, length);
-    struct cache_bin *bin = &cache->bin[index];
+    struct cache_bin *bin = cache_bin_at(cache, index);
     uint32_t count = load_relaxed_u32(&bin->count);
     uint64_t requested = load_relaxed_u64(&first->requested), size = length << pages->page_shift;
     if (load_relaxed_u32(&bin->pages) != length || count == CACHE_SLOTS || front_held(front) + size > front->limit ||
@@ -320,7 +375,7 @@ static inline bool cache_give_newest(struct cache *cache, const struct pages *pa
     add_alone_u64(&front->tally.frees, 1);
     add_alone_u64(&front->tally.requested_bytes, 0 - requested);
     add_alone_u64(&front->tally.live_bytes, 0 - size);
-    *unnoted = !(load_sc_u64(&cache->noted) >> index & 1) ? bin : NULL;
+    *unnoted = !(load_sc_u64(&cache->noted) >> index & 1) ? index : CACHE_BINS;
     return true;
 }
 

@@ -53,12 +53,24 @@ struct fence {
 
 #define FENCE_PASSED ((struct fence){0, 0})
 
-/* A physical handle and where it is mapped. Written by the owner of the pages that it is mapped at. */
+/*
+ * A physical handle and where it is mapped. Written by the owner of the pages that it is mapped at. Its memory is held
+ * until its last mapping is gone and its handle is released: old addresses count as holders beside its present place,
+ * and who lets go of it last releases the handle (zombie.h).
+ */
 struct extent {
     _Atomic(uint64_t) page;
     uint32_t pages;
     CUmemGenericAllocationHandle handle;
+    _Atomic(uint32_t) holders;
+    bool release_refused; /* the last holder's */
 };
+
+/* Whether it was the last holder's to let go, which may be asked again. */
+static inline bool extent_let_go(struct extent *extent)
+{
+    return !load_acquire_u32(&extent->holders) || fetch_add_acq_rel_u32(&extent->holders, UINT32_MAX) == 1;
+}
 
 struct page {
     _Alignas(64) _Atomic(uint64_t) word;

@@ -80,7 +80,7 @@ static bool find_elsewhere(struct vpmm_pool *pool, struct want want, struct stre
 {
     fronts_flush(&pool->cut_fronts, NULL, true);
     reaper_refresh(&pool->arena);
-    return find_granules(pool, want, stream, pool->arena.reuse != VPMM_REUSE_COMPLETED, found);
+    return find_granules(pool, want, stream, load_relaxed_u32(&pool->arena.reuse) != VPMM_REUSE_COMPLETED, found);
 }
 
 /*

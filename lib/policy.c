@@ -638,6 +638,12 @@ static void remember_miss(struct policy *p, const struct policy_view *v, uint32_
     }
 }
 
+void policy_forget(struct policy *p, uint64_t pages)
+{
+    if (p->peak_use > pages)
+        p->peak_use = pages;
+}
+
 bool policy_plan(struct policy *p, const struct policy_view *v, uint32_t pages, struct policy_plan *plan)
 {
     start(plan, POLICY_NOTHING);

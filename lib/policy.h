@@ -84,7 +84,7 @@ struct policy {
     /* Below: whoever has the build turn. */
     uint32_t longest_before; /* longest_asked of the MISSES_REMEMBERED misses before the present ones */
     uint32_t misses;         /* of the present ones */
-    uint64_t peak_use;       /* the most pages that were live, or asked for, at a miss */
+    uint64_t peak_use;       /* the most pages that were live, or asked for, at a miss since memory was given back */
     uint32_t ahead;          /* counts down, a miss at a time, from the last work ahead; 0: no reaper keeps up */
     double piece_pages;      /* what growth is cut into, by the last look at how much memory is stuck */
     uint64_t *by_size;       /* scratch: the view's extents, longest first */
@@ -97,6 +97,9 @@ void policy_destroy(struct policy *);
 
 /* A malloc of that many pages went past the front cache. Any thread, at any time; it seldom writes. */
 void policy_note(struct policy *, uint32_t pages);
+
+/* Memory was given back until at most so many pages are mapped: work ahead provides for no more use than that. */
+void policy_forget(struct policy *, uint64_t pages);
 
 /* How to serve a request that no run fits (one that does is not looked at). false: host memory is exhausted. */
 bool policy_plan(struct policy *, const struct policy_view *, uint32_t pages, struct policy_plan *);

@@ -4,7 +4,6 @@
 #include "pool.h"
 
 #include "audit.h"
-#include "build.h"
 #include "cut.h"
 #include "piece.h"
 #include "reaper.h"
@@ -13,6 +12,11 @@
 
 #include <inttypes.h>
 #include <string.h>
+
+/* Where the library is built with per-thread default streams, these are still the functions of these names. */
+#undef vpmm_malloc
+#undef vpmm_free
+#undef vpmm_stream_release
 
 /* ---- what every call looks at first ---- */
 
@@ -116,10 +120,13 @@ static vpmm_status enter(struct vpmm_pool *pool, CUstream handle, struct stream 
     return pool->paged ? stream_enter(&pool->arena.streams, handle, stream) : VPMM_SUCCESS;
 }
 
-static void leave(struct stream *stream)
+static void leave(struct vpmm_pool *pool, struct stream *stream)
 {
+    bool is_private = stream && stream->is_private;
     if (stream)
-        stream_leave(stream);
+        stream_finish(&pool->arena.streams, stream);
+    if (is_private)
+        bell_ring(&pool->arena.bell); /* the reaper has looked away from what had no mark yet, and nobody else marks it */
 }
 
 /* What a call answers, counted if it is a failure. */
@@ -148,7 +155,7 @@ static vpmm_status malloc_by_tiers(vpmm_pool *pool, size_t bytes, CUstream handl
         status = piece_malloc(pool, bytes, stream, out);
     else
         status = malloc_pages(pool, bytes, stream, out);
-    leave(stream);
+    leave(pool, stream);
     return status;
 }
 
@@ -293,7 +300,9 @@ static vpmm_status free_or_cache(struct vpmm_pool *pool, CUdeviceptr address, st
 static vpmm_status free_small(struct vpmm_pool *pool, CUdeviceptr address, CUstream handle, struct stream *stream)
 {
     vpmm_status status = small_free(&pool->small, address, handle);
-    if (stream)
+    if (stream && stream->is_private)
+        fence_take(stream); /* the call marks it at its end: nobody else could */
+    else if (stream)
         store_relaxed_u32(&stream->freed_small, 1);
     if (status == VPMM_SUCCESS)
         stats_count(&pool->stats, STAT_frees_small);
@@ -323,7 +332,7 @@ static vpmm_status free_checked(vpmm_pool *pool, CUdeviceptr address, CUstream h
         status = free_or_cache(pool, address, stream);
     else
         status = free_small(pool, address, handle, stream);
-    leave(stream);
+    leave(pool, stream);
     return status;
 }
 
@@ -332,23 +341,23 @@ static __attribute__((noinline)) vpmm_status free_slowly(vpmm_pool *pool, CUdevi
     return answer(pool, free_checked(pool, address, handle));
 }
 
-static __attribute__((noinline)) vpmm_status after_first_free(struct cache *cache, const struct cache_bin *bin)
+static __attribute__((noinline)) vpmm_status after_first_free(vpmm_pool *pool, CUdeviceptr address, CUstream handle,
+                                                              struct cache *cache, uint32_t bin)
 {
-    cache_note(cache, bin);
-    return VPMM_SUCCESS;
+    return cache_note(cache, bin, address) ? VPMM_SUCCESS : free_slowly(pool, address, handle);
 }
 
-static __attribute__((noinline)) vpmm_status after_first_slice(struct cache *cache, const struct slice_bin *bin)
+static __attribute__((noinline)) vpmm_status after_first_slice(vpmm_pool *pool, CUdeviceptr address, CUstream handle,
+                                                               struct cache *cache, unsigned class)
 {
-    slices_note(cache, bin);
-    return VPMM_SUCCESS;
+    return slices_note(cache, class) ? VPMM_SUCCESS : free_slowly(pool, address, handle);
 }
 
 /* As vpmm_free, of a region of granules. */
 static __attribute__((noinline)) vpmm_status free_granules(vpmm_pool *pool, CUdeviceptr address, CUstream handle,
                                                            struct cache *cache)
 {
-    struct cache_bin *unnoted;
+    uint32_t unnoted;
     struct page *first;
     if (!page_in_first_chunk(&pool->arena.cut.pages, address, &first))
         return free_slowly(pool, address, handle);
@@ -356,7 +365,7 @@ static __attribute__((noinline)) vpmm_status free_granules(vpmm_pool *pool, CUde
     if (word_state(word) != PAGE_LIVE ||
         !cache_give_newest(cache, &pool->arena.cut.pages, address, first, word, &unnoted))
         return free_slowly(pool, address, handle);
-    return unnoted ? after_first_free(cache, unnoted) : VPMM_SUCCESS;
+    return unnoted != CACHE_BINS ? after_first_free(pool, address, handle, cache, unnoted) : VPMM_SUCCESS;
 }
 
 /* The same of an address where no live region of pages begins. */
@@ -372,10 +381,10 @@ static __attribute__((noinline)) vpmm_status free_piece(vpmm_pool *pool, CUdevic
     if (!slab)
         return free_granules(pool, address, handle, cache);
     struct slice *slice = slab_slice_at(slab, address);
-    struct slice_bin *unnoted;
+    unsigned unnoted;
     if (!slice || !slices_give_newest(cache, slice, address, &unnoted))
         return free_slowly(pool, address, handle);
-    return unnoted ? after_first_slice(cache, unnoted) : VPMM_SUCCESS;
+    return unnoted != SLICE_CLASSES ? after_first_slice(pool, address, handle, cache, unnoted) : VPMM_SUCCESS;
 }
 
 /* What the hit is not made for, and the cache may still take; else the long way. */
@@ -390,7 +399,7 @@ static __attribute__((noinline)) vpmm_status free_hit(vpmm_pool *pool, CUdevicep
 vpmm_status vpmm_free(vpmm_pool *pool, CUdeviceptr address, CUstream handle)
 {
     struct cache *cache;
-    struct cache_bin *unnoted;
+    uint32_t unnoted;
     struct page *first;
     if (!pool)
         return free_slowly(pool, address, handle);
@@ -404,7 +413,7 @@ vpmm_status vpmm_free(vpmm_pool *pool, CUdeviceptr address, CUstream handle)
         return free_slowly(pool, address, handle);
     if (cache->is_default || !cache_give_newest(cache, pages, address, first, word, &unnoted))
         return free_hit(pool, address, handle, cache);
-    return unnoted ? after_first_free(cache, unnoted) : VPMM_SUCCESS;
+    return unnoted != CACHE_BINS ? after_first_free(pool, address, handle, cache, unnoted) : VPMM_SUCCESS;
 }
 
 /* ---- the rest ---- */
@@ -427,6 +436,30 @@ vpmm_status vpmm_stream_release(vpmm_pool *pool, CUstream handle)
     return status;
 }
 
+/* ---- under per-thread default streams ---- */
+
+static CUstream per_thread(CUstream handle)
+{
+    return handle ? handle : CU_STREAM_PER_THREAD;
+}
+
+vpmm_status vpmm_malloc_ptsz(vpmm_pool *pool, size_t bytes, CUstream handle, CUdeviceptr *out)
+{
+    return vpmm_malloc(pool, bytes, per_thread(handle), out);
+}
+
+vpmm_status vpmm_free_ptsz(vpmm_pool *pool, CUdeviceptr address, CUstream handle)
+{
+    return vpmm_free(pool, address, per_thread(handle));
+}
+
+vpmm_status vpmm_stream_release_ptsz(vpmm_pool *pool, CUstream handle)
+{
+    return vpmm_stream_release(pool, per_thread(handle));
+}
+
+/* ---- giving back, and seeing into it ---- */
+
 vpmm_status vpmm_trim(vpmm_pool *pool, size_t keep_bytes, size_t *released)
 {
     uint64_t pages = 0;
@@ -439,9 +472,11 @@ vpmm_status vpmm_trim(vpmm_pool *pool, size_t keep_bytes, size_t *released)
     if (pool->paged) {
         tiers_flush(pool);
         status = reaper_pass_now(&pool->arena);
+        if (status == VPMM_SUCCESS && streams_unmarkable(&pool->arena.streams))
+            reaper_wait_for_contexts(&pool->arena); /* what cannot be waited for now stays */
         cut_flush(&pool->arena); /* slabs of which the last slices have passed now */
         if (status == VPMM_SUCCESS)
-            status = build_release(&pool->arena, keep_bytes / pool->config.page_size, &pages);
+            status = reaper_release(&pool->arena, keep_bytes / pool->config.page_size, &pages);
     }
     if (status == VPMM_SUCCESS && !keep_bytes)
         small_trim(&pool->small);
@@ -564,7 +599,7 @@ vpmm_status vpmm_device_get(vpmm_pool *pool, vpmm_device *out)
     *out = (vpmm_device){.ordinal = pool->device.ordinal,
                          .memory_bytes = pool->device.total_bytes,
                          .page_size = pool->config.page_size,
-                         .max_mapped = pool->config.max_mapped};
+                         .max_mapped = (size_t)load_relaxed_u64(&pool->arena.max_mapped)};
     memcpy(out->name, pool->device.name, sizeof out->name);
     memcpy(out->uuid, pool->device.uuid, sizeof out->uuid);
     return VPMM_SUCCESS;

@@ -34,6 +34,10 @@ static vpmm_status open_device(struct vpmm_pool *pool)
         return status;
     pool->opened = true;
     status = config_check(config, pool->device.granularity);
+    if (status == VPMM_SUCCESS && config->streams == VPMM_STREAMS_EAGER && !pool->device.driver.cuStreamGetId)
+        status = fail(VPMM_ERROR_NOT_SUPPORTED,
+                      "VPMM_STREAMS=eager needs cuStreamGetId, which this driver does not have (CUDA 12.0 and later do): "
+                      "a destroyed stream's handle could not be told from that of the next one");
     if (!config->page_size)
         config->page_size = pool->device.granularity;
     pool->paged = pool->device.has_vmm && config->page_size <= pool->device.total_bytes;
@@ -44,28 +48,44 @@ static vpmm_status open_device(struct vpmm_pool *pool)
  * Caches of pieces have one limit: thousands of small frees say nothing about whether the pool still grows, and pieces
  * that fill more are of several pages, which are as good free as cached.
  */
-static void init_fronts(struct vpmm_pool *pool)
+static vpmm_status init_fronts(struct vpmm_pool *pool)
 {
     const vpmm_config *config = pool->paged ? &pool->config : NULL;
     const size_t FIRST_BYTES = (size_t)64 << 20;
     const struct front_limits pages = {pool->config.page_size, FIRST_BYTES, SIZE_MAX};
     const struct front_limits pieces = {GRANULE_BYTES, FIRST_BYTES, FIRST_BYTES};
     bool cuts = pool->paged && config->small == VPMM_SMALL_SLAB;
-    fronts_init(&pool->fronts, &pool->arena.space, config, pages);
-    fronts_init(&pool->cut_fronts, &pool->arena.cut, cuts ? config : NULL, pieces);
+    vpmm_status status = fronts_init(&pool->fronts, &pool->arena.space, config, pages);
+    if (status == VPMM_SUCCESS)
+        status = fronts_init(&pool->cut_fronts, &pool->arena.cut, cuts ? config : NULL, pieces);
     pool->cut_fronts.slabs = &pool->arena.slabs;
     pool->arena.space.fronts = &pool->fronts;
     pool->arena.cut.fronts = &pool->cut_fronts;
     pool->cut_mask = cuts ? pool->config.page_size - 1 : 0;
     pool->cut_below = cuts ? PIECE_MAX_PAGES * pool->config.page_size : 0;
+    return status;
+}
+
+/* In relaxed capture mode: cuMemPoolCreate would destroy a capture that another thread has begun in global mode. */
+static vpmm_status init_small(struct vpmm_pool *pool)
+{
+    struct device_scope scope;
+    vpmm_status status = device_enter(&pool->device, &scope);
+    if (status != VPMM_SUCCESS)
+        return status;
+    status = small_init(&pool->small, &pool->device);
+    device_leave(&pool->device, &scope);
+    return status;
 }
 
 static vpmm_status fill_pool(struct vpmm_pool *pool)
 {
     vpmm_status status = VPMM_SUCCESS;
     if (pool->device.has_pools)
-        status = small_init(&pool->small, &pool->device);
-    init_fronts(pool);
+        status = init_small(pool);
+    if (status == VPMM_SUCCESS)
+        status = init_fronts(pool);
+    arena_set_up(&pool->arena, &pool->config);
     if (status == VPMM_SUCCESS && pool->paged)
         status = arena_init(&pool->arena, &pool->device, &pool->stats, &pool->config);
     if (status == VPMM_SUCCESS && pool->paged)
@@ -81,7 +101,7 @@ static vpmm_status close_pool(struct vpmm_pool *pool)
     vpmm_status status = VPMM_SUCCESS, later;
     char words[256] = "";
     struct device_scope scope;
-    bool entered = pool->opened && device_enter(&pool->device, &scope) == VPMM_SUCCESS;
+    bool entered = pool->opened && device_enter_context(&pool->device, pool->device.primary, &scope) == VPMM_SUCCESS;
     if (pool->paged && pool->arena.device)
         status = arena_give_back(&pool->arena);
     if (status != VPMM_SUCCESS)
@@ -119,6 +139,8 @@ vpmm_status vpmm_pool_create(const vpmm_config *given, vpmm_pool **out)
     memset(pool, 0, sizeof *pool);
     pool->config = config;
     status = open_device(pool);
+    if (status == VPMM_SUCCESS)
+        status = process_watch();
     if (status == VPMM_SUCCESS)
         status = fill_pool(pool);
     if (status != VPMM_SUCCESS) {
@@ -167,6 +189,18 @@ static uint64_t live_bytes(const struct vpmm_pool *pool)
            stats_sum(&pool->stats, STAT_slab_live_bytes);
 }
 
+/* Nothing is unmapped that the device may still use: where it cannot be waited for, the pool stays as it is. */
+static vpmm_status wait_for_all(struct vpmm_pool *pool)
+{
+    char words[256];
+    vpmm_status status = pool->paged ? reaper_settle(&pool->arena) : VPMM_SUCCESS;
+    if (status == VPMM_SUCCESS || device_dead(&pool->device))
+        return VPMM_SUCCESS;
+    snprintf(words, sizeof words, "%s", vpmm_last_error());
+    return fail(VPMM_ERROR_BUSY, "the work on freed memory cannot be waited for now, so nothing is unmapped; destroy the "
+                                 "pool again: %s", words);
+}
+
 vpmm_status vpmm_pool_destroy(vpmm_pool *pool)
 {
     if (!pool)
@@ -180,7 +214,12 @@ vpmm_status vpmm_pool_destroy(vpmm_pool *pool)
                     "the pool has %" PRIu64 " bytes and %" PRIu64 " allocations of the driver's pool live: free "
                     "them first",
                     live, small);
+    vpmm_status waited = status == VPMM_SUCCESS ? wait_for_all(pool) : VPMM_SUCCESS;
+    if (waited != VPMM_SUCCESS)
+        return waited;
     bool lost = device_lost(&pool->device);
+    if (lost)
+        status = device_lost_status();
     reaper_stop(process_remove(&pool->process));
     vpmm_status closed = close_pool(pool);
     return lost ? status : closed;

@@ -5,6 +5,7 @@
 
 static _Atomic(uint32_t) generation;
 static pthread_once_t once = PTHREAD_ONCE_INIT;
+static int unwatched; /* what refused to call these handlers answered, for good */
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t stopped = PTHREAD_COND_INITIALIZER; /* an entry's reaper, by exit() */
 static struct process_entry *entries;
@@ -57,8 +58,20 @@ static void at_exit(void)
 
 static void set_up(void)
 {
-    pthread_atfork(before_fork, after_fork_in_parent, after_fork_in_child);
-    atexit(at_exit);
+    unwatched = pthread_atfork(before_fork, after_fork_in_parent, after_fork_in_child);
+    if (!unwatched)
+        unwatched = atexit(at_exit);
+}
+
+vpmm_status process_watch(void)
+{
+    pthread_once(&once, set_up);
+    if (!unwatched)
+        return VPMM_SUCCESS;
+    return fail(VPMM_ERROR_HOST_MEMORY,
+                "pthread_atfork or atexit answered %d: without its handlers a pool would outlive a fork, or be at work "
+                "while the process exits",
+                unwatched);
 }
 
 uint32_t process_generation(void)
@@ -68,7 +81,6 @@ uint32_t process_generation(void)
 
 void process_add(struct process_entry *entry)
 {
-    pthread_once(&once, set_up);
     pthread_mutex_lock(&lock);
     if (entries_generation !=
         process_generation()) { /* this process is a child: the parent's entries are not its own */

@@ -1,9 +1,9 @@
 /*
  * process.h - what a library must know of its process: that it was forked, and that it exits.
  *
- * Nothing is registered before the first pool is made. exit() runs handlers in reverse order of registration, and ours
- * are registered after cuInit, so reapers have stopped when the driver's own handler runs. In a forked child there is
- * no reaper to stop and no driver to speak to.
+ * Nothing is registered before the first pool is made, and no pool is made if that fails. exit() runs handlers in
+ * reverse order of registration, and ours are registered after cuInit, so reapers have stopped when the driver's own
+ * handler runs. In a forked child there is no reaper to stop and no driver to speak to.
  */
 #ifndef VPMM_LIB_PROCESS_H
 #define VPMM_LIB_PROCESS_H
@@ -20,7 +20,10 @@ struct process_entry {
     bool stopping; /* exit() is at it */
 };
 
-void process_add(struct process_entry *);
+/* Registers what is to be told of forks and of exit(), once a process, after cuInit. HOST_MEMORY. */
+vpmm_status process_watch(void);
+
+void process_add(struct process_entry *); /* after process_watch */
 /* The reaper, if exit() has not stopped it; waits while it does. */
 struct reaper *process_remove(struct process_entry *);
 

@@ -4,6 +4,7 @@
 #include "build.h"
 #include "clock.h"
 #include "cut.h"
+#include "decay.h"
 #include "front.h"
 #include "lock.h"
 #include "region.h"
@@ -58,8 +59,14 @@ static bool publish_passed(struct arena *arena)
     return any;
 }
 
+/* What a pass does beside what is due for everybody's sake. */
+struct spare_time {
+    bool decays;
+    unsigned ahead_us;
+};
+
 /* Under the reaper's turn. True: something was done, and more may follow from it. */
-static bool pass(struct arena *arena, unsigned budget_us)
+static bool pass(struct arena *arena, struct spare_time time)
 {
     fronts_flush_idle(arena->space.fronts);
     fronts_flush_idle(arena->cut.fronts);
@@ -68,16 +75,18 @@ static bool pass(struct arena *arena, unsigned budget_us)
     bool any = publish_passed(arena);
     pthread_mutex_unlock(&arena->watching);
     any |= zombies_retire(arena);
-    return work_ahead(arena, budget_us) > 0 || any;
+    if (time.decays && !device_lost(arena->device))
+        any |= decay_step(arena, any);
+    return work_ahead(arena, time.ahead_us) > 0 || any;
 }
 
-static vpmm_status locked_pass(struct arena *arena, unsigned budget_us, bool *any)
+static vpmm_status locked_pass(struct arena *arena, struct spare_time time, bool *any)
 {
     struct device_scope scope;
     vpmm_status status = device_lost(arena->device) ? device_lost_status() : device_enter(arena->device, &scope);
     if (status != VPMM_SUCCESS)
         return status;
-    *any = pass(arena, budget_us);
+    *any = pass(arena, time);
     device_leave(arena->device, &scope);
     store_relaxed_u64(&arena->passed_at_ns, clock_now_ns());
     return device_lost(arena->device) ? device_lost_status() : VPMM_SUCCESS;
@@ -96,7 +105,7 @@ vpmm_status reaper_pass(struct arena *arena, unsigned budget_us)
     bool any;
     if (!lock_try(&arena->reaping))
         return VPMM_SUCCESS;
-    vpmm_status status = locked_pass(arena, budget_us, &any);
+    vpmm_status status = locked_pass(arena, (struct spare_time){true, budget_us}, &any);
     pthread_mutex_unlock(&arena->reaping);
     return status;
 }
@@ -140,12 +149,20 @@ vpmm_status reaper_pass_now(struct arena *arena)
 {
     bool any;
     lock_take(&arena->reaping);
-    vpmm_status status = locked_pass(arena, 0, &any);
+    vpmm_status status = locked_pass(arena, (struct spare_time){false, 0}, &any);
     pthread_mutex_unlock(&arena->reaping);
     return status;
 }
 
-static vpmm_status synchronise(struct arena *arena)
+vpmm_status reaper_release(struct arena *arena, uint64_t keep_pages, uint64_t *released_pages)
+{
+    lock_take(&arena->reaping);
+    vpmm_status status = build_release(arena, keep_pages, released_pages);
+    pthread_mutex_unlock(&arena->reaping);
+    return status;
+}
+
+vpmm_status reaper_wait_for_contexts(struct arena *arena)
 {
     struct device_scope scope;
     vpmm_status status = device_enter(arena->device, &scope);
@@ -169,21 +186,35 @@ static bool all_passed(const struct arena *arena)
     return true;
 }
 
-vpmm_status reaper_settle(struct arena *arena)
+/* Stream by stream; if the driver refuses, or a stream is private, its context is waited for later. */
+static void wait_for_streams(struct arena *arena)
 {
-    fronts_flush(arena->space.fronts, NULL, true);
-    fronts_flush(arena->cut.fronts, NULL, true);
     for (uint32_t slot = 1; slot < load_acquire_u32(&arena->streams.slots); slot++) {
         struct stream *stream = stream_at(&arena->streams, slot);
         if (exchange_acq_rel_u32(&stream->freed_small, 0)) /* the driver's pool lets go of what it has seen complete */
             stream_new_point(&arena->streams, stream);
         struct fence last = {slot, load_sc_u64(&stream->published)};
         if (fence_waitable(&arena->streams, last))
-            stream_wait_host(&arena->streams, last); /* if the driver refuses, the device is asked below */
+            stream_wait_host(&arena->streams, last);
     }
-    vpmm_status status = reaper_pass_now(arena);
+}
+
+/*
+ * Two rounds: while every place for a mark is taken the rest is waited for by an event of its own, which tells this
+ * thread alone; the marks that have passed then make room for one that covers it.
+ */
+vpmm_status reaper_settle(struct arena *arena)
+{
+    enum { ROUNDS = 2 };
+    vpmm_status status = VPMM_SUCCESS;
+    fronts_flush(arena->space.fronts, NULL, true);
+    fronts_flush(arena->cut.fronts, NULL, true);
+    for (int i = 0; i < ROUNDS && status == VPMM_SUCCESS && (i == 0 || !all_passed(arena)); i++) {
+        wait_for_streams(arena);
+        status = reaper_pass_now(arena);
+    }
     if (status == VPMM_SUCCESS && !all_passed(arena))
-        status = synchronise(arena);
+        status = reaper_wait_for_contexts(arena);
     if (status == VPMM_SUCCESS)
         status = reaper_pass_now(arena);
     return status;
@@ -195,20 +226,31 @@ struct reaper {
     struct arena *arena;
     pthread_t thread;
     _Atomic(uint32_t) stop;
-    uint64_t built, quiet_since; /* the thread's: requests that had to build, and when that number last moved */
+    uint64_t built, quiet_since; /* the thread's: requests that had to build, and when that number last moved, */
+    uint64_t marks;              /* marks when the latest pass began, */
+    unsigned pause_us;           /* and the pause after it, if marks are outstanding; 0: none are */
 };
+
+/* Whether there is more to watch than the latest pass has seen. */
+static bool is_called(const struct reaper *reaper)
+{
+    const struct arena *arena = reaper->arena;
+    if (load_sc_u32(&reaper->stop) || decay_changed(&arena->decay))
+        return true;
+    return reaper->pause_us ? stats_sum(arena->stats, STAT_marks) != reaper->marks : streams_pending(&arena->streams);
+}
 
 /*
  * Until there is work, or for so many microseconds; 0: for ever. One more look after saying that it sleeps: see
- * bell_ring. What it would sleep over for a time only is looked for if it is to sleep for ever.
+ * bell_ring. What it would sleep over for a short time only is looked for if it is to sleep for long.
  */
 static void sleep_until_work(struct reaper *reaper, uint64_t us)
 {
     struct arena *arena = reaper->arena;
     uint32_t seen = wakeup_read(&arena->bell.work);
     store_sc_u32(&arena->bell.asleep, 1);
-    bool work = streams_pending(&arena->streams) || load_sc_u32(&reaper->stop);
-    if (!work && !us)
+    bool work = is_called(reaper);
+    if (!work && (!us || us > REAPER_RETRY_US))
         work = streams_unmarked(&arena->streams) || !pile_empty(&arena->zombies) || any_noted(arena) ||
                slabs_deferred(&arena->slabs);
     if (!work)
@@ -232,23 +274,42 @@ static bool is_quiet(struct reaper *reaper)
     return now - reaper->quiet_since >= REAPER_QUIET_US;
 }
 
+/* While marks are outstanding. */
+static unsigned next_pause(const struct reaper *reaper, bool news)
+{
+    if (news || !reaper->pause_us)
+        return REAPER_TICK_US;
+    return reaper->pause_us * 2 < REAPER_LONGEST_US ? reaper->pause_us * 2 : REAPER_LONGEST_US;
+}
+
+/* Whether marks came since the last time. */
+static bool marks_came(struct reaper *reaper)
+{
+    uint64_t before = reaper->marks;
+    reaper->marks = stats_sum(reaper->arena->stats, STAT_marks);
+    return reaper->marks != before;
+}
+
 /* A pass of the thread's, and how many microseconds later the next; 0: nothing is pending. */
-static unsigned pass_and_plan(struct reaper *reaper)
+static uint64_t pass_and_plan(struct reaper *reaper)
 {
     enum { BUDGET_US = 200 }; /* of work ahead in a pass: what a request may have to wait for behind it */
     struct arena *arena = reaper->arena;
-    bool any = false, quiet = is_quiet(reaper);
+    bool any = false, quiet = is_quiet(reaper), came = marks_came(reaper);
     lock_take(&arena->reaping);
-    locked_pass(arena, quiet ? BUDGET_US : 0, &any);
+    locked_pass(arena, (struct spare_time){true, quiet ? BUDGET_US : 0}, &any);
+    uint64_t decays_us = decay_wait_us(arena);
     bool refused = arena->waiting != NULL, cached = arena->space.fronts->noted || arena->cut.fronts->noted;
     pthread_mutex_unlock(&arena->reaping);
-    if (any || streams_pending(&arena->streams))
-        return REAPER_TICK_US;
+    bool pending = streams_pending(&arena->streams);
+    reaper->pause_us = pending ? next_pause(reaper, any || came) : 0;
+    if (any || pending)
+        return any ? REAPER_TICK_US : reaper->pause_us;
     if (!quiet)
         return REAPER_QUIET_US;
     if (refused || streams_unmarked(&arena->streams))
         return REAPER_RETRY_US;
-    return cached ? FRONT_IDLE_US : 0;
+    return cached && (!decays_us || decays_us > FRONT_IDLE_US) ? FRONT_IDLE_US : decays_us;
 }
 
 static void *reap(void *data)
@@ -258,11 +319,11 @@ static void *reap(void *data)
     prctl(PR_SET_NAME, "vpmm-reaper");
     prctl(PR_SET_TIMERSLACK, 1000); /* nanoseconds: the default would double the tick */
     while (!load_sc_u32(&reaper->stop)) {
-        unsigned us = pass_and_plan(reaper);
+        uint64_t us = pass_and_plan(reaper);
         if (device_lost(arena->device))
             break; /* nothing passes any more */
-        if (us == REAPER_TICK_US)
-            clock_sleep_us(us);
+        if (us && us < REAPER_CALL_US)
+            clock_sleep_us((long)us);
         else
             sleep_until_work(reaper, us);
     }

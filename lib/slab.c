@@ -94,12 +94,6 @@ static size_t set_bytes(void)
     return sizeof(struct slab_set) + SLICE_CLASSES * tree_words(SLABS_MAX) * sizeof(uint64_t);
 }
 
-static void init_trees(struct tree *tree, unsigned trees, _Atomic(uint64_t) *words)
-{
-    for (unsigned i = 0; i < trees; i++)
-        tree_init(&tree[i], words + i * tree_words(SLABS_MAX), SLABS_MAX);
-}
-
 vpmm_status slabs_init(struct slabs *slabs, struct space *space)
 {
     slabs->space = space;
@@ -109,7 +103,7 @@ vpmm_status slabs_init(struct slabs *slabs, struct space *space)
     slabs->record = reserve(SLABS_MAX * sizeof(void *));
     if (!slabs->words || !slabs->record)
         return fail(VPMM_ERROR_HOST_MEMORY, "no address space for the records of slabs");
-    init_trees(slabs->unused, SLAB_KINDS, slabs->words);
+    trees_init(slabs->unused, SLAB_KINDS, slabs->words, SLABS_MAX);
     return VPMM_SUCCESS;
 }
 
@@ -145,7 +139,7 @@ static struct slab_set *make_set(struct stream *stream)
     struct slab_set *fresh = reserve(set_bytes());
     if (!fresh)
         return NULL;
-    init_trees(fresh->tree, SLICE_CLASSES, (_Atomic(uint64_t) *)(void *)(fresh + 1));
+    trees_init(fresh->tree, SLICE_CLASSES, (_Atomic(uint64_t) *)(void *)(fresh + 1), SLABS_MAX);
     if (cas_acq_rel_ptr(&stream->slabs, &set, fresh)) /* pairs with the acquire in set_of */
         return fresh;
     munmap(fresh, set_bytes());

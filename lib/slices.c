@@ -1,24 +1,39 @@
 #include "slices.h"
 
-#include <stdlib.h>
-#include <string.h>
+
+/* Of a bin that is new: what a thread needs once it does not need by the dozen. */
+enum { FIRST_REFILL = 4 };
 
 struct slice_cache *slices_of(struct cache *cache)
 {
     struct slice_cache *slices = load_relaxed_ptr(&cache->slices);
     if (slices)
         return slices;
-    slices = aligned_alloc(_Alignof(struct slice_cache), sizeof *slices);
-    if (!slices)
-        return NULL;
-    memset(slices, 0, sizeof *slices);
-    for (unsigned i = 0; i < SLICE_CLASSES; i++) {
-        uint32_t most = SLICE_BIN_BYTES / slice_size[i].bytes;
-        slices->bin[i].bytes = slice_size[i].bytes;
-        slices->bin[i].most = most < SLICE_SLOTS ? most : SLICE_SLOTS;
-    }
+    slices = (struct slice_cache *)cache->front->fronts->slice_caches + cache->index;
+    slices->bins = cache->front->fronts->slice_bins.base;
     store_release_ptr(&cache->slices, slices); /* pairs with each acquire of `slices` by other threads */
     return slices;
+}
+
+/* The class's bin, made if there is none. NULL: there is no memory. */
+static struct slice_bin *make_bin(struct cache *cache, unsigned class)
+{
+    struct slice_cache *slices = load_relaxed_ptr(&cache->slices);
+    struct front *front = cache->front;
+    if (load_relaxed_u16(&slices->bin[class]) != EMPTY_BIN)
+        return slice_bin_at(slices, class);
+    uint32_t fresh = cache_find_bin(cache, &front->fronts->slice_bins, &front->slice_bins);
+    if (fresh == EMPTY_BIN)
+        return NULL;
+    struct slice_bin *bin = bin_at(slices->bins, fresh);
+    uint32_t most = SLICE_BIN_BYTES / slice_size[class].bytes;
+    store_relaxed_u32(&bin->count, 0);
+    bin->bytes = slice_size[class].bytes;
+    bin->most = (uint16_t)(most < SLICE_SLOTS ? most : SLICE_SLOTS);
+    bin->refill = FIRST_REFILL;
+    store_relaxed_u16(&slices->bin[class], (uint16_t)fresh);
+    slices->own_bins++;
+    return bin;
 }
 
 /* ---- emptying ---- */
@@ -35,10 +50,11 @@ static bool claim(const struct cache *cache, const struct stream *stream, unsign
 }
 
 /* The first so many slots of a bin. The fence is taken after all of them were freed. */
-static bool flush_slots(struct cache *cache, struct stream *stream, struct slice_bin *bin, uint32_t slots)
+static bool flush_slots(struct cache *cache, struct stream *stream, unsigned class, uint32_t slots)
 {
     const struct slice_cache *slices = load_relaxed_ptr(&cache->slices);
-    unsigned class = (unsigned)(bin - slices->bin), taken = 0;
+    struct slice_bin *bin = slice_bin_at(slices, class);
+    unsigned taken = 0;
     struct slice *slice[SLICE_SLOTS];
     for (uint32_t i = 0; i < slots; i++) {
         slice[taken] = load_acquire_ptr(&bin->slot[i]); /* pairs with the release of who filled it */
@@ -63,7 +79,7 @@ bool slices_flush(struct cache *cache, struct stream *stream, uint64_t bins)
     struct slice_cache *slices = load_acquire_ptr(&cache->slices);
     bool any = false;
     for (bins = slices ? bins & ((UINT64_C(1) << SLICE_CLASSES) - 1) : 0; bins; bins &= bins - 1)
-        any |= flush_slots(cache, stream, &slices->bin[__builtin_ctzll(bins)], SLICE_SLOTS);
+        any |= flush_slots(cache, stream, (unsigned)__builtin_ctzll(bins), SLICE_SLOTS);
     return any;
 }
 
@@ -78,28 +94,76 @@ static void set_count(struct cache *cache, struct slice_bin *bin, uint32_t count
 void slices_forget(struct cache *cache)
 {
     struct slice_cache *slices = load_relaxed_ptr(&cache->slices);
-    for (unsigned i = 0; slices && i < SLICE_CLASSES; i++)
-        set_count(cache, &slices->bin[i], 0);
+    for (unsigned i = 0; slices && i < SLICE_CLASSES && slices->own_bins; i++)
+        if (load_relaxed_u16(&slices->bin[i]) != EMPTY_BIN)
+            set_count(cache, slice_bin_at(slices, i), 0);
 }
 
-void slices_note(struct cache *cache, const struct slice_bin *bin)
+void slices_return_bins(struct cache *cache)
 {
     struct slice_cache *slices = load_relaxed_ptr(&cache->slices);
-    uint64_t bit = UINT64_C(1) << (bin - slices->bin);
-    if (!(fetch_or_sc_u64(&slices->noted, bit) & bit)) /* after the slots' and the words' stores */
-        bell_ring(cache->front->fronts->space->bell);
+    struct front *front = cache->front;
+    for (unsigned i = 0; slices && i < SLICE_CLASSES && slices->own_bins; i++) {
+        uint32_t bin = load_relaxed_u16(&slices->bin[i]);
+        if (bin == EMPTY_BIN)
+            continue;
+        store_relaxed_u16(&slices->bin[i], EMPTY_BIN);
+        bins_keep(&front->fronts->slice_bins, &front->slice_bins, bin);
+        slices->own_bins--;
+    }
+}
+
+uint32_t slices_own_bins(const struct cache *cache)
+{
+    const struct slice_cache *slices = load_relaxed_ptr(&cache->slices);
+    return slices ? slices->own_bins : 0;
+}
+
+/* After the slots' and the words' stores. The reaper is told once until the cache is next emptied. */
+static void note(struct cache *cache, unsigned class)
+{
+    struct slice_cache *slices = load_relaxed_ptr(&cache->slices);
+    if (!fetch_or_sc_u64(&slices->noted, UINT64_C(1) << class))
+        cache_list_noted(cache);
+}
+
+/* CACHED to LIVE again, of the newest slot. False: another thread has taken it out of the cache. */
+static bool undo_give(struct cache *cache, unsigned class)
+{
+    struct slice_bin *bin = slice_bin_at(load_relaxed_ptr(&cache->slices), class);
+    struct stats_tally *tally = &cache->front->tally;
+    uint32_t count = load_relaxed_u32(&bin->count) - 1;
+    struct slice *slice = load_relaxed_ptr(&bin->slot[count]);
+    uint64_t word = slice_word(SLICE_CACHED, cache->slot, class, 0);
+    if (!cas_sc_u64(&slice->word, &word, slice_word(SLICE_LIVE, 0, class, bin->bytes))) /* what was asked for is lost */
+        return false;
+    store_relaxed_u32(&bin->count, count);
+    add_alone_u64(&tally->frees, UINT64_MAX);
+    add_alone_u64(&tally->requested_bytes, bin->bytes);
+    add_alone_u64(&tally->live_bytes, bin->bytes);
+    return true;
+}
+
+/* As in cache_note, the handle is looked at after the slice was made CACHED. */
+bool slices_note(struct cache *cache, unsigned class)
+{
+    if (load_sc_ptr(&cache->handle) == CACHE_CLOSED)
+        return !undo_give(cache, class);
+    note(cache, class);
+    return true;
 }
 
 /* The oldest so many go back to the slabs. Who moves addresses between slots notes the bin again. */
-static bool flush_oldest(struct cache *cache, struct slice_bin *bin, uint32_t slots)
+static bool flush_oldest(struct cache *cache, unsigned class, uint32_t slots)
 {
+    struct slice_bin *bin = slice_bin_at(load_relaxed_ptr(&cache->slices), class);
     uint32_t count = load_relaxed_u32(&bin->count);
-    bool any = flush_slots(cache, load_relaxed_ptr(&cache->stream), bin, slots);
+    bool any = flush_slots(cache, load_relaxed_ptr(&cache->stream), class, slots);
     for (uint32_t i = slots; i < count; i++)
         store_release_ptr(&bin->slot[i - slots], load_relaxed_ptr(&bin->slot[i]));
     set_count(cache, bin, count - slots);
     if (count > slots)
-        slices_note(cache, bin);
+        note(cache, class);
     return any;
 }
 
@@ -108,9 +172,9 @@ bool slices_halve(struct cache *cache)
     struct slice_cache *slices = load_relaxed_ptr(&cache->slices);
     bool any = false;
     for (unsigned i = 0; slices && i < SLICE_CLASSES; i++) {
-        struct slice_bin *bin = &slices->bin[i];
-        if (load_relaxed_u32(&bin->count))
-            any |= flush_oldest(cache, bin, (load_relaxed_u32(&bin->count) + 1) / 2);
+        uint32_t count = load_relaxed_u32(&slice_bin_at(slices, i)->count);
+        if (count)
+            any |= flush_oldest(cache, i, (count + 1) / 2);
     }
     return any;
 }
@@ -123,26 +187,34 @@ CUdeviceptr slices_take(struct cache *cache, unsigned class, size_t bytes)
     struct slice_cache *slices = load_relaxed_ptr(&cache->slices);
     CUdeviceptr address = 0;
     while (slices && !slices_take_newest(cache, class, bytes, &address) &&
-           load_relaxed_u32(&slices->bin[class].count)) {
-        struct slice_bin *bin = &slices->bin[class];
+           load_relaxed_u32(&slice_bin_at(slices, class)->count)) {
+        struct slice_bin *bin = slice_bin_at(slices, class);
         set_count(cache, bin, load_relaxed_u32(&bin->count) - 1); /* it was taken out of the cache */
     }
     return address;
 }
 
-/* Half a bin from one slab, of which the first is handed out. */
+/* How many slices are to be taken for an empty bin: half of it at most, as far as the front has room; at least one. */
+static unsigned next_refill(const struct front *front, struct slice_bin *bin)
+{
+    unsigned half = (bin->most + 1u) / 2 < SLAB_SLICES ? (bin->most + 1u) / 2 : SLAB_SLICES;
+    unsigned most = bin->refill < half ? bin->refill : half;
+    uint64_t held = front_held(front), room = held < front->limit ? (front->limit - held) / bin->bytes : 0;
+    bin->refill = (uint16_t)(most * 2);
+    return room < 1 ? 1 : room < most ? (unsigned)room : most;
+}
+
+/* From one slab; the first is handed out. */
 CUdeviceptr slices_refill(struct cache *cache, unsigned class, size_t bytes)
 {
-    struct slice_cache *slices = slices_of(cache);
-    if (!slices)
+    slices_of(cache);
+    struct slice_bin *bin = make_bin(cache, class);
+    if (!bin)
         return 0;
-    struct slice_bin *bin = &slices->bin[class];
     struct front *front = cache->front;
     struct slice *taken[SLAB_SLICES];
-    uint64_t size = bin->bytes, room = front->limit - front_held(front);
-    unsigned most = (bin->most + 1) / 2 < SLAB_SLICES ? (bin->most + 1) / 2 : SLAB_SLICES;
-    if (front_held(front) + most * size > front->limit)
-        most = front_held(front) + size > front->limit ? 1 : (unsigned)(room / size);
+    uint64_t size = bin->bytes;
+    unsigned most = next_refill(front, bin);
     unsigned n = slab_take(front->fronts->slabs, load_relaxed_ptr(&cache->stream), class, most, taken);
     if (!n)
         return 0;
@@ -153,7 +225,7 @@ CUdeviceptr slices_refill(struct cache *cache, unsigned class, size_t bytes)
     stats_add(front->fronts->space->stats, front->fronts->space->cached_stat, (n - 1) * size);
     set_count(cache, bin, n - 1);
     if (n > 1)
-        slices_note(cache, bin);
+        note(cache, class);
     store_release_u64(&taken[0]->word, slice_word(SLICE_LIVE, 0, class, bytes));
     stats_begin_live(front->fronts->space->stats, front->fronts->space->live_stat, size, bytes);
     return load_relaxed_u64(&taken[0]->address);
@@ -163,23 +235,22 @@ CUdeviceptr slices_refill(struct cache *cache, unsigned class, size_t bytes)
 
 bool slices_give(struct cache *cache, struct slice *slice, CUdeviceptr address)
 {
-    struct slice_cache *slices = slices_of(cache);
     uint64_t word;
-    struct slice_bin *bin, *unnoted = NULL;
-    if (!slices || !slice_is_live(slice, address, &word))
+    unsigned unnoted = SLICE_CLASSES;
+    slices_of(cache);
+    if (!slice_is_live(slice, address, &word))
         return false;
-    bin = &slices->bin[slice_class_of(word)];
+    unsigned class = slice_class_of(word);
+    const struct slice_bin *bin = make_bin(cache, class);
+    if (!bin)
+        return false;
     front_adjust_limit(cache->front, false);
-    bool any = load_relaxed_u32(&bin->count) == bin->most && flush_oldest(cache, bin, (bin->most + 1) / 2);
-    if (any)
-        cache_mark_own(cache);
+    if (load_relaxed_u32(&bin->count) == bin->most && flush_oldest(cache, class, (bin->most + 1) / 2))
+        stream_mark(cache->front->fronts->space->streams, load_relaxed_ptr(&cache->stream));
     if (front_held(cache->front) + bin->bytes > cache->front->limit)
-        front_halve(cache->front);
-    if (!slices_give_newest(cache, slice, address, &unnoted))
-        return false;
-    if (unnoted)
-        slices_note(cache, unnoted);
-    return true;
+        cache_halve_all(cache);
+    return slices_give_newest(cache, slice, address, &unnoted) &&
+           (unnoted == SLICE_CLASSES || slices_note(cache, unnoted));
 }
 
 bool slices_hold(const struct cache *cache, const struct slice *slice, unsigned class)
@@ -187,8 +258,9 @@ bool slices_hold(const struct cache *cache, const struct slice *slice, unsigned 
     const struct slice_cache *slices = load_acquire_ptr(&cache->slices);
     if (!slices || !(load_sc_u64(&slices->noted) >> class & 1))
         return false;
-    for (uint32_t i = 0; i < load_relaxed_u32(&slices->bin[class].count); i++)
-        if (load_relaxed_ptr(&slices->bin[class].slot[i]) == slice)
+    const struct slice_bin *bin = slice_bin_at(slices, class);
+    for (uint32_t i = 0; i < load_relaxed_u32(&bin->count); i++)
+        if (load_relaxed_ptr(&bin->slot[i]) == slice)
             return true;
     return false;
 }

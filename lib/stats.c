@@ -91,6 +91,11 @@ static uint64_t level(uint64_t sum)
     return (int64_t)sum < 0 ? 0 : sum;
 }
 
+uint64_t stats_level(const struct stats *stats, enum stat which)
+{
+    return level(stats_sum(stats, which));
+}
+
 static uint64_t greater(uint64_t a, uint64_t b)
 {
     return a > b ? a : b;
@@ -129,9 +134,25 @@ void stats_join(struct stats *stats, struct stats_tally *tally)
     join_allocating(stats);
 }
 
+static void raise_peaks(struct stats *stats, uint64_t live)
+{
+    raise_relaxed_u64(&stats->peak_live, live);
+    raise_relaxed_u64(&stats->epoch_live, live);
+}
+
 void stats_note_peak_live(struct stats *stats)
 {
-    raise_relaxed_u64(&stats->peak_live, live_now(stats, load_relaxed_u64(&stats->allocating)));
+    raise_peaks(stats, live_now(stats, load_relaxed_u64(&stats->allocating)));
+}
+
+uint64_t stats_epoch_peak(const struct stats *stats)
+{
+    return load_relaxed_u64(&stats->epoch_live);
+}
+
+uint64_t stats_next_epoch(struct stats *stats, uint64_t now)
+{
+    return greater(exchange_acq_rel_u64(&stats->epoch_live, now), now);
 }
 
 /*
@@ -148,7 +169,7 @@ void stats_begin_live(struct stats *stats, enum stat live_stat, uint64_t live, u
         return;
     if (stats_is_alone(stats) ||
         load_relaxed_u64(&stats->stripe[stats_stripe()].value[STAT_mallocs]) % PEAK_SAMPLE == 0)
-        raise_relaxed_u64(&stats->peak_live, live_now(stats, allocating));
+        raise_peaks(stats, live_now(stats, allocating));
 }
 
 void stats_end_live(struct stats *stats, enum stat live_stat, uint64_t live, uint64_t requested)
@@ -160,7 +181,17 @@ void stats_end_live(struct stats *stats, enum stat live_stat, uint64_t live, uin
 
 void stats_note_peak_mapped(struct stats *stats)
 {
-    raise_relaxed_u64(&stats->peak_mapped, level(stats_sum(stats, STAT_mapped_bytes)));
+    raise_relaxed_u64(&stats->peak_mapped, stats_level(stats, STAT_mapped_bytes));
+}
+
+void stats_reset_peak_live(struct stats *stats)
+{
+    store_relaxed_u64(&stats->peak_live, stats_level(stats, STAT_live_bytes));
+}
+
+void stats_reset_peak_mapped(struct stats *stats)
+{
+    store_relaxed_u64(&stats->peak_mapped, stats_level(stats, STAT_mapped_bytes));
 }
 
 void stats_read_calls(const struct stats *stats, vpmm_call_counts out[VPMM_DRIVER_CALLS])

@@ -54,6 +54,7 @@ struct stats {
     _Atomic(void *) tallies;      /* a list that only grows */
     _Atomic(uint64_t) allocating; /* a bit for each stripe whose threads have allocated or freed */
     _Atomic(uint64_t) peak_live, peak_mapped;
+    _Atomic(uint64_t) epoch_live; /* as peak_live, since the latest stats_next_epoch */
 };
 
 unsigned stats_stripe(void);       /* the calling thread's */
@@ -76,6 +77,9 @@ static inline void stats_count(struct stats *stats, enum stat which)
 
 uint64_t stats_sum(const struct stats *, enum stat);
 
+/* The same of a level, which is not below zero: see stats_read. */
+uint64_t stats_level(const struct stats *, enum stat);
+
 void stats_count_call(struct stats *, enum driver_entry, bool failed);
 
 /* Of a malloc that has asked the driver. */
@@ -90,12 +94,21 @@ void stats_join(struct stats *, struct stats_tally *);
 /* Raises peak_live to the present level: for a tally that is higher than it was. */
 void stats_note_peak_live(struct stats *);
 
+/* The most that was live in an epoch (decay.h): in the present one so far; and in the one that ends here, with `now`.
+ */
+uint64_t stats_epoch_peak(const struct stats *);
+uint64_t stats_next_epoch(struct stats *, uint64_t now);
+
 /* Whether the threads of one stripe alone have allocated or freed: then peak_live is exact. */
 static inline bool stats_is_alone(const struct stats *stats)
 {
     uint64_t allocating = load_relaxed_u64(&stats->allocating);
     return !(allocating & (allocating - 1));
 }
+
+/* The marks begin again at the present levels. */
+void stats_reset_peak_live(struct stats *);
+void stats_reset_peak_mapped(struct stats *);
 
 /* requested_bytes, and live_bytes or another level, of one allocation that begins or ends. */
 void stats_begin_live(struct stats *, enum stat live_stat, uint64_t live, uint64_t requested);

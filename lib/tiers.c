@@ -25,8 +25,9 @@ static enum region_source take_waiting(struct arena *arena, struct space *space,
     if (!region_take_waiting(space, stream, pages, every_bin, region))
         return REGION_NONE;
     bool passed = fence_passed(&arena->streams, region->fence);
-    vpmm_status status = arena->reuse == VPMM_REUSE_WAIT_HOST ? stream_wait_host(&arena->streams, region->fence)
-                                                              : stream_wait(&arena->streams, stream, region->fence);
+    vpmm_status status = load_relaxed_u32(&arena->reuse) == VPMM_REUSE_WAIT_HOST
+                             ? stream_wait_host(&arena->streams, region->fence)
+                             : stream_wait(&arena->streams, stream, region->fence);
     if (status != VPMM_SUCCESS) {
         region_publish(space, *region);
         return REGION_NONE;
@@ -137,6 +138,11 @@ static void await_builders(struct vpmm_pool *pool)
         clock_sleep_us(100);
 }
 
+static bool policy_waits(const struct arena *arena)
+{
+    return load_relaxed_u32(&arena->reuse) != VPMM_REUSE_COMPLETED;
+}
+
 /* Tier 6: before a request fails, everything is taken back, cheapest first. */
 static vpmm_status reclaim(struct vpmm_pool *pool, struct stream *stream, uint64_t pages, uint64_t device_gave,
                            struct region *region, enum region_source *source)
@@ -148,8 +154,7 @@ static vpmm_status reclaim(struct vpmm_pool *pool, struct stream *stream, uint64
     tiers_flush(pool);
     reaper_pass_now(arena);
     cut_flush(arena); /* now that slices have passed, slabs are empty */
-    vpmm_status status =
-        find_or_build(pool, stream, pages, arena->reuse != VPMM_REUSE_COMPLETED, &usable, region, source);
+    vpmm_status status = find_or_build(pool, stream, pages, policy_waits(arena), &usable, region, source);
     if (tiers_is_shortage(status)) {
         await_builders(pool);
         status = find_or_build(pool, stream, pages, true, &all, region, source);
@@ -172,14 +177,15 @@ vpmm_status tiers_out_of_memory(struct vpmm_pool *pool, size_t bytes)
     char cap[64] = "none";
     stats_read(&pool->stats, &stats);
     stats_count(&pool->stats, STAT_out_of_memory);
-    if (pool->config.max_mapped)
-        snprintf(cap, sizeof cap, "%zu", pool->config.max_mapped);
+    uint64_t max_mapped = load_relaxed_u64(&pool->arena.max_mapped);
+    if (max_mapped)
+        snprintf(cap, sizeof cap, "%" PRIu64, max_mapped);
     return fail(VPMM_ERROR_OUT_OF_MEMORY,
                 "%zu bytes were asked for: mapped %" PRIu64 ", live %" PRIu64 ", reusable %" PRIu64
-                " (in pieces that cannot be joined), in the driver's pool for small requests %" PRIu64
-                ", cap %s, of %zu on device %d",
-                bytes, stats.mapped_bytes, stats.live_bytes, stats.reusable_bytes, stats.async_bytes, cap,
-                pool->device.total_bytes, pool->device.ordinal);
+                " (in pieces that cannot be joined), quarantined %" PRIu64
+                ", in the driver's pool for small requests %" PRIu64 ", cap %s, of %zu on device %d",
+                bytes, stats.mapped_bytes, stats.live_bytes, stats.reusable_bytes, stats.quarantined_bytes,
+                stats.async_bytes, cap, pool->device.total_bytes, pool->device.ordinal);
 }
 
 vpmm_status tiers_take_pages(struct vpmm_pool *pool, uint64_t pages, uint64_t enough, struct stream *stream,
@@ -188,11 +194,10 @@ vpmm_status tiers_take_pages(struct vpmm_pool *pool, uint64_t pages, uint64_t en
     struct arena *arena = &pool->arena;
     struct build_limits limits = {.reach = VIEW_USABLE, .creatable_pages = UINT64_MAX};
     policy_note(&arena->policy, (uint32_t)pages);
-    vpmm_status status =
-        find_or_build(pool, stream, pages, arena->reuse != VPMM_REUSE_COMPLETED, &limits, region, source);
+    vpmm_status status = find_or_build(pool, stream, pages, policy_waits(arena), &limits, region, source);
     if (tiers_is_shortage(status) && enough < pages) {
         pages = enough;
-        status = find_or_build(pool, stream, pages, arena->reuse != VPMM_REUSE_COMPLETED, &limits, region, source);
+        status = find_or_build(pool, stream, pages, policy_waits(arena), &limits, region, source);
     }
     if (tiers_is_shortage(status) && pages <= arena->space.pages.chunk_pages)
         status = reclaim(pool, stream, pages, limits.creatable_pages, region, source);
@@ -209,6 +214,6 @@ void tiers_release_pages(struct vpmm_pool *pool)
         return;
     tiers_flush(pool);
     reaper_pass_now(&pool->arena);
-    build_release(&pool->arena, 0, &released);
+    reaper_release(&pool->arena, 0, &released);
     device_leave(&pool->device, &scope);
 }

@@ -40,18 +40,25 @@ size_t tree_words(uint64_t capacity)
     return words;
 }
 
+void trees_init(struct tree *tree, unsigned trees, _Atomic(uint64_t) *words, uint64_t capacity)
+{
+    for (unsigned i = 0; i < trees; i++)
+        tree[i] = (struct tree){.levels = levels_of(capacity), .stride = trees, .capacity = capacity};
+    for (unsigned level = 0; level < tree->levels; level++) {
+        for (unsigned i = 0; i < trees; i++)
+            tree[i].level[level] = words + i;
+        words += trees * words_of_level(capacity, level);
+    }
+}
+
 void tree_init(struct tree *tree, _Atomic(uint64_t) *words, uint64_t capacity)
 {
-    *tree = (struct tree){.levels = levels_of(capacity), .capacity = capacity};
-    for (unsigned level = 0; level < tree->levels; level++) {
-        tree->level[level] = words;
-        words += words_of_level(capacity, level);
-    }
+    trees_init(tree, 1, words, capacity);
 }
 
 static _Atomic(uint64_t) *word_of(const struct tree *tree, unsigned level, uint64_t x)
 {
-    return &tree->level[level][x >> span_shift(level)];
+    return &tree->level[level][(x >> span_shift(level)) * tree->stride];
 }
 
 static uint64_t bit_of(unsigned level, uint64_t x)

@@ -56,6 +56,7 @@ enum { TREE_LEAF_BITS = 64, TREE_FANOUT = 32, TREE_MAX_LEVELS = 6 };
 struct tree {
     _Atomic(uint64_t) *level[TREE_MAX_LEVELS]; /* level[0]: the leaves; level[levels - 1]: the root, one word */
     unsigned levels;                           /* 2 or more */
+    unsigned stride;                           /* from a word of a level to the next one; 1: no other tree between */
     uint64_t capacity;
 };
 
@@ -64,6 +65,12 @@ size_t tree_words(uint64_t capacity);
 
 /* The words are zero: the empty set. They stay the caller's. Touches none of them. */
 void tree_init(struct tree *, _Atomic(uint64_t) *words, uint64_t capacity);
+
+/*
+ * The same of several trees of one capacity, tree_words of it for each. Their words lie among one another, so that sets
+ * of few and small elements touch few pages of memory in all.
+ */
+void trees_init(struct tree *, unsigned trees, _Atomic(uint64_t) *words, uint64_t capacity);
 
 void tree_insert(struct tree *, uint64_t x); /* x < capacity; may be in the set */
 bool tree_remove(struct tree *, uint64_t x); /* whether x was in the set: of several removers one is told so */

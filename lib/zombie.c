@@ -6,12 +6,18 @@
 
 #include <stdlib.h>
 
-struct zombie *zombie_create(uint32_t mappings)
+struct zombie *zombie_create(uint32_t parts)
 {
-    struct zombie *zombie = calloc(1, sizeof *zombie + mappings * sizeof zombie->length[0]);
+    struct zombie *zombie = calloc(1, sizeof *zombie + parts * sizeof zombie->part[0]);
     if (zombie)
-        zombie->mappings = mappings;
+        zombie->parts = parts;
     return zombie;
+}
+
+void zombie_hold(struct zombie *zombie, uint32_t i, struct extent *extent)
+{
+    zombie->part[i] = (struct zombie_part){extent->pages, extent};
+    fetch_add_relaxed_u32(&extent->holders, 1); /* the caller is a holder itself */
 }
 
 void zombie_push(struct arena *arena, struct zombie *zombie)
@@ -39,13 +45,40 @@ static void collect(struct arena *arena)
     }
 }
 
+/* The last holder's. False: refused. */
+static bool release(struct arena *arena, struct extent *extent)
+{
+    CUresult result = device_call(arena->device, cuMemRelease, extent->handle);
+    if (result != CUDA_SUCCESS && !(extent->release_refused && result == CUDA_ERROR_INVALID_VALUE)) {
+        extent->release_refused = true;
+        return false;
+    }
+    lock_take(&arena->turn);
+    arena->quarantined_pages -= extent->pages;
+    pthread_mutex_unlock(&arena->turn);
+    stats_sub(arena->stats, STAT_quarantined_bytes, (uint64_t)extent->pages << arena->space.pages.page_shift);
+    free(extent);
+    return true;
+}
+
+bool zombie_let_go(struct arena *arena, struct zombie *zombie)
+{
+    bool all = true;
+    for (uint32_t i = 0; i < zombie->unmapped; i++) {
+        struct extent *extent = zombie->part[i].extent;
+        if (extent && (!extent_let_go(extent) || release(arena, extent)))
+            zombie->part[i].extent = NULL;
+        all &= !zombie->part[i].extent;
+    }
+    return all;
+}
+
 /* What is left of a zombie keeps its pages ZOMBIE; what was unmapped becomes a hole. */
 static void advance(struct arena *arena, struct zombie *zombie, uint32_t mappings, uint64_t pages)
 {
     struct page *first = page_at(&arena->space.pages, zombie->page);
     uint64_t unmapped = zombie->page;
-    zombie->first += mappings;
-    zombie->mappings -= mappings;
+    zombie->unmapped += mappings;
     zombie->page += pages;
     zombie->pages -= pages;
     lock_take(&arena->turn);
@@ -62,8 +95,8 @@ static bool unmap_some(struct arena *arena, struct zombie *zombie)
 {
     uint64_t pages = 0;
     uint32_t mappings = 0;
-    for (; mappings < zombie->mappings && mappings < ZOMBIE_MAPPINGS_A_CALL; mappings++)
-        pages += zombie->length[zombie->first + mappings];
+    for (; mappings < zombie->parts - zombie->unmapped && mappings < ZOMBIE_MAPPINGS_A_CALL; mappings++)
+        pages += zombie->part[zombie->unmapped + mappings].pages;
     if (!mappings)
         return false;
     if (mapping_unmap(arena, zombie->page, pages) != CUDA_SUCCESS) {
@@ -91,14 +124,7 @@ static bool retire(struct arena *arena, struct zombie *zombie, bool *any)
         return false;
     while (!give_way(arena) && unmap_some(arena, zombie))
         *any = true;
-    if (zombie->mappings)
-        return false;
-    if (zombie->has_handle && device_call(arena->device, cuMemRelease, zombie->handle) != CUDA_SUCCESS &&
-        !zombie->next_try_is_last) {
-        zombie->next_try_is_last = true;
-        return false;
-    }
-    return true;
+    return zombie_let_go(arena, zombie) && zombie->unmapped == zombie->parts;
 }
 
 bool zombies_retire(struct arena *arena)
@@ -119,11 +145,19 @@ bool zombies_retire(struct arena *arena)
     return any;
 }
 
+bool zombies_wait(const struct arena *arena)
+{
+    return arena->waiting || !pile_empty(&arena->zombies);
+}
+
 void zombies_drop(struct arena *arena)
 {
     collect(arena);
     while (arena->waiting) {
         struct zombie *next = arena->waiting->next;
+        for (uint32_t i = 0; i < arena->waiting->parts; i++)
+            if (arena->waiting->part[i].extent && extent_let_go(arena->waiting->part[i].extent))
+                free(arena->waiting->part[i].extent);
         free(arena->waiting);
         arena->waiting = next;
     }

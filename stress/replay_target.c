@@ -93,6 +93,8 @@ bool target_open(target *t, const replay_options *options)
         return open_memory_pool(t);
     config.driver = t->driver;
     config.reaper = options->cuda;
+    if (!options->cuda)
+        config.decay_ms = VPMM_DECAY_NEVER; /* the simulator's time is not the clock's, by which memory decays */
     return vpmm_ok("vpmm_pool_create", vpmm_pool_create(&config, &t->pool));
 }
 

@@ -150,14 +150,19 @@ void open_world(void)
 {
     struct setup setup = setup_default();
     struct play kept = play;
-    play = (struct play){
-        .cache_pages = kept.cache_pages, .cap = kept.cap, .reuse = kept.reuse, .what = kept.what, .w = {.sim = NULL}};
+    play = (struct play){.cache_pages = kept.cache_pages,
+                         .cap = kept.cap,
+                         .reuse = kept.reuse,
+                         .streams = kept.streams,
+                         .what = kept.what,
+                         .w = {.sim = NULL}};
     setup.sim.memory_bytes = 2 * CHUNK_PAGES * PAGE;
     setup.pool.va_size = CHUNK_PAGES * PAGE;
     setup.pool.extent_size = PAGE; /* a page moves alone: no free memory is ever stuck */
     setup.pool.cache_bytes = play.cache_pages * PAGE;
     setup.pool.max_mapped = (play.cap ? play.cap : CAP) * PAGE;
     setup.pool.reuse = play.reuse;
+    setup.pool.streams = play.streams;
     world_open_without_pool(&play.w, &setup);
     setup.pool.driver = scheduled_driver(play.w.driver);
     must_work(vpmm_pool_create(&setup.pool, &play.w.pool));

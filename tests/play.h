@@ -24,6 +24,7 @@ extern struct play {
     struct world w;
     size_t cache_pages, cap; /* kept from one schedule to the next, as is `what` */
     vpmm_reuse reuse;
+    vpmm_streams streams;
     CUstream s, t;
     struct block owned[OWNED]; /* by the actors, as they see it */
     CUdeviceptr p[HELD];

@@ -14,6 +14,7 @@ struct setup setup_default(void)
     const char *cached = getenv("VPMM_TEST_CACHE_BYTES");
     setup.pool.cache_bytes = cached ? strtoull(cached, NULL, 10) : 0;
     setup.pool.reaper = false;
+    setup.pool.decay_ms = VPMM_DECAY_NEVER; /* what stays mapped does not depend on how fast the machine is */
     return setup;
 }
 

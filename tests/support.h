@@ -53,7 +53,7 @@ struct world {
     atomic_uint_fast64_t mismatches; /* words that expect_later found changed */
 };
 
-/* A stepped simulator, no reaper, 2 MiB pages, chunks of 1 GiB, no front cache. */
+/* A stepped simulator, no reaper, no decay, 2 MiB pages, chunks of 1 GiB, no front cache. */
 struct setup setup_default(void);
 
 /* Skips the test on a real GPU. */

@@ -12,10 +12,11 @@
 #define TIB         ((size_t)1 << 40)
 #define GRANULARITY (2 * MIB)
 
-static const char *const variables[] = {"VPMM_DEVICE",      "VPMM_PAGE_SIZE",  "VPMM_VA_SIZE",     "VPMM_PAGES",
-                                        "VPMM_EXTENT_SIZE", "VPMM_MAX_MAPPED", "VPMM_CACHE_BYTES", "VPMM_SMALL",
-                                        "VPMM_REUSE",       "VPMM_STREAMS",    "VPMM_REAPER",      "VPMM_EXPORTABLE",
-                                        "VPMM_RDMA"};
+static const char *const variables[] = {
+    "VPMM_DEVICE",      "VPMM_PAGE_SIZE",         "VPMM_VA_SIZE",     "VPMM_PAGES",
+    "VPMM_EXTENT_SIZE", "VPMM_MAX_MAPPED",        "VPMM_CACHE_BYTES", "VPMM_SMALL",
+    "VPMM_REUSE",       "VPMM_STREAMS",           "VPMM_REAPER",      "VPMM_EXPORTABLE",
+    "VPMM_RDMA",        "VPMM_RELEASE_THRESHOLD", "VPMM_DECAY_MS"};
 #define VARIABLES (sizeof(variables) / sizeof(variables[0]))
 
 static void clear_environment(void)
@@ -33,7 +34,8 @@ static bool same(const vpmm_config *a, const vpmm_config *b)
            a->va_size == b->va_size && a->initial_pages == b->initial_pages && a->extent_size == b->extent_size &&
            a->max_mapped == b->max_mapped && a->cache_bytes == b->cache_bytes && a->small == b->small &&
            a->reuse == b->reuse && a->streams == b->streams && a->reaper == b->reaper &&
-           a->exportable == b->exportable && a->rdma == b->rdma;
+           a->exportable == b->exportable && a->rdma == b->rdma && a->release_threshold == b->release_threshold &&
+           a->decay_ms == b->decay_ms && a->captures == b->captures;
 }
 
 /* The configuration that one variable makes of the defaults. */
@@ -78,6 +80,9 @@ Test(config, defaults)
     cr_assert_eq(config.reuse, VPMM_REUSE_WAIT_DEVICE);
     cr_assert_eq(config.streams, VPMM_STREAMS_CHECKED);
     cr_assert(config.reaper && config.exportable && !config.rdma);
+    cr_assert_eq(config.release_threshold, 0);
+    cr_assert_eq(config.decay_ms, 10000);
+    cr_assert(!config.captures);
     cr_assert_eq(config_check(&config, GRANULARITY), VPMM_SUCCESS, "%s", vpmm_last_error());
 }
 
@@ -117,6 +122,12 @@ Test(config, every_variable_sets_its_field)
     cr_assert_not(with("VPMM_REAPER", "0").reaper);
     cr_assert_not(with("VPMM_EXPORTABLE", "off").exportable);
     cr_assert(with("VPMM_RDMA", "yes").rdma);
+    cr_assert(with("VPMM_CAPTURES", "on").captures);
+    cr_assert_eq(with("VPMM_RELEASE_THRESHOLD", "3G").release_threshold, 3 * GIB);
+    cr_assert_eq(with("VPMM_DECAY_MS", "1234").decay_ms, 1234);
+    cr_assert_eq(with("VPMM_DECAY_MS", "0").decay_ms, 0);
+    cr_assert_eq(with("VPMM_DECAY_MS", "1000000000").decay_ms, 1000000000);
+    cr_assert_eq(with("VPMM_DECAY_MS", "never").decay_ms, VPMM_DECAY_NEVER);
 }
 
 Test(config, a_variable_sets_nothing_but_its_field)
@@ -152,8 +163,8 @@ Test(config, switches_take_eight_words)
 
 Test(config, bad_sizes_are_refused)
 {
-    static const char *const sizes[] = {"VPMM_PAGE_SIZE", "VPMM_VA_SIZE", "VPMM_EXTENT_SIZE", "VPMM_MAX_MAPPED",
-                                        "VPMM_CACHE_BYTES"};
+    static const char *const sizes[] = {"VPMM_PAGE_SIZE",  "VPMM_VA_SIZE",     "VPMM_EXTENT_SIZE",
+                                        "VPMM_MAX_MAPPED", "VPMM_CACHE_BYTES", "VPMM_RELEASE_THRESHOLD"};
     static const char *const bad[] = {
         "",
         " ",
@@ -192,6 +203,14 @@ Test(config, bad_counts_are_refused)
         "", " ", "-1", "+1", "1 ", " 1", "1K", "0x1", "1.0", "many", "18446744073709551616"};
     for (size_t i = 0; i < sizeof(bad) / sizeof(bad[0]); i++)
         refuses("VPMM_PAGES", bad[i], "a decimal number");
+}
+
+Test(config, bad_times_are_refused)
+{
+    static const char *const bad[] = {"",   " ",    "-1",    "+1",     "1 ",         " 1",
+                                      "1K", "10ms", "Never", "never ", "1000000001", "18446744073709551615"};
+    for (size_t i = 0; i < sizeof(bad) / sizeof(bad[0]); i++)
+        refuses("VPMM_DECAY_MS", bad[i], "up to 1000000000, or never");
 }
 
 Test(config, bad_devices_are_refused)
@@ -332,6 +351,21 @@ Test(check, words)
     config = vpmm_config_default();
     config.small = (vpmm_small)2;
     check_refuses(&config, VPMM_ERROR_INVALID_VALUE, "small", "VPMM_SMALL", " 2;");
+}
+
+Test(check, decay_ms)
+{
+    vpmm_config config = vpmm_config_default();
+    for (config.decay_ms = 0; config.decay_ms < 1000000000; config.decay_ms = config.decay_ms * 10 + 10)
+        check_accepts(&config);
+    config.decay_ms = 1000000000;
+    check_accepts(&config);
+    config.decay_ms = VPMM_DECAY_NEVER;
+    check_accepts(&config);
+    config.decay_ms = 1000000001;
+    check_refuses(&config, VPMM_ERROR_INVALID_VALUE, "decay_ms", "VPMM_DECAY_MS", "1000000001");
+    config.decay_ms = VPMM_DECAY_NEVER - 1;
+    check_refuses(&config, VPMM_ERROR_INVALID_VALUE, "decay_ms", "VPMM_DECAY_MS", "VPMM_DECAY_NEVER");
 }
 
 Test(check, other_granularities)

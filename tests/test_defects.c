@@ -381,8 +381,7 @@ Test(defects, defect_11_a_refused_free_forgets_nothing)
     must_fail(VPMM_ERROR_DRIVER, vpmm_free(w.pool, p, s));
     cr_expect_eq(stats_of(&w).async_bytes, before.async_bytes);
     cr_expect_eq(stats_of(&w).frees, before.frees);
-    must_fail(VPMM_ERROR_BUSY, vpmm_pool_destroy(w.pool));
-    give(&w, p, s);
+    give(&w, p, s); /* a pool's end would do it too: see test_sound_faults */
     must_fail(VPMM_ERROR_INVALID_POINTER, vpmm_free(w.pool, p, s));
     world_close(&w);
 }

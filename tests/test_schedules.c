@@ -4,6 +4,8 @@
  */
 #include "play.h"
 
+#include "slices.h"
+
 /* ---- a cache, and others that want what is in it ---- */
 
 PLAY(keep_one_in_cache)
@@ -596,6 +598,212 @@ SCHEDULES(release_against_a_front_that_is_full)
                                       .act = {put_held_on_t, destroy_released}});
 }
 
+/* The same, where what stays in the released stream's cache moves to other slots. */
+PLAY(fill_with_s)
+{
+    CUdeviceptr p[3];
+    play.p[0] = get(1, play.t);
+    meet(play.t);
+    for (int i = 0; i < 3; i++)
+        p[i] = get(1, play.s);
+    for (int i = 0; i < 3; i++)
+        put(p[i], play.s);
+}
+SCHEDULES(release_against_a_front_that_moves_its_slots)
+{
+    explore_play("release, halve and move", 4,
+                 (struct exploration){.open = open_plain,
+                                      .close = close_plain,
+                                      .prepare = {fill_with_s},
+                                      .act = {put_held_on_t, destroy_released}});
+}
+
+/* A thread frees on a stream, by a hit of its cache, while another releases the stream. */
+PLAY(hold_one_beside_a_cached_one)
+{
+    play.p[0] = get(1, play.s);
+    meet(play.s);
+}
+PLAY(put_held_on_s)
+{
+    put(play.p[0], play.s);
+}
+static uint64_t bytes_in_slots(const struct cache *cache)
+{
+    const struct slice_cache *slices = atomic_load(&cache->slices);
+    uint64_t bytes = 0;
+    for (uint32_t i = 0; i < CACHE_BINS; i++) {
+        const struct cache_bin *bin = cache_bin_at(cache, i);
+        uint64_t units = (uint64_t)atomic_load(&bin->count) * atomic_load(&bin->pages);
+        bytes += units << cache->front->fronts->space->pages.page_shift;
+    }
+    for (unsigned i = 0; slices && i < SLICE_CLASSES; i++)
+        bytes += atomic_load(&slice_bin_at(slices, i)->count) * slice_bin_at(slices, i)->bytes;
+    return bytes;
+}
+static void look_at_stock(struct fronts *fronts)
+{
+    for (struct front *front = atomic_load(&fronts->first); front; front = front->next) {
+        uint64_t bytes = 0;
+        for (struct cache *cache = atomic_load(&front->caches); cache; cache = cache->next)
+            bytes += bytes_in_slots(cache);
+        explore_check(front_held(front) == bytes, "a front counts %llu bytes, and %llu are in its slots",
+                      (unsigned long long)front_held(front), (unsigned long long)bytes);
+    }
+}
+/* Whatever the order was, a release that follows both covers the free; it is the first or the second. */
+PLAY(close_with_a_second_release)
+{
+    vpmm_status status = vpmm_stream_release(play.w.pool, play.s);
+    explore_check(status == VPMM_SUCCESS || status == VPMM_ERROR_INVALID_VALUE, "release again: %s", vpmm_last_error());
+    look_at_stock(&inside()->fronts);
+    look_at_stock(&inside()->cut_fronts);
+    world_stream_destroy(&play.w, play.s);
+    play.s = world_stream(&play.w);
+    put(get(1, play.s), play.s);
+    close_world();
+}
+static void free_against_release(const char *name, vpmm_streams streams, void (*prepare)(void *))
+{
+    play.streams = streams;
+    explore_play(name, CACHE_PAGES,
+                 (struct exploration){.open = open_plain,
+                                      .close = close_with_a_second_release,
+                                      .prepare = {prepare},
+                                      .act = {put_held_on_s, release_s}});
+}
+SCHEDULES(free_that_hits_against_release)
+{
+    free_against_release("free, release of its stream", VPMM_STREAMS_CHECKED, hold_one_beside_a_cached_one);
+}
+SCHEDULES(free_that_hits_against_release_of_a_trusted_stream)
+{
+    free_against_release("free, release of its stream, trusted", VPMM_STREAMS_TRUSTED, hold_one_beside_a_cached_one);
+}
+/* Its bin is empty, so the free notes it. */
+SCHEDULES(free_that_notes_against_release)
+{
+    free_against_release("first free, release of its stream", VPMM_STREAMS_TRUSTED, hold_one);
+}
+/* The same of a slice. */
+static void flush_everything(void)
+{
+    fronts_flush(&inside()->fronts, NULL, true);
+    fronts_flush(&inside()->cut_fronts, NULL, true);
+}
+PLAY(hold_one_slice)
+{
+    play.p[0] = get_bytes(SLICE_MAX, play.s);
+    put(get_bytes(SLICE_MAX, play.s), play.s);
+    flush_everything();
+}
+SCHEDULES(free_of_a_slice_against_release)
+{
+    free_against_release("slice, release of its stream", VPMM_STREAMS_TRUSTED, hold_one_slice);
+}
+/* A cache that is listed, and empty, is noted while a pass takes it off the list. */
+PLAY(hold_one_of_a_listed_empty_cache)
+{
+    play.p[0] = get(1, play.s);
+    meet(play.s);
+    flush_everything();
+    struct front *front = atomic_load(&inside()->fronts.first);
+    for (struct cache *cache = atomic_load(&front->caches); cache; cache = cache->next)
+        cache_list_noted(cache);
+}
+SCHEDULES(free_that_notes_against_a_look)
+{
+    explore_play("first free, look", CACHE_PAGES,
+                 (struct exploration){.open = open_looked_at,
+                                      .close = close_plain,
+                                      .prepare = {hold_one_of_a_listed_empty_cache},
+                                      .act = {put_held_on_s, look_twice}});
+}
+/* A hit has found its cache open; the stream is released, and its record may not yet be another stream's. */
+PLAY(try_get_one_on_s)
+{
+    play.p[3] = try_get(1, play.s, &play.status[3]);
+}
+PLAY(release_and_use_the_record_again)
+{
+    release(play.s);
+    run_stream(play.s);
+    run_stream(play.t); /* nothing is pending: who waits lets the others go on */
+    poll_pool();
+    poll_pool();
+    CUstream u = world_stream(&play.w);
+    put(get(1, u), u);
+    put(get(1, u), u);
+}
+SCHEDULES(hit_against_release_and_another_stream)
+{
+    play.streams = VPMM_STREAMS_TRUSTED;
+    explore_play("hit, release, another stream", CACHE_PAGES,
+                 (struct exploration){.open = open_plain,
+                                      .close = close_plain,
+                                      .prepare = {keep_one_in_cache},
+                                      .act = {try_get_one_on_s, release_and_use_the_record_again}});
+}
+/* A release that the driver refuses, while the owner lets go of the closed cache. */
+PLAY(keep_one_and_refuse_records)
+{
+    put(get(1, play.s), play.s);
+    vpmm_sim_fail(play.w.sim, "cuEventRecord", 1, CUDA_ERROR_OUT_OF_MEMORY, true);
+}
+PLAY(use_another_stream)
+{
+    vpmm_status status;
+    CUdeviceptr p = try_get(1, play.t, &status);
+    if (p)
+        put(p, play.t);
+}
+PLAY(release_in_vain)
+{
+    vpmm_status status = vpmm_stream_release(play.w.pool, play.s);
+    explore_check(status == VPMM_ERROR_DRIVER || status == VPMM_SUCCESS, "release: %s", vpmm_last_error());
+}
+PLAY(close_without_refusals)
+{
+    vpmm_sim_fail(play.w.sim, "cuEventRecord", 0, CUDA_SUCCESS, false);
+    close_world();
+}
+SCHEDULES(refused_release_against_detach)
+{
+    play.streams = VPMM_STREAMS_TRUSTED;
+    explore_play("refused release, detach", CACHE_PAGES,
+                 (struct exploration){.open = open_plain,
+                                      .close = close_without_refusals,
+                                      .prepare = {keep_one_and_refuse_records},
+                                      .act = {use_another_stream, release_in_vain}});
+}
+/* It makes the cache. */
+PLAY(open_with_one)
+{
+    open_world();
+    play.p[0] = get(1, play.s);
+}
+SCHEDULES(free_that_attaches_against_release)
+{
+    play.streams = VPMM_STREAMS_TRUSTED;
+    explore_play("free that attaches, release", CACHE_PAGES,
+                 (struct exploration){.open = open_with_one,
+                                      .close = close_with_a_second_release,
+                                      .act = {put_held_on_s, release_s}});
+}
+PLAY(release_s_or_find_it_released)
+{
+    vpmm_status status = vpmm_stream_release(play.w.pool, play.s);
+    explore_check(status == VPMM_SUCCESS || status == VPMM_ERROR_INVALID_VALUE, "release: %s", vpmm_last_error());
+}
+SCHEDULES(release_against_release)
+{
+    explore_play("two releases", CACHE_PAGES,
+                 (struct exploration){.open = open_plain,
+                                      .close = close_with_a_second_release,
+                                      .prepare = {keep_one_in_cache},
+                                      .act = {release_s_or_find_it_released, release_s_or_find_it_released}});
+}
+
 /* What is in the cache of a thread that ends belongs to whoever finds it. */
 SCHEDULES(thread_exit_against_flush)
 {
@@ -672,8 +880,10 @@ PLAY(keep_one_and_close)
     run_stream(play.s);
     poll_pool();
     struct front *front = atomic_load(&inside()->fronts.first);
-    for (struct cache *cache = atomic_load(&front->caches); cache; cache = cache->next)
+    for (struct cache *cache = atomic_load(&front->caches); cache; cache = cache->next) {
         atomic_store(&cache->noted, 2);
+        cache_list_noted(cache);
+    }
 }
 PLAY(use_the_record_again)
 {
@@ -747,32 +957,33 @@ SCHEDULES(two_threads_and_a_front_that_was_left)
             .open = open_plain, .close = close_two_fronts, .prepare = {leave_a_front}, .act = {pair_on_s, pair_on_s}});
 }
 
-/* A stream that was destroyed without a word, and whose handle another has: its cache is let go of while a pass looks.
- */
-PLAY(lose_the_stream)
+/* A stream is destroyed without a word, and its handle is another's, while a pass looks. */
+PLAY(open_used_and_lost)
 {
-    put(get(1, play.s), play.s);
-    run_stream(play.s);
+    open_used_now();
     world_stream_destroy(&play.w, play.s);
     play.s = world_stream(&play.w);
-}
-PLAY(use_the_handle_again)
-{
-    get(1, play.s);
-    put(get(2, play.t), play.t);
+    keep_busy(&play.w, play.s);
 }
 PLAY(close_lost)
 {
     play.lost = true;
     close_world();
 }
+PLAY(use_and_destroy)
+{
+    put(get(1, play.s), play.s);
+    world_stream_destroy(&play.w, play.s);
+    play.s = world_stream(&play.w);
+    put(get(2, play.s), play.s);
+}
 SCHEDULES(stream_destroyed_without_a_word_against_pass)
 {
-    explore_play("destroyed without a word, pass", CACHE_PAGES,
-                 (struct exploration){.open = open_plain,
+    play.streams = VPMM_STREAMS_EAGER;
+    explore_play("destroyed without a word, pass", 0,
+                 (struct exploration){.open = open_used_and_lost,
                                       .close = close_lost,
-                                      .prepare = {lose_the_stream},
-                                      .act = {use_the_handle_again, look_twice}});
+                                      .act = {use_and_destroy, poll_three_times}});
 }
 
 /* Free memory that a thread has looked at is used by another on its stream, and free again. */

@@ -451,10 +451,11 @@ static CUstream freed_unmarked_and_the_handle_back(struct world *w, CUdeviceptr 
     return same_handle_again(w, s);
 }
 
-static void a_mark_belongs_to_its_stream(bool release)
+static void a_mark_belongs_to_its_stream(vpmm_streams streams, bool release)
 {
     needs_simulator();
     struct setup setup = setup_with(VPMM_REUSE_COMPLETED);
+    setup.pool.streams = streams;
     struct world w;
     world_open(&w, &setup);
     CUstream s = world_stream(&w), other = world_stream(&w);
@@ -477,11 +478,11 @@ static void a_mark_belongs_to_its_stream(bool release)
 
 Test(streams, no_mark_is_recorded_on_the_next_stream_of_a_handle)
 {
-    a_mark_belongs_to_its_stream(false);
+    a_mark_belongs_to_its_stream(VPMM_STREAMS_EAGER, false); /* in other modes it must be released first */
 }
 Test(streams, release_of_a_handle_that_came_back_is_refused)
 {
-    a_mark_belongs_to_its_stream(true);
+    a_mark_belongs_to_its_stream(VPMM_STREAMS_CHECKED, true);
 }
 
 /* --- streams with names of their own --------------------------------------------------------------------------------

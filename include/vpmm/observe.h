@@ -56,7 +56,7 @@ typedef struct vpmm_device {
     char uuid[41];       /* "GPU-01234567-89ab-cdef-0123-456789abcdef", as nvidia-smi writes it; "" likewise */
     size_t memory_bytes; /* of the device */
     size_t page_size;    /* of the pool */
-    size_t max_mapped;   /* the pool's cap on mapped bytes; 0: none */
+    size_t max_mapped;   /* the pool's cap on mapped and quarantined bytes; 0: none */
 } vpmm_device;
 
 vpmm_status vpmm_device_get(vpmm_pool *, vpmm_device *);

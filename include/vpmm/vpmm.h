@@ -23,12 +23,47 @@
  * Every byte of reserved address space is in exactly one state, and each physical page is counted once:
  *   reserved = live + reusable + hole + pending_unmap         mapped = live + reusable
  *
- * Threads: every function may be called from any thread at any time, but for vpmm_pool_destroy and vpmm_check, during
- * which no other call on the same pool may run. Errors change nothing; vpmm_last_error() says what was wrong. The
- * library never aborts and prints nothing. After fork a pool made by the parent answers VPMM_ERROR_NOT_SUPPORTED in
+ * Memory that the pool gives back is quarantined, and not mapped any more, until the driver has taken it: as long as
+ * the driver refuses to, or an old address of it is pending unmap. max_mapped is the cap of both:
+ *   mapped + quarantined <= max_mapped
+ *
+ * Threads: every function may be called from any thread. Errors change nothing; vpmm_last_error() says what was wrong.
+ * The library never aborts and prints nothing. After fork a pool made by the parent answers VPMM_ERROR_NOT_SUPPORTED in
  * the child. No function may be called from a CUDA host function (CUDA forbids driver calls there). Streams may be of any
  * context of the pool's device; a context other than the primary one must outlive the pools that met its streams, which
  * keep events in it.
+ *
+ * Who may call what during what. "During" is from the call of the one until its return. Each pair of functions that is
+ * not named is safe at the same time, on one pool and on several.
+ *   vpmm_pool_destroy, vpmm_check     during no other call on the pool, an exporter's scrapes included (remove the pool
+ *                                     from the exporter first): otherwise the caller's mistake
+ *   vpmm_poll, vpmm_poll_for          during each other, and the pool's own reaper: one makes the pass, the other answers
+ *                                     SUCCESS at once
+ *   vpmm_dump, vpmm_stats_get, the    during anything but destroy: each number is right, two of them may be of different
+ *   observers, vpmm_pool_get_attribute   instants
+ *   vpmm_free, vpmm_free              of one pointer: one of them answers INVALID_POINTER, unless the address has been
+ *                                     handed out in between, which is the caller's mistake
+ *   vpmm_malloc, vpmm_free            on one stream, by any number of threads: safe. Their points of the stream are in
+ *                                     the order in which the calls return, where one returns before the other begins
+ *   vpmm_stream_release               during mallocs and frees on the same stream: safe. Each of them counts as before
+ *                                     the release, which then covers it, or as after: then the pool has met the stream
+ *                                     anew, and it needs another release. During another release of the stream: safe, the
+ *                                     second answers SUCCESS, or INVALID_VALUE if it found the stream released
+ *   cuStreamDestroy                   during no call that was given the stream; with CHECKED and TRUSTED after a release
+ *                                     that no later call with the stream has followed; with EAGER at once after the last
+ *                                     call. Otherwise the caller's mistake (see vpmm_streams)
+ *   cuStreamBeginCapture              during no call that was given the stream; for a blocking stream, also none that was
+ *                                     given the legacy stream of its context. And as for cuStreamDestroy: after a release
+ *                                     that no later call with the stream has followed, or with EAGER, or with `captures`
+ *                                     in the configuration. Otherwise the caller's mistake: another thread may be recording
+ *                                     an event on the stream just then, at which the driver crashes (see vpmm_config)
+ *   cuStreamBeginCapture .. EndCapture   calls with the capturing stream answer NOT_SUPPORTED (but for hits, see
+ *                                     vpmm_malloc), and so do calls with the legacy stream while a blocking stream of its
+ *                                     context captures. All others, on other streams and by any thread, the capturing one
+ *                                     included, in each of the three modes, are safe: they leave the capture as it is,
+ *                                     and no stream joins it by them. That holds for vpmm_pool_create, trim, a request
+ *                                     that runs out of memory, and vpmm_pool_destroy as well
+ *   a thread's end                    leaves what it has cached to the other threads, and needs no call
  */
 #ifndef VPMM_H
 #define VPMM_H
@@ -53,7 +88,7 @@ typedef enum vpmm_status {
     VPMM_ERROR_NOT_SUPPORTED,        /* this device, a capturing stream, or the child of a fork */
     VPMM_ERROR_NO_DRIVER,            /* libcuda.so.1 or a device is missing */
     VPMM_ERROR_DRIVER,               /* the driver refused a call; vpmm_last_error() names the call and its CUresult */
-    VPMM_ERROR_BUSY,                 /* the pool is destroyed while allocations are live */
+    VPMM_ERROR_BUSY,                 /* the pool is destroyed while allocations are live, or cannot be waited for */
     VPMM_ERROR_HOST_MEMORY,          /* the host has no memory for the pool's own records */
 } vpmm_status;
 
@@ -80,15 +115,41 @@ typedef enum vpmm_reuse {
 /*
  * How a stream handle that the program has destroyed, and CUDA has given to another stream, is noticed. A program that
  * does not call vpmm_stream_release before cuStreamDestroy must choose EAGER: with the others memory freed on the stream
- * may lie in a front cache, its end is recorded some milliseconds later, and the driver crashes on a handle that is
- * gone.
+ * may lie in a front cache, and its end is recorded some milliseconds later by another thread, on a handle that is gone,
+ * at which the driver crashes, or on the stream that has it now. Whatever the choice, a stream's id is asked only in calls
+ * that are given the stream.
  */
 typedef enum vpmm_streams {
-    VPMM_STREAMS_CHECKED, /* the stream's id is compared in every malloc, and before its end is recorded */
+    VPMM_STREAMS_CHECKED, /* the stream's id is compared in every malloc */
     VPMM_STREAMS_TRUSTED, /* only where a call goes past the front cache */
-    VPMM_STREAMS_EAGER,   /* as CHECKED, and every free records its fence at once: there are no front caches */
+    VPMM_STREAMS_EAGER,   /* past it always: there are no front caches, every call records its fences before it returns, and
+                             nothing is done with a handle after the call that was given it. NOT_SUPPORTED at creation
+                             where the driver has no cuStreamGetId (before CUDA 12) */
 } vpmm_streams;
 
+#define VPMM_DECAY_NEVER UINT64_MAX
+
+/*
+ * How an idle pool gives back (release_threshold, decay_ms). A pass, of the pool's thread or of vpmm_poll, gives
+ * wholly free extents back whose work has ended, a few at a time and none while a malloc maps, as long as at least
+ *
+ *   max(release_threshold, bytes live or in front caches, the claim of each peak in live_bytes of the last decay_ms)
+ *
+ * stay mapped. A peak claims itself at first, and after it evenly less until decay_ms are over. So a program that comes
+ * back to its peak again and again within a small part of decay_ms keeps what it needs, and one that has stopped has
+ * given everything back to the threshold after decay_ms (but for what lies in front caches of stream 0, see README,
+ * Limits), and then wakes up no more. The next malloc beyond what is left
+ * makes memory anew; work ahead makes none before it does.
+ */
+/*
+ * Captures. What lies freed in a front cache has no recorded end. While a stream is known to the pool, another thread that
+ * needs the memory records one (the reaper, a request of another stream, vpmm_trim). To record an event on a stream on
+ * which another thread begins or ends a capture at that instant crashes the driver (an H200, driver 580, in the first
+ * second), and nothing can be seen beforehand. So a program releases a stream before it captures on it, or chooses EAGER,
+ * or sets `captures`: then nobody but calls that are given a stream touches its handle, front caches stay, and memory that
+ * lies in them goes to other streams when a later call on its own stream has gone past the cache, or by a wait for the
+ * device, before a request fails and in vpmm_trim.
+ */
 typedef struct vpmm_config {
     const vpmm_driver *driver; /* NULL: libcuda */
     int device;                /* CUDA ordinal                                                       VPMM_DEVICE */
@@ -97,16 +158,23 @@ typedef struct vpmm_config {
     size_t initial_pages;      /* pages mapped at creation; 0                                        VPMM_PAGES */
     size_t extent_size;        /* bytes of the largest handle; 0: chosen by the policy; page_size gives the
                                   specification's one handle a page                                  VPMM_EXTENT_SIZE */
-    size_t max_mapped;         /* cap on mapped bytes; 0: none                                       VPMM_MAX_MAPPED */
+    size_t max_mapped;         /* cap on mapped and quarantined bytes; 0: none                       VPMM_MAX_MAPPED */
     size_t cache_bytes;        /* most that one thread's front cache holds once the pool no longer grows;
                                   64 MiB of it until then. Of pieces of pages it holds at most 64 MiB besides.
-                                  0: none. CU_STREAM_PER_THREAD has none                           VPMM_CACHE_BYTES */
+                                  0: none. CU_STREAM_PER_THREAD has none, and no pool has where the process has no
+                                  pthread key left: see vpmm_malloc                                VPMM_CACHE_BYTES */
     vpmm_small small;          /*                                                      VPMM_SMALL=slab|async */
     vpmm_reuse reuse;          /*                                                      VPMM_REUSE=device|completed|host */
     vpmm_streams streams;      /*                                                      VPMM_STREAMS=checked|trusted|eager */
     bool reaper;               /* true: a thread of the pool's own; false: the caller calls vpmm_poll */
     bool exportable;           /* handles can be exported as POSIX file descriptors, where the device can  */
     bool rdma;                 /* handles can be registered for GPUDirect RDMA, where the device can; false       */
+    size_t release_threshold;  /* bytes that stay mapped however long nothing happens, at least what initial_pages
+                                  says; 0                                                    VPMM_RELEASE_THRESHOLD */
+    uint64_t decay_ms;         /* memory that is not needed goes back to the device little by little over so many
+                                  milliseconds, at most 1000000000; 0: as soon as it is free; VPMM_DECAY_NEVER: only by
+                                  vpmm_trim, or before a request fails; 10000               VPMM_DECAY_MS=...|never */
+    bool captures;             /* the program captures streams without releasing them first: see below       VPMM_CAPTURES */
 } vpmm_config;                 /* more fields may follow: start from vpmm_config_default() */
 
 vpmm_config vpmm_config_default(void);
@@ -134,11 +202,39 @@ vpmm_status vpmm_pool_create(const vpmm_config *, vpmm_pool **);
 vpmm_status vpmm_pool_default(int device, vpmm_pool **);
 
 /*
- * Waits for the device, unmaps, and frees the pool. BUSY: allocations are live; nothing is changed. DRIVER: the
- * driver refused to take something back; the message says what, and the pool is gone all the same.
- * vpmm_pool_destroy(NULL) is a no-op.
+ * Waits for the work on freed memory, unmaps, and frees the pool. BUSY: allocations are live, or the driver would not
+ * wait; nothing is changed, and the pool can be destroyed again. DRIVER: the driver refused to take something back; the
+ * message says what, and the pool is gone all the same. vpmm_pool_destroy(NULL) is a no-op.
  */
 vpmm_status vpmm_pool_destroy(vpmm_pool *);
+
+/*
+ * What can be read, and but for what is said changed, while the pool is used; as cuMemPoolSetAttribute has it, and the
+ * configuration's field of the same name. All are numbers of 64 bits.
+ */
+typedef enum vpmm_attribute {
+    VPMM_ATTRIBUTE_RELEASE_THRESHOLD, /* bytes; any. What is above it now decays from here on. At first
+                                         release_threshold, or what initial_pages mapped if that is more */
+    VPMM_ATTRIBUTE_DECAY_MS,          /* milliseconds, at most 1000000000, or VPMM_DECAY_NEVER. For claims of peaks that
+                                         have been, too; 0 gives back at the next pass, which begins at once */
+    VPMM_ATTRIBUTE_MAX_MAPPED,        /* bytes; 0: no cap. A cap below what is mapped gives nothing back: the pool does
+                                         not grow until less is mapped, by decay or vpmm_trim, and requests that what is
+                                         mapped cannot serve answer OUT_OF_MEMORY */
+    VPMM_ATTRIBUTE_REUSE,             /* a vpmm_reuse, for calls that begin later; one under way may use either */
+    VPMM_ATTRIBUTE_PEAK_MAPPED,       /* bytes: peak_mapped_bytes, */
+    VPMM_ATTRIBUTE_PEAK_LIVE,         /* and peak_live_bytes. 0 sets the mark to what is mapped, or live, now */
+} vpmm_attribute;                     /* more may follow */
+
+/*
+ * Any thread, while others allocate; no lock and no driver call. One attribute is set at once; of two threads that set
+ * the same one the later wins. A pool without pages (see vpmm_pool_create) keeps what is set and has no use for it.
+ * INVALID_VALUE: a NULL pool, an unknown attribute, or a value that is not allowed: the message names the attribute,
+ * the value and what is allowed, and nothing has changed. NOT_SUPPORTED: the child of a fork. DRIVER: the device is lost.
+ */
+vpmm_status vpmm_pool_set_attribute(vpmm_pool *, vpmm_attribute, uint64_t value);
+
+/* Works on any pool, as vpmm_stats_get does. INVALID_VALUE: a NULL argument, an unknown attribute. */
+vpmm_status vpmm_pool_get_attribute(vpmm_pool *, vpmm_attribute, uint64_t *value);
 
 /*
  * Allocates at least `bytes` bytes for work queued on `stream` from now on: whole pages, aligned to the page size, or a
@@ -146,6 +242,7 @@ vpmm_status vpmm_pool_destroy(vpmm_pool *);
  * 256 alone). 0, CU_STREAM_LEGACY and CU_STREAM_PER_THREAD are streams too. The stream must be of the pool's device.
  * INVALID_VALUE: zero bytes, a size that overflows when rounded, a NULL pool or output, a stream of another device.
  * OUT_OF_MEMORY: the message says how much was asked, mapped, live and reusable. NOT_SUPPORTED: the stream captures.
+ * HOST_MEMORY: also CU_STREAM_PER_THREAD, where other libraries have taken all pthread keys of the process.
  * The output is written on success only. A capture is looked for where the call goes past the thread's front cache: a hit
  * succeeds on a capturing stream with VPMM_STREAMS_TRUSTED, and with CHECKED fails and ends the capture, as
  * cuStreamGetId does. Builds with VPMM_DEBUG_CHECKS always look.
@@ -156,21 +253,41 @@ vpmm_status vpmm_malloc(vpmm_pool *, size_t bytes, CUstream stream, CUdeviceptr 
  * Ends the use of an allocation at this point of `stream`, which need not be the stream that it was allocated on:
  * every earlier use elsewhere must be ordered before this point. 0 is a no-op.
  * INVALID_POINTER: not the start of a live allocation of this pool, also if it was freed before and not handed out
- * since. Others as for malloc; a free into the thread's front cache makes no driver call at all.
+ * since. Others as for malloc; a free into the thread's front cache makes no driver call at all. With VPMM_SMALL_ASYNC
+ * DRIVER may also say that the driver refused the free itself: it may be tried again until a malloc has been given the
+ * same address, and does not keep the pool busy if it is not.
  */
 vpmm_status vpmm_free(vpmm_pool *, CUdeviceptr, CUstream stream);
 
 /*
- * Call before cuStreamDestroy (see vpmm_streams): gives the memory freed on the stream to every stream once its work has passed, and
- * returns when the pool no longer needs the handle. INVALID_VALUE: the pool has never met the stream.
+ * Call before cuStreamDestroy (see vpmm_streams): gives the memory freed on the stream to every stream once its work has
+ * passed, and returns when the pool no longer needs the handle. It waits for calls that were given the stream and are
+ * under way, not for the stream. INVALID_VALUE: the pool has not met the stream since it was created or last released.
+ * NOT_SUPPORTED: the stream captures. DRIVER: its end cannot be recorded now; the stream is as it was.
  */
 vpmm_status vpmm_stream_release(vpmm_pool *, CUstream);
 
 /*
+ * As in cuda.h: where CUDA_API_PER_THREAD_DEFAULT_STREAM is defined before the headers are included (nvcc's
+ * --default-stream per-thread does it), stream 0 is the calling thread's default stream here too. Elsewhere it is the
+ * legacy stream, for these functions as for the entries of vpmm_pool_driver, which have CUDA's plain names.
+ */
+vpmm_status vpmm_malloc_ptsz(vpmm_pool *, size_t bytes, CUstream stream, CUdeviceptr *);
+vpmm_status vpmm_free_ptsz(vpmm_pool *, CUdeviceptr, CUstream stream);
+vpmm_status vpmm_stream_release_ptsz(vpmm_pool *, CUstream);
+
+#ifdef CUDA_API_PER_THREAD_DEFAULT_STREAM
+#define vpmm_malloc vpmm_malloc_ptsz
+#define vpmm_free vpmm_free_ptsz
+#define vpmm_stream_release vpmm_stream_release_ptsz
+#endif
+
+/*
  * Gives wholly free extents back to the device until at most keep_bytes are mapped, or nothing more can be given. What
  * is in front caches counts as free, and so does a cut page without a live piece. Memory whose fence has not passed
- * stays. With keep_bytes 0 the driver's pool of VPMM_SMALL_ASYNC is trimmed too.
- * `released` (may be NULL): bytes of extents given back.
+ * stays. With keep_bytes 0 the driver's pool of VPMM_SMALL_ASYNC is trimmed too. What was given back stays given back:
+ * work ahead of need makes no memory until a malloc has had to make some itself.
+ * `released` (may be NULL): bytes of extents that the driver has taken back.
  */
 vpmm_status vpmm_trim(vpmm_pool *, size_t keep_bytes, size_t *released);
 
@@ -196,6 +313,7 @@ vpmm_status vpmm_trim(vpmm_pool *, size_t keep_bytes, size_t *released);
     X(reusable_bytes, gauge, "mapped and free")                                                                        \
     X(hole_bytes, gauge, "address space not mapped")                                                                   \
     X(pending_unmap_bytes, gauge, "old addresses of re-mapped extents, not yet unmapped")                              \
+    X(quarantined_bytes, gauge, "physical memory given back and not yet taken by the driver, beside mapped")           \
     X(cached_bytes, gauge, "the part of reusable that is in front caches")                                             \
     X(slab_bytes, gauge, "the part of live that is cut into pieces for small requests")                                \
     X(slab_live_bytes, gauge, "pieces handed out, after rounding")                                                     \
@@ -224,6 +342,7 @@ vpmm_status vpmm_trim(vpmm_pool *, size_t keep_bytes, size_t *released);
     X(reclaims, counter, "mallocs that had to take everything back before an answer")                                  \
     X(extents_created, counter, "physical handles created")                                                            \
     X(extents_released, counter, "physical handles given back")                                                        \
+    X(decayed_bytes, counter, "physical memory given back because it was not needed (decay_ms)")                       \
     X(extents_remapped, counter, "physical handles moved to another address")                                          \
     X(pages_created, counter, "pages of physical memory created")                                                      \
     X(zombies_retired, counter, "old addresses unmapped")                                                              \
@@ -257,7 +376,10 @@ vpmm_status vpmm_stats_get(vpmm_pool *, vpmm_stats *);
  */
 vpmm_status vpmm_dump(vpmm_pool *, FILE *);
 
-/* One pass of the reaper by hand: publishes passed fences, unmaps what is due, and works ahead a little. */
+/*
+ * One pass of the reaper by hand: publishes passed fences, unmaps what is due, gives back what decays, and works ahead
+ * a little.
+ */
 vpmm_status vpmm_poll(vpmm_pool *);
 
 /*

@@ -380,6 +380,9 @@ CUresult sim_cuMemPoolCreate(CUmemoryPool *handle, const CUmemPoolProps *poolPro
     if (!handle || !poolProps || poolProps->allocType != CU_MEM_ALLOCATION_TYPE_PINNED ||
         poolProps->location.type != CU_MEM_LOCATION_TYPE_DEVICE || !sim_device_valid(sim, poolProps->location.id))
         return CUDA_ERROR_INVALID_VALUE;
+    CUresult result = sim_unsafe(sim);
+    if (result != CUDA_SUCCESS)
+        return result;
     struct sim_pool *pool = pool_open(sim, poolProps->location.id, false);
     if (!pool)
         return CUDA_ERROR_OUT_OF_MEMORY;

@@ -138,9 +138,9 @@ struct passed_meanwhile : rl::test_suite<passed_meanwhile, 2> {
 };
 
 static const quote passed_quotes[] = {
-    {"lib/stream.c", "        store_sc_u64(&stream->completed, number); /* pairs with fence_passed */"},
+    {"lib/stream.c", "        store_sc_u64(&stream->completed, mark_number(last)); /* pairs with fence_passed, and"},
     {"lib/stream.h",
-     "    return !fence.stream || fence.number <= load_sc_u64(&stream_at(streams, fence.stream)->completed);"},
+     "    return !fence.stream || (stream && fence.number <= load_sc_u64(&stream->completed));"},
     {"lib/hints.c", "    found->word = load_sc_u64(&page_at(pages, found->page)->word);"},
     {0, 0}};
 
@@ -214,8 +214,8 @@ struct noted : rl::test_suite<noted, 2> {
 static const quote noted_quotes[] = {
     {"lib/front.h", "    store_relaxed_u64(&bin->slot[count], address);"},
     {"lib/front.h", "    if (!cas_sc_u64(&first->word, &word, word_next(word, PAGE_LIVE, PAGE_CACHED)))"},
-    {"lib/front.h", "    *unnoted = !(load_sc_u64(&cache->noted) >> index & 1) ? bin : NULL;"},
-    {"lib/cache.c", "    fetch_or_sc_u64(&cache->noted, UINT64_C(1) << (bin - cache->bin));"},
+    {"lib/front.h", "    *unnoted = !(load_sc_u64(&cache->noted) >> index & 1) ? index : CACHE_BINS;"},
+    {"lib/cache.c", "    if (!fetch_or_sc_u64(&cache->noted, UINT64_C(1) << index))\n        cache_list_noted(cache);"},
     {"lib/cache.c", "    uint64_t bins = load_sc_u64(&cache->noted) ? exchange_sc_u64(&cache->noted, 0) : 0;"},
     {"lib/cache.c", "    uint64_t word = load_sc_u64(&first->word); /* after the noted bits: see front.h */"},
     {0, 0}};
@@ -256,7 +256,7 @@ struct moved : rl::test_suite<moved, 2> {
 };
 
 static const quote moved_quotes[] = {
-    {"lib/cache.c", "    if (load_relaxed_u32(&bin->count) && !(fetch_or_sc_u64(&cache->noted, bit) & bit))"}, {0, 0}};
+    {"lib/cache.c", "    if (load_relaxed_u32(&cache_bin_at(cache, index)->count))\n        note(cache, index);"}, {0, 0}};
 
 /* A hit of one stream, while another thread takes the page and frees it on another stream (front.h, ABA). */
 struct hit : rl::test_suite<hit, 2> {
@@ -344,8 +344,155 @@ struct completion : rl::test_suite<completion, 4> {
 static const quote completion_quotes[] = {
     {"lib/stream.h", "    return (struct fence){stream->slot, fetch_add_sc_u64(&stream->published, 1) + 1};"},
     {"lib/stream.c", "    uint64_t number = load_sc_u64(&stream->published); /* before the event is recorded */"},
-    {"lib/stream.c", "    store_release_u64(&mark->number, number); /* pairs with the acquire in covering_event */"},
-    {"lib/stream.c", "    uint64_t number = load_acquire_u64(&stream->taken[passed - 1]->number);"},
+    {"lib/stream.c", "    store_release_u64(&mark->word, mark_word(number, MARK_RECORDED)); /* pairs with the acquire in"},
+    {"lib/stream.c", "    *word = load_acquire_u64(&stream->taken[i]->word);"},
+    {0, 0}};
+
+/*
+ * The newest mark is recorded again while the reaper asks its event and frees its place (stream.c, claim_newest,
+ * mark_again and retire_marks). The first point has passed, the second has not.
+ */
+struct marked_again : rl::test_suite<marked_again, 2> {
+    enum { FREE_PLACE, RECORDED, BUSY, STATES = 4 };
+    word mark, event; /* mark: number * STATES + state; event: the point that it was recorded at */
+    bool forgotten;   /* the reaper asks it no more */
+
+    void before()
+    {
+        store(mark, 1 * STATES + RECORDED, mo_relaxed);
+        store(event, 1, mo_relaxed);
+        forgotten = false;
+    }
+
+    void thread(unsigned index)
+    {
+        if (index == 0)
+            record_again();
+        else
+            ask();
+    }
+
+    void record_again()
+    {
+        if (FAULT != 1 && !cas(mark, 1 * STATES + RECORDED, 1 * STATES + BUSY, mo_seq_cst))
+            return;
+        store(event, 2, mo_relaxed);
+        store(mark, 2 * STATES + RECORDED, unless(2, mo_release, mo_relaxed));
+    }
+
+    void ask()
+    {
+        int seen = FAULT == 3 ? 0 : load(mark, unless(2, mo_acquire, mo_relaxed));
+        bool passed = load(event, mo_relaxed) == 1;
+        if (FAULT == 3)
+            seen = load(mark, mo_acquire);
+        if (!passed || seen % STATES != RECORDED)
+            return;
+        RL_ASSERT(seen / STATES == 1); /* what is published as completed */
+        if (FAULT == 4)
+            store(mark, seen / STATES * STATES, mo_seq_cst);
+        forgotten = FAULT == 4 || cas(mark, seen, seen / STATES * STATES, mo_seq_cst);
+    }
+
+    void after()
+    {
+        RL_ASSERT(!forgotten || load(event, mo_relaxed) == 1);
+    }
+};
+
+static const quote again_quotes[] = {
+    {"lib/stream.c", "                   cas_sc_u64(&newest->word, &word, mark_word(mark_number(word), MARK_BUSY));"},
+    {"lib/stream.c", "    store_release_u64(&newest->word, mark_word(recorded ? number : before, MARK_RECORDED));"},
+    {"lib/stream.c", "    *word = load_acquire_u64(&stream->taken[i]->word);\n"
+                     "    if (mark_state(*word) != MARK_RECORDED)\n        return false;"},
+    {"lib/stream.c", "    bool retired = cas_sc_u64(&stream->taken[passed - 1]->word, &last, mark_word("},
+    {0, 0}};
+
+/*
+ * Who marks for another, and a thread that waits for a mark of the stream (stream.c, mark_once and wait_counted): the
+ * event that the waiter has chosen is not recorded in a capture under it. The place's mark has passed, is about to.
+ */
+struct waiters : rl::test_suite<waiters, 3> {
+    word count, completed, place, captured; /* place: 0 as its mark has passed, 1 outstanding */
+
+    void before()
+    {
+        store(count, 0, mo_relaxed);
+        store(completed, 0, mo_relaxed);
+        store(place, 1, mo_relaxed);
+        store(captured, 0, mo_relaxed);
+    }
+
+    void thread(unsigned index)
+    {
+        if (index == 0) { /* waits for the number 1 */
+            fetch_add(count, 1, unless(1, mo_seq_cst, mo_relaxed));
+            if (FAULT == 5 || !load(completed, unless(2, mo_seq_cst, mo_relaxed)))
+                RL_ASSERT(!load(captured, mo_relaxed));
+            fetch_add(count, -1, mo_seq_cst);
+        } else if (index == 1) { /* the reaper */
+            store(completed, 1, unless(3, mo_seq_cst, mo_release));
+            store(place, 0, mo_release);
+        } else if (!load(place, mo_acquire) &&
+                   (FAULT == 4 || !load(count, unless(1, mo_seq_cst, mo_relaxed)))) { /* the marker */
+            store(captured, 1, mo_relaxed);
+        }
+    }
+};
+
+static const quote waiters_quotes[] = {
+    {"lib/stream.c", "    fetch_add_sc_u32(&stream->waiters, 1);\n    status = wait_counted("},
+    {"lib/stream.c", "    bool once;\n    if (number <= load_sc_u64(&stream->completed))"},
+    {"lib/stream.c", "    if (by_other && (!is_free || load_sc_u32(&stream->waiters)))"},
+    {0, 0}};
+
+/*
+ * A free that hits a cache while its stream is released (front.h, "Releasing"): the region is found by who empties the
+ * cache, or the free finds the cache closed and is undone.
+ */
+struct closed : rl::test_suite<closed, 2> {
+    word handle, noted, state;
+
+    void before()
+    {
+        store(handle, 1, mo_relaxed);
+        store(noted, (int)rl::rand(2), mo_relaxed);
+        store(state, LIVE, mo_relaxed);
+    }
+
+    void thread(unsigned index)
+    {
+        if (index == 0) {
+            bool looked_before = FAULT == 4 && load(handle, mo_seq_cst);
+            store(state, CACHED, unless(1, mo_seq_cst, mo_release));
+            if (load(noted, unless(2, mo_seq_cst, mo_relaxed)))
+                return;
+            if (FAULT == 3 || looked_before || load(handle, mo_seq_cst))
+                fetch_or(noted, 1, mo_seq_cst);
+            else
+                cas(state, CACHED, LIVE, mo_seq_cst);
+        } else {
+            if (FAULT != 5)
+                store(handle, 0, mo_seq_cst);
+            store(noted, 0, unless(2, mo_seq_cst, mo_release));
+            if (load(state, unless(1, mo_seq_cst, mo_relaxed)) == CACHED)
+                cas(state, CACHED, OWN, mo_seq_cst);
+            if (FAULT == 5)
+                store(handle, 0, mo_seq_cst);
+        }
+    }
+
+    void after()
+    {
+        RL_ASSERT(load(state, mo_relaxed) != CACHED);
+    }
+};
+
+static const quote closed_quotes[] = {
+    {"lib/cache.c", "    if (load_sc_ptr(&cache->handle) == CACHE_CLOSED)\n        return !undo_give(cache, index, address);"},
+    {"lib/slices.c", "    if (load_sc_ptr(&cache->handle) == CACHE_CLOSED)\n        return !undo_give(cache, class);"},
+    {"lib/front.c", "        close_cache(cache);\n        cache_empty(cache, stream);"},
+    {"lib/cache.c", "    store_sc_u64(&cache->noted, 0);\n    flush_bins("},
     {0, 0}};
 
 /* Two threads free and want to mark: the one that has the try-lock marks for both (stream.c, mark). */
@@ -425,8 +572,8 @@ static const quote users_quotes[] = {
     {"lib/stream.c",
      "    fetch_add_sc_u32(&stream->users, 1);\n    if (load_sc_u32(&stream->state) == STREAM_ACTIVE &&"},
     {"lib/stream.c", "    fetch_add_sc_u32(&stream->users, UINT32_MAX);"},
-    {"lib/stream.c", "    store_sc_u32(&stream->state, state); /* before users is read: see enter_known */"},
-    {"lib/stream.c", "    while (ours && load_sc_u32(&stream->users) > 1)"},
+    {"lib/stream.c", "        store_sc_u32(&stream->state, STREAM_RELEASING); /* before users is read: see stream_enter_cached"},
+    {"lib/stream.c", "    while (load_sc_u32(&stream->users) > 1)\n        clock_yield();\n    flush(stream, data);"},
     {0, 0}};
 
 /* A thread that empties a cache, the owner that lets go of it, and the record that is used again
@@ -482,9 +629,11 @@ struct detach : rl::test_suite<detach, 3> {
 };
 
 static const quote detach_quotes[] = {
-    {"lib/cache.c", "    fetch_add_sc_u32(&stream->users, 1);\n    if (load_sc_ptr(&cache->stream) == stream)"},
-    {"lib/front.c", "    store_sc_ptr(&cache->stream, NULL); /* before the count: see enter_stream */\n"
-                    "    fetch_add_sc_u32(&stream->caches[front->fronts->space->level], UINT32_MAX);"},
+    {"lib/cache.c", "    if (!stream || !stream_enter_cached(stream))\n        return NULL;\n"
+                    "    if (load_sc_ptr(&cache->stream) == stream)"},
+    {"lib/stream.c", "    fetch_add_sc_u32(&stream->users, 1);\n    enum stream_state state = load_sc_u32(&stream->state);"},
+    {"lib/front.c", "        store_sc_ptr(&cache->stream, NULL); /* before the count: see enter_stream */\n"
+                    "        stream_leave(stream);\n    }\n    fetch_add_sc_u32(&stream_at("},
     {"lib/stream.c", "!has_caches(stream) && !load_sc_u32(&stream->users) &&"},
     {0, 0}};
 
@@ -525,7 +674,7 @@ struct asleep : rl::test_suite<asleep, 2> {
 
 static const quote asleep_quotes[] = {
     {"lib/bell.h", "    if (load_sc_u32(&bell->asleep))"},
-    {"lib/reaper.c", "    store_sc_u32(&arena->bell.asleep, 1);\n    bool work = streams_pending(&arena->streams)"},
+    {"lib/reaper.c", "    store_sc_u32(&arena->bell.asleep, 1);\n    bool work = is_called(reaper);"},
     {"lib/stream.c", "        if (load_sc_u32(&stream->outstanding) || ending)"},
     {0, 0}};
 
@@ -616,6 +765,9 @@ static const model models[] = {
     {"moved", 2, holds_in_all<moved>, moved_quotes},
     {"hit", 4, holds_in_all<hit>, hit_quotes},
     {"completion", 6, holds_in_all<completion>, completion_quotes},
+    {"marked_again", 4, holds_in_all<marked_again>, again_quotes},
+    {"waiters", 5, holds_in_all<waiters>, waiters_quotes},
+    {"closed", 5, holds_in_all<closed>, closed_quotes},
     {"marking", 4, holds_in_all<marking>, marking_quotes},
     {"users", 5, holds_in_all<users>, users_quotes},
     {"detach", 6, holds_in_all<detach>, detach_quotes},

@@ -1,0 +1,871 @@
+/*
+ * A pool that is left alone: what stays given back, how often the driver is asked while nothing happens, and what an
+ * idle pool gives to the device.
+ */
+#include "pool.h"
+#include "reaper.h"
+#include "support.h"
+
+#include <dirent.h>
+#include <stdio.h>
+#include <time.h>
+
+#define MIB ((uint64_t)1 << 20)
+#define GIB ((uint64_t)1 << 30)
+
+static void sleep_ms(long ms)
+{
+    const struct timespec time = {.tv_sec = ms / 1000, .tv_nsec = ms % 1000 * 1000000};
+    nanosleep(&time, NULL);
+}
+
+static void sleep_us(long us)
+{
+    const struct timespec time = {.tv_nsec = us * 1000};
+    nanosleep(&time, NULL);
+}
+
+static double now_ms(void)
+{
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (double)now.tv_sec * 1e3 + (double)now.tv_nsec / 1e6;
+}
+
+static uint64_t mapped(struct world *w)
+{
+    return stats_of(w).mapped_bytes;
+}
+
+/* --- a trim stays --- */
+
+enum { LONG_PAGES = 200, LONGS = 5 };
+
+/* A pool that has learned what is asked of it, with nothing live. */
+static void use_and_free(struct world *w, CUstream s)
+{
+    CUdeviceptr p[LONGS];
+    for (int i = 0; i < LONGS; i++)
+        p[i] = take(w, LONG_PAGES, s);
+    for (int i = 0; i < LONGS; i++)
+        give(w, p[i], s);
+    world_drain(w);
+}
+
+static void work_ahead(struct world *w)
+{
+    for (int i = 0; i < 200; i++)
+        must_work(vpmm_poll(w->pool));
+}
+
+static void a_trim_stays(size_t keep_pages)
+{
+    struct setup setup = setup_default();
+    setup.pool.va_size = 8 * GIB;
+    struct world w;
+    world_open(&w, &setup);
+    CUstream s = world_stream(&w);
+    use_and_free(&w, s);
+    must_work(vpmm_trim(w.pool, keep_pages * PAGE, NULL));
+    uint64_t left = mapped(&w);
+    cr_expect_leq(left, keep_pages * PAGE);
+    work_ahead(&w);
+    cr_expect_leq(mapped(&w), left, "a trim left %llu MiB, and work ahead made %llu of it",
+                  (unsigned long long)(left / MIB), (unsigned long long)(mapped(&w) / MIB));
+    world_audit(&w);
+    world_close(&w);
+}
+
+Test(idle, a_trim_to_nothing_stays)
+{
+    a_trim_stays(0);
+}
+
+Test(idle, a_trim_to_something_stays)
+{
+    a_trim_stays(64);
+}
+
+/* Work ahead begins again with a malloc that has to make memory, and not with what was needed before the trim. */
+Test(idle, after_a_trim_a_malloc_makes_no_more_than_is_needed_now)
+{
+    struct setup setup = setup_default();
+    setup.pool.va_size = 8 * GIB;
+    struct world w;
+    world_open(&w, &setup);
+    CUstream s = world_stream(&w);
+    use_and_free(&w, s);
+    must_work(vpmm_trim(w.pool, 0, NULL));
+    CUdeviceptr p = take(&w, 8, s);
+    uint64_t made = mapped(&w);
+    work_ahead(&w);
+    cr_expect_leq(mapped(&w), made + made / 50, "%llu MiB became %llu", (unsigned long long)(made / MIB),
+                  (unsigned long long)(mapped(&w) / MIB));
+    give(&w, p, s);
+    world_close(&w);
+}
+
+/* --- a fence that takes long --- */
+
+enum { CAP_MS = REAPER_LONGEST_US / 1000 };
+
+static struct setup with_reaper(void)
+{
+    struct setup setup = setup_default();
+    setup.pool.reaper = true;
+    return setup;
+}
+
+/* Memory of a stream whose work has not ended, and marked. */
+static CUstream hold_back(struct world *w)
+{
+    CUstream s = world_stream(w);
+    CUdeviceptr p = take(w, 4, s);
+    keep_busy(w, s);
+    give(w, p, s);
+    return s;
+}
+
+Test(idle, a_fence_that_takes_long_is_seldom_asked_about, .timeout = 60)
+{
+    needs_simulator();
+    struct setup setup = with_reaper();
+    struct world w;
+    world_open(&w, &setup);
+    hold_back(&w);
+    sleep_ms(100);
+    uint64_t before = vpmm_sim_calls(w.sim, NULL);
+    sleep_ms(1000);
+    uint64_t calls = vpmm_sim_calls(w.sim, NULL) - before;
+    cr_expect_leq(calls, 2000, "%llu driver calls in a second of one outstanding fence", (unsigned long long)calls);
+    world_step(&w);
+    world_close(&w);
+}
+
+static uint64_t completed_of(const struct world *w, uint32_t slot)
+{
+    const struct streams *streams = &w->pool->arena.streams;
+    return slot < load_acquire_u32(&streams->slots) ? load_sc_u64(&stream_at(streams, slot)->completed) : 0;
+}
+
+/* Everything that was freed is seen to have passed. */
+static bool completed(const struct world *w)
+{
+    const struct streams *streams = &w->pool->arena.streams;
+    for (uint32_t slot = 1; slot < load_acquire_u32(&streams->slots); slot++) {
+        const struct stream *stream = stream_at(streams, slot);
+        if (load_sc_u64(&stream->completed) < load_sc_u64(&stream->published))
+            return false;
+    }
+    return true;
+}
+
+static double until_completed_ms(struct world *w)
+{
+    double begin = now_ms();
+    while (!completed(w) && now_ms() < begin + 1000)
+        sleep_us(50);
+    return now_ms() - begin;
+}
+
+/* The best of some: on a loaded machine any thread may be late. */
+Test(idle, a_fence_is_seen_to_pass_within_the_longest_pause, .timeout = 60)
+{
+    needs_simulator();
+    struct setup setup = with_reaper();
+    struct world w;
+    world_open(&w, &setup);
+    int late = 0;
+    for (int i = 0; i < 10; i++) {
+        CUstream s = hold_back(&w);
+        sleep_ms(20 + i);
+        world_run(&w, s, SIZE_MAX);
+        late += until_completed_ms(&w) > CAP_MS + 1;
+    }
+    cr_expect_leq(late, 2, "%d fences of 10 were seen more than %d ms after they had passed", late, CAP_MS + 1);
+    world_close(&w);
+}
+
+/* What is freed while the reaper pauses because of another stream is seen as soon as ever. */
+Test(idle, new_marks_end_the_pause, .timeout = 60)
+{
+    needs_simulator();
+    struct setup setup = with_reaper();
+    setup.pool.reuse = VPMM_REUSE_COMPLETED; /* else the new stream would wait for the held one */
+    struct world w;
+    world_open(&w, &setup);
+    CUstream held = hold_back(&w), s = world_stream(&w);
+    int late = 0;
+    for (int i = 0; i < 20; i++) {
+        sleep_ms(20);
+        uint64_t before = completed_of(&w, 2);
+        give(&w, take(&w, 2, s), s);
+        world_run(&w, s, SIZE_MAX);
+        double begin = now_ms();
+        while (completed_of(&w, 2) == before && now_ms() < begin + 100)
+            sleep_us(20);
+        late += now_ms() - begin > 1;
+    }
+    cr_expect_leq(late, 5, "%d of 20 new fences were seen more than a millisecond after they had passed", late);
+    world_run(&w, held, SIZE_MAX);
+    world_close(&w);
+}
+
+/* A malloc that is about to build asks for itself. */
+Test(idle, a_malloc_does_not_wait_for_the_pause, .timeout = 60)
+{
+    needs_simulator();
+    struct setup setup = with_reaper();
+    setup.pool.reuse = VPMM_REUSE_COMPLETED;
+    struct world w;
+    world_open(&w, &setup);
+    CUstream other = world_stream(&w);
+    for (int i = 0; i < 10; i++) {
+        CUstream s = hold_back(&w);
+        sleep_ms(20);
+        uint64_t builds = stats_of(&w).builds;
+        world_run(&w, s, SIZE_MAX);
+        CUdeviceptr p = take(&w, 4, other);
+        cr_expect_eq(stats_of(&w).builds, builds, "it builds, although the memory's work has ended");
+        give(&w, p, other);
+        world_step(&w);
+        must_work(vpmm_trim(w.pool, 0, NULL));
+    }
+    world_close(&w);
+}
+
+/* --- decay --- */
+
+enum { DECAY_MS = 400 };
+
+/* Eight times 64 MiB and more, which nobody needs any more. */
+enum { BLOCKS = 8, BLOCK_PAGES = 32, USED_PAGES = BLOCKS * BLOCK_PAGES };
+
+static struct setup with_decay(uint64_t ms, bool reaper)
+{
+    struct setup setup = setup_default();
+    setup.pool.decay_ms = ms;
+    setup.pool.reaper = reaper;
+    return setup;
+}
+
+static void take_blocks(struct world *w, CUdeviceptr p[BLOCKS], CUstream s)
+{
+    for (int i = 0; i < BLOCKS; i++)
+        p[i] = take(w, BLOCK_PAGES, s);
+}
+
+static void give_blocks(struct world *w, const CUdeviceptr p[BLOCKS], CUstream s)
+{
+    for (int i = 0; i < BLOCKS; i++)
+        give(w, p[i], s);
+    world_run(w, s, SIZE_MAX);
+}
+
+static void need_once(struct world *w, CUstream s)
+{
+    CUdeviceptr p[BLOCKS];
+    take_blocks(w, p, s);
+    give_blocks(w, p, s);
+}
+
+/* Passes by hand, for pools without a reaper of their own. */
+static void wait_polling(struct world *w, double ms)
+{
+    for (double end = now_ms() + ms; now_ms() < end; sleep_ms(1))
+        must_work(vpmm_poll(w->pool));
+}
+
+/* Within the time, as it is a loaded machine's. */
+static double wait_for_mapped(struct world *w, uint64_t most, double ms)
+{
+    double begin = now_ms();
+    while (mapped(w) > most && now_ms() < begin + ms)
+        sleep_ms(1);
+    return now_ms() - begin;
+}
+
+static uint64_t reaper_sleeps(void)
+{
+    uint64_t sleeps = 0;
+    DIR *tasks = opendir("/proc/self/task");
+    for (struct dirent *entry; tasks && (entry = readdir(tasks)) != NULL;) {
+        char path[320], line[256] = "";
+        unsigned long long number = 0;
+        bool is_reaper = false;
+        snprintf(path, sizeof path, "/proc/self/task/%s/status", entry->d_name);
+        FILE *file = fopen(path, "r");
+        while (file && fgets(line, sizeof line, file)) {
+            is_reaper |= !strcmp(line, "Name:\tvpmm-reaper\n");
+            if (is_reaper && sscanf(line, "voluntary_ctxt_switches: %llu", &number) == 1)
+                sleeps += number;
+        }
+        if (file)
+            fclose(file);
+    }
+    closedir(tasks);
+    return sleeps;
+}
+
+/* The reaper comes to rest, within the time that a loaded machine takes. */
+static void expect_rest(struct world *w)
+{
+    uint64_t sleeps = 0, calls = 1, sleeps_before = 1, calls_before = 0;
+    for (int i = 0; i < 30 && (sleeps != sleeps_before || calls != calls_before); i++) {
+        sleeps_before = reaper_sleeps();
+        calls_before = vpmm_sim_calls(w->sim, NULL);
+        sleep_ms(150);
+        sleeps = reaper_sleeps();
+        calls = vpmm_sim_calls(w->sim, NULL);
+    }
+    cr_expect_eq(sleeps, sleeps_before, "in 150 ms of rest the reaper wakes %llu times",
+                 (unsigned long long)(sleeps - sleeps_before));
+    cr_expect_eq(calls, calls_before, "at rest the driver is called %llu times",
+                 (unsigned long long)(calls - calls_before));
+}
+
+Test(idle, an_idle_pool_gives_everything_back_and_then_sleeps, .timeout = 60)
+{
+    needs_simulator();
+    struct setup setup = with_decay(DECAY_MS, true);
+    struct world w;
+    world_open(&w, &setup);
+    CUstream s = world_stream(&w);
+    need_once(&w, s);
+    uint64_t begin = mapped(&w);
+    double waited = wait_for_mapped(&w, 0, 20 * DECAY_MS);
+    cr_expect_eq(mapped(&w), 0, "%llu of %llu MiB stay mapped", (unsigned long long)(mapped(&w) / MIB),
+                 (unsigned long long)(begin / MIB));
+    cr_expect_geq(waited, DECAY_MS / 2.0, "all of it is gone after %.0f ms", waited);
+    cr_expect_geq(stats_of(&w).decayed_bytes, begin);
+    expect_rest(&w);
+    cr_expect_eq(mapped(&w), 0);
+    world_audit(&w);
+    world_close(&w);
+}
+
+/* Passes of a pool without a reaper are as good, and what is left is never less than what is due to stay. */
+Test(idle, memory_decays_little_by_little, .timeout = 60)
+{
+    struct setup setup = with_decay(DECAY_MS, false);
+    setup.pool.extent_size = PAGE;
+    struct world w;
+    world_open(&w, &setup);
+    CUstream s = world_stream(&w);
+    must_work(vpmm_poll(w.pool));
+    double begin = now_ms();
+    need_once(&w, s);
+    uint64_t peak = mapped(&w), steps = 0, last = peak, half = 0;
+    cr_expect_eq(peak, USED_PAGES * PAGE);
+    while (mapped(&w) > 0 && now_ms() < begin + 20 * DECAY_MS) {
+        must_work(vpmm_poll(w.pool));
+        uint64_t now = mapped(&w);
+        double share = (now_ms() - begin) / DECAY_MS;
+        require((double)now >= (double)peak * (1 - share) - 1, "after %.2f of the time only %llu of %llu MiB are left",
+                share, (unsigned long long)(now / MIB), (unsigned long long)(peak / MIB));
+        half = share < 0.9 ? now : half;
+        require(last - now <= 4 * PAGE, "one pass gives %llu MiB back", (unsigned long long)((last - now) / MIB));
+        steps += now != last;
+        last = now;
+        sleep_us(200);
+    }
+    cr_expect_eq(mapped(&w), 0);
+    cr_expect_geq(steps, USED_PAGES / 4);
+    cr_expect_lt(half, peak / 2, "after nine tenths of the time %llu of %llu MiB are left",
+                 (unsigned long long)(half / MIB), (unsigned long long)(peak / MIB));
+    cr_expect_eq(stats_of(&w).decayed_bytes, peak);
+    world_audit(&w);
+    world_close(&w);
+}
+
+Test(idle, a_threshold_stays, .timeout = 60)
+{
+    struct setup setup = with_decay(DECAY_MS / 4, false);
+    setup.pool.extent_size = 4 * PAGE;
+    setup.pool.release_threshold = 50 * PAGE + 1;
+    struct world w;
+    world_open(&w, &setup);
+    CUstream s = world_stream(&w);
+    need_once(&w, s);
+    wait_polling(&w, DECAY_MS);
+    cr_expect_geq(mapped(&w), 51 * PAGE);
+    cr_expect_lt(mapped(&w), (51 + 4) * PAGE);
+    world_close(&w);
+}
+
+/* An extent that is longer than what may go stays, and nobody tries again and again. */
+Test(idle, a_threshold_within_an_extent_stays_and_lets_the_reaper_sleep, .timeout = 60)
+{
+    needs_simulator();
+    struct setup setup = with_decay(40, true);
+    setup.pool.release_threshold = PAGE;
+    struct world w;
+    world_open(&w, &setup);
+    CUstream s = world_stream(&w);
+    need_once(&w, s);
+    uint64_t begin = mapped(&w);
+    wait_for_mapped(&w, begin - 1, 2000);
+    sleep_ms(200);
+    expect_rest(&w);
+    cr_expect_gt(mapped(&w), PAGE, "the test shows nothing");
+    cr_expect_lt(mapped(&w), begin);
+    world_close(&w);
+}
+
+/* Nor does memory beside live one in its extent. */
+Test(idle, live_memory_keeps_its_extent_and_lets_the_reaper_sleep, .timeout = 60)
+{
+    needs_simulator();
+    struct setup setup = with_decay(40, true);
+    setup.pool.reuse = VPMM_REUSE_COMPLETED;
+    struct world w;
+    world_open(&w, &setup);
+    CUstream s = world_stream(&w);
+    give(&w, take(&w, 64, s), s);
+    CUdeviceptr p = take(&w, 3, s);
+    fill(&w, p, 3, 9, s);
+    world_step(&w);
+    sleep_ms(200);
+    expect_rest(&w);
+    cr_expect_gt(mapped(&w), 3 * PAGE, "the test shows nothing");
+    expect_later(&w, p, 3, 9, s);
+    give(&w, p, s);
+    world_step(&w);
+    wait_for_mapped(&w, 0, 2000);
+    cr_expect_eq(mapped(&w), 0);
+    world_close(&w);
+}
+
+Test(idle, what_is_mapped_at_the_beginning_stays, .timeout = 60)
+{
+    struct setup setup = with_decay(DECAY_MS / 4, false);
+    setup.pool.initial_pages = 40;
+    struct world w;
+    world_open(&w, &setup);
+    wait_polling(&w, DECAY_MS);
+    cr_expect_eq(mapped(&w), 40 * PAGE);
+    must_work(vpmm_trim(w.pool, 0, NULL));
+    cr_expect_eq(mapped(&w), 0);
+    world_close(&w);
+}
+
+Test(idle, without_decay_everything_stays, .timeout = 60)
+{
+    struct setup setup = with_decay(VPMM_DECAY_NEVER, false);
+    struct world w;
+    world_open(&w, &setup);
+    CUstream s = world_stream(&w);
+    need_once(&w, s);
+    uint64_t begin = mapped(&w);
+    wait_polling(&w, 300);
+    cr_expect_geq(mapped(&w), begin);
+    cr_expect_eq(stats_of(&w).decayed_bytes, 0);
+    world_close(&w);
+}
+
+Test(idle, with_decay_of_no_time_what_is_free_goes_at_once, .timeout = 60)
+{
+    struct setup setup = with_decay(0, false);
+    setup.pool.extent_size = PAGE;
+    struct world w;
+    world_open(&w, &setup);
+    CUstream s = world_stream(&w);
+    CUdeviceptr p = take(&w, 10, s), q = take(&w, 10, s);
+    fill(&w, q, 10, 77, s);
+    give(&w, p, s);
+    world_step(&w);
+    for (int i = 0; i < 4; i++)
+        must_work(vpmm_poll(w.pool));
+    cr_expect_eq(mapped(&w), 10 * PAGE, "what is live, and no more, stays: %llu pages",
+                 (unsigned long long)(mapped(&w) / PAGE));
+    expect_later(&w, q, 10, 77, s);
+    world_step(&w);
+    give(&w, q, s);
+    world_close(&w);
+}
+
+Test(idle, memory_behind_a_fence_does_not_decay, .timeout = 60)
+{
+    struct setup setup = with_decay(20, false);
+    struct world w;
+    world_open(&w, &setup);
+    CUstream s = world_stream(&w);
+    CUdeviceptr p = take(&w, 16, s);
+    keep_busy(&w, s);
+    give(&w, p, s);
+    uint64_t begin = mapped(&w);
+    wait_polling(&w, 200);
+    cr_expect_geq(mapped(&w), 16 * PAGE, "of %llu pages", (unsigned long long)(begin / PAGE));
+    world_step(&w);
+    wait_polling(&w, 200);
+    cr_expect_eq(mapped(&w), 0);
+    world_close(&w);
+}
+
+/* The same with the reaper, which sleeps while nothing passes. */
+Test(idle, memory_decays_once_its_fence_has_passed, .timeout = 60)
+{
+    needs_simulator();
+    struct setup setup = with_decay(20, true);
+    struct world w;
+    world_open(&w, &setup);
+    CUstream s = hold_back(&w);
+    sleep_ms(200);
+    cr_expect_geq(mapped(&w), 4 * PAGE);
+    world_run(&w, s, SIZE_MAX);
+    wait_for_mapped(&w, 0, 2000);
+    cr_expect_eq(mapped(&w), 0);
+    expect_rest(&w);
+    world_close(&w);
+}
+
+/* Who comes back to a peak well within the time makes no memory anew. */
+Test(idle, a_peak_that_comes_back_is_kept, .timeout = 60)
+{
+    struct setup setup = with_decay(100 * DECAY_MS, false);
+    struct world w;
+    world_open(&w, &setup);
+    CUstream s = world_stream(&w);
+    need_once(&w, s);
+    uint64_t begin = stats_of(&w).pages_created;
+    for (int i = 0; i < 5; i++) {
+        wait_polling(&w, 20);
+        need_once(&w, s);
+    }
+    cr_expect_leq(stats_of(&w).pages_created, begin + begin / 50);
+    world_close(&w);
+}
+
+/* Nor does a step take anything while a malloc builds. */
+Test(idle, decay_gives_way_to_builds, .timeout = 60)
+{
+    struct setup setup = with_decay(0, false);
+    struct world w;
+    world_open(&w, &setup);
+    CUstream s = world_stream(&w);
+    need_once(&w, s);
+    fetch_add_sc_u32(&w.pool->arena.builders, 1);
+    wait_polling(&w, 50);
+    cr_expect_geq(mapped(&w), USED_PAGES * PAGE);
+    fetch_sub_relaxed_u32(&w.pool->arena.builders, 1);
+    for (int i = 0; i < 40 && mapped(&w); i++)
+        wait_polling(&w, 50);
+    cr_expect_eq(mapped(&w), 0);
+    world_close(&w);
+}
+
+/* Front caches in use keep what they hold; untouched ones are emptied, and then it decays. */
+Test(idle, caches_in_use_are_left_alone, .timeout = 60)
+{
+    needs_simulator();
+    struct setup setup = with_decay(20, true);
+    setup.pool.cache_bytes = 256 * MIB;
+    struct world w;
+    world_open(&w, &setup);
+    CUstream s = world_stream(&w);
+    give(&w, take(&w, 8, s), s);
+    uint64_t released = stats_of(&w).extents_released, misses = 0;
+    for (int i = 0; i < 300; i++) {
+        uint64_t hits = stats_of(&w).hits_cache;
+        give(&w, take(&w, 8, s), s);
+        misses += stats_of(&w).hits_cache == hits;
+        sleep_ms(1);
+    }
+    cr_expect_leq(misses, 30, "%llu of 300 mallocs are no hits", (unsigned long long)misses);
+    cr_expect_leq(stats_of(&w).extents_released - released, 30);
+    for (int i = 0; i < 400 && mapped(&w) > 0; i++, sleep_ms(5))
+        world_run(&w, s, SIZE_MAX);
+    cr_expect_eq(mapped(&w), 0);
+    expect_rest(&w);
+    world_close(&w);
+}
+
+/* What is kept for small requests goes too when nothing is asked for any more. */
+static void small_requests_decay(bool reaper)
+{
+    enum { PIECES = 2000 };
+    static CUdeviceptr p[PIECES];
+    struct setup setup = with_decay(50, reaper);
+    setup.pool.cache_bytes = 64 * MIB;
+    struct world w;
+    world_open(&w, &setup);
+    CUstream s = world_stream(&w);
+    for (int i = 0; i < PIECES; i++)
+        p[i] = take_bytes(&w, (size_t)256 << i % 11, s);
+    cr_expect_gt(mapped(&w), 0);
+    for (int i = 0; i < PIECES; i++)
+        give(&w, p[i], s);
+    for (double end = now_ms() + 5000; now_ms() < end && mapped(&w) > 0; sleep_ms(1)) {
+        world_step(&w);
+        if (!reaper)
+            must_work(vpmm_poll(w.pool));
+    }
+    cr_expect_eq(mapped(&w), 0, "%llu pages stay", (unsigned long long)(mapped(&w) / PAGE));
+    if (reaper)
+        expect_rest(&w);
+    world_audit(&w);
+    world_close(&w);
+}
+
+Test(idle, small_requests_leave_nothing_behind, .timeout = 60)
+{
+    small_requests_decay(false);
+}
+
+Test(idle, small_requests_leave_nothing_behind_the_reaper, .timeout = 60)
+{
+    needs_simulator();
+    small_requests_decay(true);
+}
+
+/* What decay gave back is not made ahead of need. */
+Test(idle, work_ahead_leaves_decayed_memory_alone, .timeout = 60)
+{
+    struct setup setup = with_decay(40, false);
+    setup.pool.va_size = 8 * GIB;
+    struct world w;
+    world_open(&w, &setup);
+    CUstream s = world_stream(&w);
+    CUdeviceptr kept = take(&w, 3, s);
+    use_and_free(&w, s);
+    wait_polling(&w, 400);
+    uint64_t left = mapped(&w), created = stats_of(&w).pages_created;
+    work_ahead(&w);
+    cr_expect_leq(mapped(&w), left);
+    cr_expect_eq(stats_of(&w).pages_created, created);
+    give(&w, kept, s);
+    world_close(&w);
+}
+
+/* --- attributes --- */
+
+static uint64_t attribute(struct world *w, vpmm_attribute which)
+{
+    uint64_t value = 12345;
+    must_work(vpmm_pool_get_attribute(w->pool, which, &value));
+    return value;
+}
+
+Test(attributes, begin_as_the_configuration_says)
+{
+    struct setup setup = with_decay(777, false);
+    setup.pool.release_threshold = 5 * PAGE;
+    setup.pool.max_mapped = 100 * PAGE;
+    setup.pool.reuse = VPMM_REUSE_WAIT_HOST;
+    struct world w;
+    world_open(&w, &setup);
+    cr_expect_eq(attribute(&w, VPMM_ATTRIBUTE_RELEASE_THRESHOLD), 5 * PAGE);
+    cr_expect_eq(attribute(&w, VPMM_ATTRIBUTE_DECAY_MS), 777);
+    cr_expect_eq(attribute(&w, VPMM_ATTRIBUTE_MAX_MAPPED), 100 * PAGE);
+    cr_expect_eq(attribute(&w, VPMM_ATTRIBUTE_REUSE), VPMM_REUSE_WAIT_HOST);
+    cr_expect_eq(attribute(&w, VPMM_ATTRIBUTE_PEAK_MAPPED), 0);
+    cr_expect_eq(attribute(&w, VPMM_ATTRIBUTE_PEAK_LIVE), 0);
+    world_close(&w);
+}
+
+Test(attributes, what_is_set_is_read)
+{
+    static const struct {
+        vpmm_attribute attribute;
+        uint64_t value;
+    } good[] = {{VPMM_ATTRIBUTE_RELEASE_THRESHOLD, 0},
+                {VPMM_ATTRIBUTE_RELEASE_THRESHOLD, UINT64_MAX},
+                {VPMM_ATTRIBUTE_DECAY_MS, 0},
+                {VPMM_ATTRIBUTE_DECAY_MS, 1000000000},
+                {VPMM_ATTRIBUTE_DECAY_MS, VPMM_DECAY_NEVER},
+                {VPMM_ATTRIBUTE_MAX_MAPPED, 1},
+                {VPMM_ATTRIBUTE_MAX_MAPPED, UINT64_MAX},
+                {VPMM_ATTRIBUTE_MAX_MAPPED, 0},
+                {VPMM_ATTRIBUTE_REUSE, VPMM_REUSE_COMPLETED},
+                {VPMM_ATTRIBUTE_REUSE, VPMM_REUSE_WAIT_HOST},
+                {VPMM_ATTRIBUTE_REUSE, VPMM_REUSE_WAIT_DEVICE},
+                {VPMM_ATTRIBUTE_PEAK_MAPPED, 0},
+                {VPMM_ATTRIBUTE_PEAK_LIVE, 0}};
+    struct world w;
+    world_open(&w, NULL);
+    for (size_t i = 0; i < sizeof good / sizeof *good; i++) {
+        must_work(vpmm_pool_set_attribute(w.pool, good[i].attribute, good[i].value));
+        cr_expect_eq(attribute(&w, good[i].attribute), good[i].value, "attribute %d", (int)good[i].attribute);
+    }
+    world_close(&w);
+}
+
+/* Refused in words that name the attribute, the value and what is allowed; nothing has changed. */
+static void refused(struct world *w, vpmm_attribute which, uint64_t value, const char *name, const char *words,
+                    const char *allowed)
+{
+    uint64_t before = attribute(w, which);
+    must_fail(VPMM_ERROR_INVALID_VALUE, vpmm_pool_set_attribute(w->pool, which, value));
+    cr_expect(strstr(vpmm_last_error(), name), "no %s in: %s", name, vpmm_last_error());
+    cr_expect(strstr(vpmm_last_error(), words), "no %s in: %s", words, vpmm_last_error());
+    cr_expect(strstr(vpmm_last_error(), allowed), "no \"%s\" in: %s", allowed, vpmm_last_error());
+    cr_expect_eq(attribute(w, which), before);
+}
+
+Test(attributes, wrong_ones_are_refused)
+{
+    struct world w;
+    uint64_t value = 7;
+    world_open(&w, NULL);
+    refused(&w, VPMM_ATTRIBUTE_DECAY_MS, 1000000001, "DECAY_MS", " 1000000001;", "VPMM_DECAY_NEVER");
+    refused(&w, VPMM_ATTRIBUTE_DECAY_MS, VPMM_DECAY_NEVER - 1, "DECAY_MS", " 18446744073709551614;", "0 to 1000000000");
+    refused(&w, VPMM_ATTRIBUTE_REUSE, 3, "REUSE", " 3;", "VPMM_REUSE_WAIT_HOST (2)");
+    refused(&w, VPMM_ATTRIBUTE_REUSE, (uint64_t)1 << 32, "REUSE", " 4294967296;", "VPMM_REUSE_COMPLETED (1)");
+    refused(&w, VPMM_ATTRIBUTE_PEAK_MAPPED, 1, "PEAK_MAPPED", " 1;", "0");
+    refused(&w, VPMM_ATTRIBUTE_PEAK_LIVE, UINT64_MAX, "PEAK_LIVE", " 18446744073709551615;", "0");
+    must_fail(VPMM_ERROR_INVALID_VALUE, vpmm_pool_set_attribute(w.pool, (vpmm_attribute)6, 0));
+    cr_expect(strstr(vpmm_last_error(), " 6;") && strstr(vpmm_last_error(), "VPMM_ATTRIBUTE_PEAK_LIVE"), "%s",
+              vpmm_last_error());
+    must_fail(VPMM_ERROR_INVALID_VALUE, vpmm_pool_get_attribute(w.pool, (vpmm_attribute)-1, &value));
+    must_fail(VPMM_ERROR_INVALID_VALUE, vpmm_pool_set_attribute(NULL, VPMM_ATTRIBUTE_REUSE, 0));
+    must_fail(VPMM_ERROR_INVALID_VALUE, vpmm_pool_get_attribute(NULL, VPMM_ATTRIBUTE_REUSE, &value));
+    must_fail(VPMM_ERROR_INVALID_VALUE, vpmm_pool_get_attribute(w.pool, VPMM_ATTRIBUTE_REUSE, NULL));
+    cr_expect_eq(value, 7, "the output is written on failure");
+    world_close(&w);
+}
+
+/* A reaper that sleeps for good, or for hours, hears of it. */
+static void settings_wake_the_reaper(uint64_t decay_ms, vpmm_attribute which, uint64_t value)
+{
+    struct setup setup = with_decay(decay_ms, true);
+    setup.pool.release_threshold = UINT64_MAX;
+    struct world w;
+    world_open(&w, &setup);
+    CUstream s = world_stream(&w);
+    need_once(&w, s);
+    if (which != VPMM_ATTRIBUTE_RELEASE_THRESHOLD)
+        must_work(vpmm_pool_set_attribute(w.pool, VPMM_ATTRIBUTE_RELEASE_THRESHOLD, 0));
+    expect_rest(&w);
+    cr_expect_geq(mapped(&w), USED_PAGES * PAGE);
+    must_work(vpmm_pool_set_attribute(w.pool, which, value));
+    wait_for_mapped(&w, 0, 3000);
+    cr_expect_eq(mapped(&w), 0);
+    expect_rest(&w);
+    world_close(&w);
+}
+
+Test(attributes, a_lower_threshold_lets_go_at_once, .timeout = 60)
+{
+    needs_simulator();
+    settings_wake_the_reaper(20, VPMM_ATTRIBUTE_RELEASE_THRESHOLD, 0);
+}
+
+Test(attributes, a_shorter_decay_lets_go_at_once, .timeout = 60)
+{
+    needs_simulator();
+    settings_wake_the_reaper(1000000000, VPMM_ATTRIBUTE_DECAY_MS, 0);
+    settings_wake_the_reaper(1000000000, VPMM_ATTRIBUTE_DECAY_MS, 50);
+    settings_wake_the_reaper(VPMM_DECAY_NEVER, VPMM_ATTRIBUTE_DECAY_MS, 50);
+}
+
+Test(attributes, a_cap_below_what_is_mapped_stops_growth)
+{
+    struct world w;
+    world_open(&w, NULL);
+    CUstream s = world_stream(&w);
+    CUdeviceptr p[4], q = 0;
+    for (int i = 0; i < 4; i++)
+        p[i] = take(&w, 32, s);
+    uint64_t held = mapped(&w);
+    must_work(vpmm_pool_set_attribute(w.pool, VPMM_ATTRIBUTE_MAX_MAPPED, 64 * PAGE));
+    cr_expect_eq(mapped(&w), held);
+    must_fail(VPMM_ERROR_OUT_OF_MEMORY, vpmm_malloc(w.pool, 64 * PAGE, s, &q));
+    cr_expect(strstr(vpmm_last_error(), "cap 134217728"), "%s", vpmm_last_error());
+    give(&w, p[0], s);
+    p[0] = take(&w, 32, s); /* what is mapped is used on */
+    for (int i = 0; i < 4; i++)
+        give(&w, p[i], s);
+    world_drain(&w);
+    must_work(vpmm_trim(w.pool, 0, NULL));
+    p[0] = take(&w, 64, s);
+    cr_expect_eq(mapped(&w), 64 * PAGE);
+    must_fail(VPMM_ERROR_OUT_OF_MEMORY, vpmm_malloc(w.pool, PAGE, s, &q));
+    must_work(vpmm_pool_set_attribute(w.pool, VPMM_ATTRIBUTE_MAX_MAPPED, 0));
+    give(&w, take(&w, 64, s), s);
+    give(&w, p[0], s);
+    world_audit(&w);
+    world_close(&w);
+}
+
+Test(attributes, reuse_changes_for_the_calls_that_follow)
+{
+    struct world w;
+    world_open(&w, NULL);
+    CUstream s = world_stream(&w), other = world_stream(&w);
+    must_work(vpmm_pool_set_attribute(w.pool, VPMM_ATTRIBUTE_REUSE, VPMM_REUSE_COMPLETED));
+    CUdeviceptr p = take(&w, 4, s);
+    keep_busy(&w, s);
+    give(&w, p, s);
+    uint64_t waited = stats_of(&w).hits_waited;
+    CUdeviceptr q = take(&w, 4, other);
+    cr_expect_eq(stats_of(&w).hits_waited, waited);
+    must_work(vpmm_pool_set_attribute(w.pool, VPMM_ATTRIBUTE_REUSE, VPMM_REUSE_WAIT_DEVICE));
+    CUdeviceptr r = take(&w, 4, other);
+    cr_expect_eq(stats_of(&w).hits_waited, waited + 1);
+    give(&w, q, other);
+    give(&w, r, other);
+    world_step(&w);
+    world_close(&w);
+}
+
+/* Peaks after a reset are exact with one thread, in front caches too. */
+static void peaks_begin_again(size_t cache_bytes)
+{
+    struct setup setup = setup_default();
+    setup.pool.cache_bytes = cache_bytes;
+    struct world w;
+    world_open(&w, &setup);
+    CUstream s = world_stream(&w);
+    CUdeviceptr kept = take(&w, 3, s);
+    for (int i = 0; i < 2; i++) { /* once by building, then by hits */
+        CUdeviceptr p = take(&w, 20, s), q = take(&w, 10, s);
+        give(&w, q, s);
+        give(&w, p, s);
+    }
+    cr_expect_eq(attribute(&w, VPMM_ATTRIBUTE_PEAK_LIVE), 33 * PAGE);
+    must_work(vpmm_pool_set_attribute(w.pool, VPMM_ATTRIBUTE_PEAK_LIVE, 0));
+    cr_expect_eq(attribute(&w, VPMM_ATTRIBUTE_PEAK_LIVE), 3 * PAGE);
+    give(&w, take(&w, 10, s), s);
+    cr_expect_eq(attribute(&w, VPMM_ATTRIBUTE_PEAK_LIVE), 13 * PAGE);
+    give(&w, take(&w, 20, s), s);
+    cr_expect_eq(stats_of(&w).peak_live_bytes, 23 * PAGE);
+    give(&w, kept, s);
+    world_drain(&w);
+    uint64_t peak = attribute(&w, VPMM_ATTRIBUTE_PEAK_MAPPED);
+    cr_expect_geq(peak, 33 * PAGE);
+    for (int i = 0; i < 2; i++, world_drain(&w)) /* what was cached is first marked */
+        must_work(vpmm_trim(w.pool, 0, NULL));
+    cr_expect_eq(mapped(&w), 0);
+    cr_expect_eq(attribute(&w, VPMM_ATTRIBUTE_PEAK_MAPPED), peak);
+    must_work(vpmm_pool_set_attribute(w.pool, VPMM_ATTRIBUTE_PEAK_MAPPED, 0));
+    cr_expect_eq(attribute(&w, VPMM_ATTRIBUTE_PEAK_MAPPED), 0);
+    give(&w, take(&w, 10, s), s);
+    cr_expect_geq(attribute(&w, VPMM_ATTRIBUTE_PEAK_MAPPED), 10 * PAGE);
+    world_close(&w);
+}
+
+Test(attributes, peaks_begin_again)
+{
+    peaks_begin_again(0);
+}
+
+Test(attributes, peaks_of_front_caches_begin_again)
+{
+    peaks_begin_again(256 * MIB);
+}
+
+/* One that serves all requests from the driver's pool. */
+Test(attributes, a_pool_without_pages_keeps_them)
+{
+    needs_simulator();
+    struct setup setup = setup_default();
+    setup.sim.vmm = false;
+    setup.pool.reaper = true;
+    struct world w;
+    world_open(&w, &setup);
+    for (vpmm_attribute which = VPMM_ATTRIBUTE_RELEASE_THRESHOLD; which <= VPMM_ATTRIBUTE_PEAK_LIVE; which++) {
+        must_work(vpmm_pool_set_attribute(w.pool, which, 0));
+        cr_expect_eq(attribute(&w, which), 0);
+    }
+    world_close(&w);
+}
