@@ -181,15 +181,53 @@ vpmm_status device_enter(struct device *device, struct device_scope *scope)
     return status == VPMM_SUCCESS ? device_enter_context(device, context, scope) : status;
 }
 
-vpmm_status device_enter_context(struct device *device, CUcontext context, struct device_scope *scope)
+static bool is_current(struct device *device, CUcontext context)
 {
     CUcontext current = NULL;
+    return device->driver.cuCtxGetCurrent(&current) == CUDA_SUCCESS && current == context;
+}
+
+/* A push that took effect and failed would leave the thread one context deeper at each try. */
+static CUresult push(struct device *device, CUcontext context)
+{
+    bool before = is_current(device, context);
+    CUresult result = device_call(device, cuCtxPushCurrent, context);
+    if (result != CUDA_SUCCESS && !before && is_current(device, context))
+        device_pop_context(device);
+    return result;
+}
+
+CUresult device_push_context(struct device *device, CUcontext context, bool *pushed)
+{
+    *pushed = false;
+    if (is_current(device, context))
+        return CUDA_SUCCESS;
+    CUresult result = push(device, context);
+    *pushed = result == CUDA_SUCCESS;
+    return result;
+}
+
+bool device_context_is_gone(struct device *device, CUcontext context)
+{
+    if (context == device->primary)
+        return false;
+    CUresult result = push(device, context);
+    if (result == CUDA_SUCCESS)
+        device_pop_context(device);
+    return result == CUDA_ERROR_CONTEXT_IS_DESTROYED || result == CUDA_ERROR_INVALID_CONTEXT;
+}
+
+void device_pop_context(struct device *device)
+{
+    CUcontext ours;
+    device_call(device, cuCtxPopCurrent, &ours);
+}
+
+vpmm_status device_enter_context(struct device *device, CUcontext context, struct device_scope *scope)
+{
     *scope = (struct device_scope){.mode = CU_STREAM_CAPTURE_MODE_RELAXED};
-    if (device->driver.cuCtxGetCurrent(&current) != CUDA_SUCCESS || current != context) {
-        if (device_call(device, cuCtxPushCurrent, context) != CUDA_SUCCESS)
-            return device_failed(device, "making a context of the device current");
-        scope->pushed = true;
-    }
+    if (device_push_context(device, context, &scope->pushed) != CUDA_SUCCESS)
+        return device_failed(device, "making a context of the device current");
     scope->exchanged = device_call(device, cuThreadExchangeStreamCaptureMode, &scope->mode) == CUDA_SUCCESS;
     if (scope->exchanged)
         return VPMM_SUCCESS;
@@ -204,9 +242,8 @@ vpmm_status device_enter_context(struct device *device, CUcontext context, struc
  */
 void device_leave(struct device *device, struct device_scope *scope)
 {
-    CUcontext ours;
     if (scope->exchanged)
         device_call(device, cuThreadExchangeStreamCaptureMode, &scope->mode);
     if (scope->pushed)
-        device_call(device, cuCtxPopCurrent, &ours);
+        device_pop_context(device);
 }

@@ -48,6 +48,11 @@ vpmm_status device_enter(struct device *, struct device_scope *); /* DRIVER, and
 vpmm_status device_enter_context(struct device *, CUcontext, struct device_scope *);
 void device_leave(struct device *, struct device_scope *);
 
+/* The context alone, without the capture mode: *pushed says whether there is one to pop. A refused push leaves none. */
+CUresult device_push_context(struct device *, CUcontext, bool *pushed);
+void device_pop_context(struct device *);
+bool device_context_is_gone(struct device *, CUcontext); /* destroyed by the program, as the primary one never is */
+
 /* Counts a finished call and remembers a failed one for device_failed(); returns the result. */
 CUresult device_called(struct device *, enum driver_entry, const char *call, CUresult result);
 

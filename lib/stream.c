@@ -159,11 +159,12 @@ static bool is_legacy(CUstream handle)
 static vpmm_status check_device(struct device *device, CUcontext context)
 {
     CUdevice id = -1;
-    CUcontext popped;
-    if (device_call(device, cuCtxPushCurrent, context) != CUDA_SUCCESS)
+    bool pushed;
+    if (device_push_context(device, context, &pushed) != CUDA_SUCCESS)
         return device_failed(device, "looking at the stream's context");
     CUresult result = device_call(device, cuCtxGetDevice, &id);
-    device_call(device, cuCtxPopCurrent, &popped);
+    if (pushed)
+        device_pop_context(device);
     if (result != CUDA_SUCCESS)
         return device_failed(device, "looking at the stream's device");
     if (id != device->id)
@@ -780,18 +781,6 @@ vpmm_status stream_release(struct streams *streams, CUstream handle, void (*flus
 
 /* ---- the reaper's part ---- */
 
-/* The program has destroyed the stream's context, which is not the primary one. */
-static bool context_is_gone(struct streams *streams, const struct stream *stream)
-{
-    CUcontext popped;
-    if (stream->context == streams->device->primary)
-        return false;
-    CUresult result = device_call(streams->device, cuCtxPushCurrent, stream->context);
-    if (result == CUDA_SUCCESS)
-        device_call(streams->device, cuCtxPopCurrent, &popped);
-    return result == CUDA_ERROR_CONTEXT_IS_DESTROYED || result == CUDA_ERROR_INVALID_CONTEXT;
-}
-
 /*
  * Whether the ith taken mark has passed; no: not yet, or it cannot be told. `word`: as the mark was before its event was
  * asked. One that is being recorded again is still to come.
@@ -805,7 +794,7 @@ static bool has_passed(struct streams *streams, const struct stream *stream, uin
     CUresult result = device_call(streams->device, cuEventQuery, event);
     if (result == CUDA_SUCCESS || result == CUDA_ERROR_NOT_READY || device_result_is_capture(result))
         return result == CUDA_SUCCESS;
-    if (context_is_gone(streams, stream))
+    if (device_context_is_gone(streams->device, stream->context))
         return true; /* with its context went its work */
     device_lose(streams->device);
     return false;
@@ -1021,7 +1010,7 @@ static vpmm_status synchronise_context(struct streams *streams, struct snapshot 
 {
     struct device_scope scope;
     CUcontext context = one->context;
-    bool gone = context_is_gone(streams, one);
+    bool gone = device_context_is_gone(streams->device, one->context);
     vpmm_status status = gone ? VPMM_SUCCESS : device_enter_context(streams->device, context, &scope);
     if (status == VPMM_SUCCESS && !gone) {
         lock_take(&streams->wait_lock);

@@ -8,7 +8,7 @@
  * leaks.
  *
  * Each scenario is run so in one setting or two with every fault, and in all settings (SETTINGS) with some: each name
- * once and from then on, before its effect and after, of which call and with which code being drawn.
+ * once and from then on, before its effect and after, of which call and with which code being drawn (VPMM_TEST_SEED; 1).
  *
  * What is excused, since no caller of the driver could do better:
  *   - the leak of an object that a creating call made and, reporting failure, did not hand over;
@@ -651,7 +651,12 @@ static void apply_setting(struct setup *setup, unsigned index)
     setup->pool.max_mapped = digit(&index, 2) ? 24 * PAGE : 0;
 }
 
-/* The same numbers in every run of the program. */
+static uint64_t seed(void)
+{
+    const char *text = getenv("VPMM_TEST_SEED");
+    return text != NULL ? strtoull(text, NULL, 10) : 1;
+}
+
 static uint64_t draw(uint64_t *state)
 {
     *state += UINT64_C(0x9E3779B97F4A7C15);
@@ -661,15 +666,17 @@ static uint64_t draw(uint64_t *state)
 
 static void loop_in_all_settings(scenario *play, const struct setup *setup, bool pool_first)
 {
-    uint64_t state = 1;
+    uint64_t state = seed();
     for (unsigned index = 0; index < SETTINGS; index += SETTINGS_STEP) {
         struct setup chosen = *setup;
         struct loop l;
         apply_setting(&chosen, index);
         loop_begin(&l, play, &chosen, pool_first);
         for (int entry = 0; entry < ENTRIES; entry++)
-            for (unsigned how = 0; l.calls[entry] > 0 && how < 4; how++)
-                fail_one(&l, entry, 1 + draw(&state) % l.calls[entry], how + 4 * (unsigned)(draw(&state) % CODES));
+            for (unsigned how = 0; l.calls[entry] > 0 && how < 4; how++) {
+                uint64_t nth = 1 + draw(&state) % l.calls[entry]; /* drawn before the code, by each compiler */
+                fail_one(&l, entry, nth, how + 4 * (unsigned)(draw(&state) % CODES));
+            }
         loop_end(&l);
     }
 }
