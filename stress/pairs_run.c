@@ -21,7 +21,7 @@
 #include <time.h>
 
 #ifdef VPMM_DEBUG_CHECKS
-uint64_t vpmm_debug_locks(void); /* lib/lock.h: of the calling thread, so far */
+uint64_t vpmm_debug_locks(void); /* lib/base/lock.h: of the calling thread, so far */
 #endif
 
 enum {

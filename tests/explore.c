@@ -1,7 +1,7 @@
 #define _GNU_SOURCE
 #include "explore.h"
 
-#include "schedule.h"
+#include "base/schedule.h"
 
 #include <criterion/criterion.h>
 #include <pthread.h>

@@ -1,7 +1,7 @@
 /*
  * explore.h - runs what a few threads do in every order that matters, one after another.
  *
- * The library under such a test is built with VPMM_SCHEDULE_POINTS (lib/schedule.h). Each actor is a thread of its own,
+ * The library under such a test is built with VPMM_SCHEDULE_POINTS (lib/base/schedule.h). Each actor is a thread of its own,
  * so that its thread-local state is; exactly one has the baton, and before each atomic operation of the library's the
  * explorer decides who has it next. A thread that finds a lock taken, or waits for another one, gives it away.
  *

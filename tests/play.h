@@ -9,7 +9,7 @@
 #define VPMM_TESTS_PLAY_H
 
 #include "explore.h"
-#include "pool.h"
+#include "pool/pool.h"
 #include "support.h"
 
 enum { CAP = 12, OWNED = 32, CHUNK_PAGES = 64, CACHE_PAGES = 16, HELD = 8 };

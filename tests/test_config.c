@@ -5,7 +5,7 @@
 
 #include <vpmm/vpmm.h>
 
-#include "config.h"
+#include "pool/config.h"
 
 #define MIB         ((size_t)1 << 20)
 #define GIB         ((size_t)1 << 30)

@@ -5,7 +5,7 @@
 
 #include <vpmm/vpmm.h>
 
-#include "status.h"
+#include "base/status.h"
 
 static bool machine_has_libcuda(void)
 {

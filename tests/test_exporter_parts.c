@@ -3,7 +3,7 @@
  */
 #include "support.h"
 
-#include "stats.h"
+#include "base/stats.h"
 #include "text.h"
 
 /* A bucket holds what is at most its bound, and more than the one before. */

@@ -19,7 +19,7 @@
  * for released;
  *   - a pool whose device is lost, by an answer that speaks of the device and not of the call, for good.
  */
-#include "pool.h"
+#include "pool/pool.h"
 #include "support.h"
 
 #include <stdio.h>

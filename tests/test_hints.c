@@ -5,7 +5,7 @@
 #include <stdint.h>
 #include <stdlib.h>
 
-#include "hints.h"
+#include "space/hints.h"
 
 enum { HINTS = 6000, ROUNDS = 200 };
 

@@ -5,7 +5,7 @@
  * Host memory is what the kernel says the process has resident. Of the sanitizers' builds it would say something else:
  * there the figures are not looked at.
  */
-#include "pool.h"
+#include "pool/pool.h"
 #include "support.h"
 
 #include <pthread.h>

@@ -2,8 +2,8 @@
  * A pool that is left alone: what stays given back, how often the driver is asked while nothing happens, and what an
  * idle pool gives to the device.
  */
-#include "pool.h"
-#include "reaper.h"
+#include "pool/pool.h"
+#include "pool/reaper.h"
 #include "support.h"
 
 #include <dirent.h>

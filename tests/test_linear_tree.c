@@ -15,7 +15,7 @@
  * one, for VPMM_TEST_SCHEDULE. VPMM_TEST_SCHEDULES, _SEED and _SCHEDULE as explore.h says.
  */
 #include "explore.h"
-#include "tree.h"
+#include "base/tree.h"
 
 #include <criterion/criterion.h>
 #include <stdio.h>

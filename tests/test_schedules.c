@@ -4,7 +4,7 @@
  */
 #include "play.h"
 
-#include "slices.h"
+#include "cache/slices.h"
 
 /* ---- a cache, and others that want what is in it ---- */
 

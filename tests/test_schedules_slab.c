@@ -6,9 +6,9 @@
  */
 #include "play.h"
 
-#include "cut.h"
-#include "reaper.h"
-#include "slices.h"
+#include "remap/cut.h"
+#include "pool/reaper.h"
+#include "cache/slices.h"
 
 enum { BIG = 64 << 10, A_SLAB = 2, SMALL = 256, GRANULES = 100 << 10 };
 

@@ -6,7 +6,7 @@
  * stands above an empty child.
  */
 #include "explore.h"
-#include "tree.h"
+#include "base/tree.h"
 
 #include <criterion/criterion.h>
 #include <string.h>

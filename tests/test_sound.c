@@ -3,7 +3,7 @@
  * orders of two threads are in test_schedules.c; here one thread does each step, and a driver table begins a capture, or
  * looks at a handle, in the midst of a call.
  */
-#include "pool.h"
+#include "pool/pool.h"
 #include "support.h"
 
 #include <pthread.h>

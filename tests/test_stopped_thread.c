@@ -7,7 +7,7 @@
  * while it is parked other threads pass both tiers many times, before a deadline, or free the same memory, or the
  * memory beside it.
  */
-#include "schedule.h"
+#include "base/schedule.h"
 #include "support.h"
 
 #include <pthread.h>

@@ -1,7 +1,7 @@
 /*
  * Streams and threads: whose memory may be used by whom, and when.
  */
-#include "pool.h"
+#include "pool/pool.h"
 #include "support.h"
 
 #include <pthread.h>

@@ -8,7 +8,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-#include "tree.h"
+#include "base/tree.h"
 
 /* Made where it fails alone: each assertion is a message to the tests' runner, and these are a million. */
 #define check(condition, ...)                                                                                          \

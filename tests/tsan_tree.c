@@ -13,7 +13,7 @@
  * Exit status 0: no race, no wrong none, no token in two hands, all of them there in the end, and no bit left above an
  * empty child when a search has come by.
  */
-#include "tree.h"
+#include "base/tree.h"
 
 #include <pthread.h>
 #include <stdio.h>

@@ -8,7 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "../status.h"
+#include <vpmm/observe.h>
 
 vpmm_sim_config vpmm_sim_config_default(void)
 {
@@ -27,14 +27,14 @@ static bool config_valid(const vpmm_sim_config *config)
 {
     const size_t most_memory = (size_t)512 << 30; /* the addresses of plain memory end at 1 TiB */
     if (config->memory_bytes < SIM_PAGE || config->memory_bytes > most_memory)
-        fail(VPMM_ERROR_INVALID_VALUE, "vpmm_sim_create: memory_bytes is %zu; allowed are 2 MiB to 512 GiB",
-             config->memory_bytes);
+        vpmm_error_set(VPMM_ERROR_INVALID_VALUE, "vpmm_sim_create: memory_bytes is %zu; allowed are 2 MiB to 512 GiB",
+                       config->memory_bytes);
     else if (config->devices < 1 || config->devices > SIM_MAX_DEVICES)
-        fail(VPMM_ERROR_INVALID_VALUE, "vpmm_sim_create: devices is %d; allowed are 1 to %d", config->devices,
-             SIM_MAX_DEVICES);
+        vpmm_error_set(VPMM_ERROR_INVALID_VALUE, "vpmm_sim_create: devices is %d; allowed are 1 to %d", config->devices,
+                       SIM_MAX_DEVICES);
     else if (config->va_bytes < SIM_PAGE || config->va_bytes > SIM_VA_LIMIT)
-        fail(VPMM_ERROR_INVALID_VALUE, "vpmm_sim_create: va_bytes is %zu; allowed are 2 MiB to 126 TiB",
-             config->va_bytes);
+        vpmm_error_set(VPMM_ERROR_INVALID_VALUE, "vpmm_sim_create: va_bytes is %zu; allowed are 2 MiB to 126 TiB",
+                       config->va_bytes);
     else
         return true;
     return false;
@@ -105,7 +105,7 @@ vpmm_sim *vpmm_sim_create(const vpmm_sim_config *given)
     if (!sim || !glances) {
         free(sim);
         free(glances);
-        fail(VPMM_ERROR_HOST_MEMORY, "vpmm_sim_create: no host memory for the simulator");
+        vpmm_error_set(VPMM_ERROR_HOST_MEMORY, "vpmm_sim_create: no host memory for the simulator");
         return NULL;
     }
     sim->config = config;
@@ -116,14 +116,14 @@ vpmm_sim *vpmm_sim_create(const vpmm_sim_config *given)
         sim->devices[device].fd = -1;
     for (int device = 0; device < config.devices; device++)
         if (sim_device_open(&sim->devices[device], config.memory_bytes) != CUDA_SUCCESS) {
-            fail(VPMM_ERROR_HOST_MEMORY, "vpmm_sim_create: %zu bytes of simulated memory cannot be had: %s",
-                 config.memory_bytes, strerror(errno));
+            vpmm_error_set(VPMM_ERROR_HOST_MEMORY, "vpmm_sim_create: %zu bytes of simulated memory cannot be had: %s",
+                           config.memory_bytes, strerror(errno));
             dismantle(sim);
             return NULL;
         }
     if (!sim_slot_take(sim)) {
-        fail(VPMM_ERROR_INVALID_VALUE, "vpmm_sim_create: %d simulators live already, and no more are possible",
-             SIM_SLOTS);
+        vpmm_error_set(VPMM_ERROR_INVALID_VALUE,
+                       "vpmm_sim_create: %d simulators live already, and no more are possible", SIM_SLOTS);
         dismantle(sim);
         return NULL;
     }
@@ -181,8 +181,8 @@ static void leaked_contexts(vpmm_sim *sim, int *leaks)
     struct sim_context *context;
     while ((context = sim_object_next(sim, SIM_CONTEXT, &cursor)))
         if (context->alive)
-            leak(leaks, context->primary ? "retained primary context" : "context",
-                 (uint64_t)(uintptr_t)context->handle, 0);
+            leak(leaks, context->primary ? "retained primary context" : "context", (uint64_t)(uintptr_t)context->handle,
+                 0);
 }
 
 static void leaked_addresses(vpmm_sim *sim, int *leaks)

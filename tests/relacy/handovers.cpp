@@ -98,12 +98,12 @@ struct neighbours : rl::test_suite<neighbours, 2> {
 };
 
 static const quote neighbours_quotes[] = {
-    {"lib/pages.h", "        store_sc_u64(&page->word, word);"},
-    {"lib/pages.h", "    return cas_sc_u64(&page->word, &word, word_make(PAGE_OWN, word_pages(word), word));"},
-    {"lib/region.c", "    uint64_t length = load_sc_u32(&at(space, page - 1)->back);"},
-    {"lib/region.c", "    left->word = load_sc_u64(&at(space, left->page)->word);"},
-    {"lib/region.c", "    right->word = load_sc_u64(&at(space, right->page)->word);"},
-    {"lib/region.c", "    store_sc_u32(&at(space, region.page + region.pages - 1)->back, (uint32_t)region.pages);"},
+    {"lib/space/pages.h", "        store_sc_u64(&page->word, word);"},
+    {"lib/space/pages.h", "    return cas_sc_u64(&page->word, &word, word_make(PAGE_OWN, word_pages(word), word));"},
+    {"lib/space/region.c", "    uint64_t length = load_sc_u32(&at(space, page - 1)->back);"},
+    {"lib/space/region.c", "    left->word = load_sc_u64(&at(space, left->page)->word);"},
+    {"lib/space/region.c", "    right->word = load_sc_u64(&at(space, right->page)->word);"},
+    {"lib/space/region.c", "    store_sc_u32(&at(space, region.page + region.pages - 1)->back, (uint32_t)region.pages);"},
     {0, 0}};
 
 /* A fence passes while memory behind it is published (region.c, passed_meanwhile): one of the two moves it. */
@@ -138,10 +138,10 @@ struct passed_meanwhile : rl::test_suite<passed_meanwhile, 2> {
 };
 
 static const quote passed_quotes[] = {
-    {"lib/stream.c", "        store_sc_u64(&stream->completed, mark_number(last)); /* pairs with fence_passed, and"},
-    {"lib/stream.h",
+    {"lib/space/stream.c", "        store_sc_u64(&stream->completed, mark_number(last)); /* pairs with fence_passed, and"},
+    {"lib/space/stream.h",
      "    return !fence.stream || (stream && fence.number <= load_sc_u64(&stream->completed));"},
-    {"lib/hints.c", "    found->word = load_sc_u64(&page_at(pages, found->page)->word);"},
+    {"lib/space/hints.c", "    found->word = load_sc_u64(&page_at(pages, found->page)->word);"},
     {0, 0}};
 
 /*
@@ -212,12 +212,12 @@ struct noted : rl::test_suite<noted, 2> {
 };
 
 static const quote noted_quotes[] = {
-    {"lib/front.h", "    store_relaxed_u64(&bin->slot[count], address);"},
-    {"lib/front.h", "    if (!cas_sc_u64(&first->word, &word, word_next(word, PAGE_LIVE, PAGE_CACHED)))"},
-    {"lib/front.h", "    *unnoted = !(load_sc_u64(&cache->noted) >> index & 1) ? index : CACHE_BINS;"},
-    {"lib/cache.c", "    if (!fetch_or_sc_u64(&cache->noted, UINT64_C(1) << index))\n        cache_list_noted(cache);"},
-    {"lib/cache.c", "    uint64_t bins = load_sc_u64(&cache->noted) ? exchange_sc_u64(&cache->noted, 0) : 0;"},
-    {"lib/cache.c", "    uint64_t word = load_sc_u64(&first->word); /* after the noted bits: see front.h */"},
+    {"lib/cache/front.h", "    store_relaxed_u64(&bin->slot[count], address);"},
+    {"lib/cache/front.h", "    if (!cas_sc_u64(&first->word, &word, word_next(word, PAGE_LIVE, PAGE_CACHED)))"},
+    {"lib/cache/front.h", "    *unnoted = !(load_sc_u64(&cache->noted) >> index & 1) ? index : CACHE_BINS;"},
+    {"lib/cache/cache.c", "    if (!fetch_or_sc_u64(&cache->noted, UINT64_C(1) << index))\n        cache_list_noted(cache);"},
+    {"lib/cache/cache.c", "    uint64_t bins = load_sc_u64(&cache->noted) ? exchange_sc_u64(&cache->noted, 0) : 0;"},
+    {"lib/cache/cache.c", "    uint64_t word = load_sc_u64(&first->word); /* after the noted bits: see front.h */"},
     {0, 0}};
 
 /* Addresses move between slots (cache.c, drop_stale and flush_oldest) while the cache is emptied: as above, but the words
@@ -256,7 +256,7 @@ struct moved : rl::test_suite<moved, 2> {
 };
 
 static const quote moved_quotes[] = {
-    {"lib/cache.c", "    if (load_relaxed_u32(&cache_bin_at(cache, index)->count))\n        note(cache, index);"}, {0, 0}};
+    {"lib/cache/cache.c", "    if (load_relaxed_u32(&cache_bin_at(cache, index)->count))\n        note(cache, index);"}, {0, 0}};
 
 /* A hit of one stream, while another thread takes the page and frees it on another stream (front.h, ABA). */
 struct hit : rl::test_suite<hit, 2> {
@@ -299,7 +299,7 @@ struct hit : rl::test_suite<hit, 2> {
 };
 
 static const quote hit_quotes[] = {
-    {"lib/front.h",
+    {"lib/cache/front.h",
      "    uint64_t word = load_acquire_u64(&page->word);\n    return word_is(word, PAGE_CACHED, length) && "
      "load_relaxed_u32(&page->fence_stream) == cache->slot &&\n           cas_sc_u64("},
     {0, 0}};
@@ -342,10 +342,10 @@ struct completion : rl::test_suite<completion, 4> {
 };
 
 static const quote completion_quotes[] = {
-    {"lib/stream.h", "    return (struct fence){stream->slot, fetch_add_sc_u64(&stream->published, 1) + 1};"},
-    {"lib/stream.c", "    uint64_t number = load_sc_u64(&stream->published); /* before the event is recorded */"},
-    {"lib/stream.c", "    store_release_u64(&mark->word, mark_word(number, MARK_RECORDED)); /* pairs with the acquire in"},
-    {"lib/stream.c", "    *word = load_acquire_u64(&stream->taken[i]->word);"},
+    {"lib/space/stream.h", "    return (struct fence){stream->slot, fetch_add_sc_u64(&stream->published, 1) + 1};"},
+    {"lib/space/stream.c", "    uint64_t number = load_sc_u64(&stream->published); /* before the event is recorded */"},
+    {"lib/space/stream.c", "    store_release_u64(&mark->word, mark_word(number, MARK_RECORDED)); /* pairs with the acquire in"},
+    {"lib/space/stream.c", "    *word = load_acquire_u64(&stream->taken[i]->word);"},
     {0, 0}};
 
 /*
@@ -401,11 +401,11 @@ struct marked_again : rl::test_suite<marked_again, 2> {
 };
 
 static const quote again_quotes[] = {
-    {"lib/stream.c", "                   cas_sc_u64(&newest->word, &word, mark_word(mark_number(word), MARK_BUSY));"},
-    {"lib/stream.c", "    store_release_u64(&newest->word, mark_word(recorded ? number : before, MARK_RECORDED));"},
-    {"lib/stream.c", "    *word = load_acquire_u64(&stream->taken[i]->word);\n"
+    {"lib/space/stream.c", "                   cas_sc_u64(&newest->word, &word, mark_word(mark_number(word), MARK_BUSY));"},
+    {"lib/space/stream.c", "    store_release_u64(&newest->word, mark_word(recorded ? number : before, MARK_RECORDED));"},
+    {"lib/space/stream.c", "    *word = load_acquire_u64(&stream->taken[i]->word);\n"
                      "    if (mark_state(*word) != MARK_RECORDED)\n        return false;"},
-    {"lib/stream.c", "    bool retired = cas_sc_u64(&stream->taken[passed - 1]->word, &last, mark_word("},
+    {"lib/space/stream.c", "    bool retired = cas_sc_u64(&stream->taken[passed - 1]->word, &last, mark_word("},
     {0, 0}};
 
 /*
@@ -441,9 +441,9 @@ struct waiters : rl::test_suite<waiters, 3> {
 };
 
 static const quote waiters_quotes[] = {
-    {"lib/stream.c", "    fetch_add_sc_u32(&stream->waiters, 1);\n    status = wait_counted("},
-    {"lib/stream.c", "    bool once;\n    if (number <= load_sc_u64(&stream->completed))"},
-    {"lib/stream.c", "    if (by_other && (!is_free || load_sc_u32(&stream->waiters)))"},
+    {"lib/space/stream.c", "    fetch_add_sc_u32(&stream->waiters, 1);\n    status = wait_counted("},
+    {"lib/space/stream.c", "    bool once;\n    if (number <= load_sc_u64(&stream->completed))"},
+    {"lib/space/stream.c", "    if (by_other && (!is_free || load_sc_u32(&stream->waiters)))"},
     {0, 0}};
 
 /*
@@ -489,10 +489,10 @@ struct closed : rl::test_suite<closed, 2> {
 };
 
 static const quote closed_quotes[] = {
-    {"lib/cache.c", "    if (load_sc_ptr(&cache->handle) == CACHE_CLOSED)\n        return !undo_give(cache, index, address);"},
-    {"lib/slices.c", "    if (load_sc_ptr(&cache->handle) == CACHE_CLOSED)\n        return !undo_give(cache, class);"},
-    {"lib/front.c", "        close_cache(cache);\n        cache_empty(cache, stream);"},
-    {"lib/cache.c", "    store_sc_u64(&cache->noted, 0);\n    flush_bins("},
+    {"lib/cache/cache.c", "    if (load_sc_ptr(&cache->handle) == CACHE_CLOSED)\n        return !undo_give(cache, index, address);"},
+    {"lib/cache/slices.c", "    if (load_sc_ptr(&cache->handle) == CACHE_CLOSED)\n        return !undo_give(cache, class);"},
+    {"lib/cache/front.c", "        close_cache(cache);\n        cache_empty(cache, stream);"},
+    {"lib/cache/cache.c", "    store_sc_u64(&cache->noted, 0);\n    flush_bins("},
     {0, 0}};
 
 /* Two threads free and want to mark: the one that has the try-lock marks for both (stream.c, mark). */
@@ -532,9 +532,9 @@ struct marking : rl::test_suite<marking, 2> {
 };
 
 static const quote marking_quotes[] = {
-    {"lib/stream.c", "    while (again && !exchange_acq_rel_u32(&stream->marking, 1)) {"},
-    {"lib/stream.c", "        store_sc_u32(&stream->marking, 0); /* pairs with the exchange */"},
-    {"lib/stream.c",
+    {"lib/space/stream.c", "    while (again && !exchange_acq_rel_u32(&stream->marking, 1)) {"},
+    {"lib/space/stream.c", "        store_sc_u32(&stream->marking, 0); /* pairs with the exchange */"},
+    {"lib/space/stream.c",
      "        again = marked && load_sc_u64(&stream->published) > load_relaxed_u64(&stream->recorded);"},
     {0, 0}};
 
@@ -569,11 +569,11 @@ struct users : rl::test_suite<users, 2> {
 };
 
 static const quote users_quotes[] = {
-    {"lib/stream.c",
+    {"lib/space/stream.c",
      "    fetch_add_sc_u32(&stream->users, 1);\n    if (load_sc_u32(&stream->state) == STREAM_ACTIVE &&"},
-    {"lib/stream.c", "    fetch_add_sc_u32(&stream->users, UINT32_MAX);"},
-    {"lib/stream.c", "        store_sc_u32(&stream->state, STREAM_RELEASING); /* before users is read: see stream_enter_cached"},
-    {"lib/stream.c", "    while (load_sc_u32(&stream->users) > 1)\n        clock_yield();\n    flush(stream, data);"},
+    {"lib/space/stream.c", "    fetch_add_sc_u32(&stream->users, UINT32_MAX);"},
+    {"lib/space/stream.c", "        store_sc_u32(&stream->state, STREAM_RELEASING); /* before users is read: see stream_enter_cached"},
+    {"lib/space/stream.c", "    while (load_sc_u32(&stream->users) > 1)\n        clock_yield();\n    flush(stream, data);"},
     {0, 0}};
 
 /* A thread that empties a cache, the owner that lets go of it, and the record that is used again
@@ -629,12 +629,12 @@ struct detach : rl::test_suite<detach, 3> {
 };
 
 static const quote detach_quotes[] = {
-    {"lib/cache.c", "    if (!stream || !stream_enter_cached(stream))\n        return NULL;\n"
+    {"lib/cache/cache.c", "    if (!stream || !stream_enter_cached(stream))\n        return NULL;\n"
                     "    if (load_sc_ptr(&cache->stream) == stream)"},
-    {"lib/stream.c", "    fetch_add_sc_u32(&stream->users, 1);\n    enum stream_state state = load_sc_u32(&stream->state);"},
-    {"lib/front.c", "        store_sc_ptr(&cache->stream, NULL); /* before the count: see enter_stream */\n"
+    {"lib/space/stream.c", "    fetch_add_sc_u32(&stream->users, 1);\n    enum stream_state state = load_sc_u32(&stream->state);"},
+    {"lib/cache/front.c", "        store_sc_ptr(&cache->stream, NULL); /* before the count: see enter_stream */\n"
                     "        stream_leave(stream);\n    }\n    fetch_add_sc_u32(&stream_at("},
-    {"lib/stream.c", "!has_caches(stream) && !load_sc_u32(&stream->users) &&"},
+    {"lib/space/stream.c", "!has_caches(stream) && !load_sc_u32(&stream->users) &&"},
     {0, 0}};
 
 /* Work for a reaper that goes to sleep (bell_ring; reaper.c, sleep_until_work). */
@@ -673,9 +673,9 @@ struct asleep : rl::test_suite<asleep, 2> {
 };
 
 static const quote asleep_quotes[] = {
-    {"lib/bell.h", "    if (load_sc_u32(&bell->asleep))"},
-    {"lib/reaper.c", "    store_sc_u32(&arena->bell.asleep, 1);\n    bool work = is_called(reaper);"},
-    {"lib/stream.c", "        if (load_sc_u32(&stream->outstanding) || ending)"},
+    {"lib/base/bell.h", "    if (load_sc_u32(&bell->asleep))"},
+    {"lib/pool/reaper.c", "    store_sc_u32(&arena->bell.asleep, 1);\n    bool work = is_called(reaper);"},
+    {"lib/space/stream.c", "        if (load_sc_u32(&stream->outstanding) || ending)"},
     {0, 0}};
 
 /* The bit of a bin from which one thread removes the last hint while another enters one (hints.c). */
@@ -710,12 +710,12 @@ struct bits : rl::test_suite<bits, 2> {
 };
 
 static const quote bits_quotes[] = {
-    {"lib/hints.c", "    if (!(load_sc_u64(&hints->bits[bin / 64]) & bit))\n"
+    {"lib/space/hints.c", "    if (!(load_sc_u64(&hints->bits[bin / 64]) & bit))\n"
                     "        fetch_or_sc_u64(&hints->bits[bin / 64], bit);"},
-    {"lib/hints.c",
+    {"lib/space/hints.c",
      "    fetch_and_sc_u64(&hints->bits[bin / 64], ~bit);\n    if (load_sc_u64(&hints->bin[bin].count))"},
-    {"lib/hints.c", "    fetch_add_sc_u64(&bin->count, 1);\n    set_bit(hints, number);"},
-    {"lib/hints.c", "    if (fetch_add_sc_u64(&bin->count, UINT64_MAX) == 1)"},
+    {"lib/space/hints.c", "    fetch_add_sc_u64(&bin->count, 1);\n    set_bit(hints, number);"},
+    {"lib/space/hints.c", "    if (fetch_add_sc_u64(&bin->count, UINT64_MAX) == 1)"},
     {0, 0}};
 
 /* Fronts, tallies and blocks of hints: pushed by several, walked by others (front.c, stats.c, hints.c). */
@@ -748,11 +748,11 @@ struct pushed : rl::test_suite<pushed, 3> {
 };
 
 static const quote pushed_quotes[] = {
-    {"lib/front.c",
+    {"lib/cache/front.c",
      "    while (!cas_acq_rel_ptr(&fronts->first, &first, front)); /* pairs with each acquire of `first` */"},
-    {"lib/stats.c",
+    {"lib/base/stats.c",
      "    while (!cas_acq_rel_ptr(&stats->tallies, &first, tally)); /* pairs with the acquire in add_tallies */"},
-    {"lib/hints.c",
+    {"lib/space/hints.c",
      "    while (!cas_acq_rel_ptr(&bin->first, &first, fresh)); /* pairs with the acquire of every walk */"},
     {0, 0}};
 

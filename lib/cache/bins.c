@@ -1,0 +1,50 @@
+#define _GNU_SOURCE
+#include "cache/bins.h"
+
+#include <sys/mman.h>
+
+/* Reserved, not committed. */
+#define STORE_BYTES ((size_t)BINS_MAX * BIN_BYTES)
+
+bool bins_init(struct bins *bins)
+{
+    void *at = mmap(NULL, STORE_BYTES, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (at == MAP_FAILED)
+        return false;
+    bins->base = at;
+    store_relaxed_u32(&bins->used, EMPTY_BIN + 1);
+    return true;
+}
+
+void bins_free(struct bins *bins)
+{
+    if (bins->base)
+        munmap(bins->base, STORE_BYTES);
+}
+
+uint32_t bins_new(struct bins *bins)
+{
+    if (load_relaxed_u32(&bins->used) >= BINS_MAX)
+        return EMPTY_BIN;
+    uint32_t bin = fetch_add_relaxed_u32(&bins->used, 1);
+    return bin < BINS_MAX ? bin : EMPTY_BIN;
+}
+
+static _Atomic(uint32_t) *link_of(const struct bins *bins, uint32_t bin)
+{
+    return bin_at(bins->base, bin);
+}
+
+void bins_keep(const struct bins *bins, struct bin_stock *stock, uint32_t bin)
+{
+    store_relaxed_u32(link_of(bins, bin), stock->spare);
+    stock->spare = bin;
+}
+
+uint32_t bins_reuse(const struct bins *bins, struct bin_stock *stock)
+{
+    uint32_t bin = stock->spare;
+    if (bin != EMPTY_BIN)
+        stock->spare = load_relaxed_u32(link_of(bins, bin));
+    return bin;
+}

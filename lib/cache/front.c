@@ -1,0 +1,628 @@
+#include "cache/front.h"
+
+#include "base/clock.h"
+#include "base/lock.h"
+#include "cache/slices.h"
+
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+
+_Thread_local struct front_of_pool front_known[FRONT_POOLS];
+char front_no_stream;
+
+/* ---- the process's threads and pools ---- */
+
+static pthread_once_t once = PTHREAD_ONCE_INIT;
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* the list of pools */
+static struct fronts *pools;
+static pthread_key_t exit_key;
+static bool ready; /* false: no key is left, or no handlers of fork could be registered; then there are no caches */
+static _Atomic(uint64_t) serials; /* of pools and threads */
+
+/* Of a front whose thread has ended, and of one that the reaper looks after meanwhile; threads' serials lie between. */
+#define OWNER_NONE   UINT64_C(0)
+#define OWNER_REAPER UINT64_MAX
+
+static void empty_known(void)
+{
+    memset(front_known, 0, sizeof front_known);
+}
+
+static void before_fork(void)
+{
+    lock_take(&lock);
+}
+
+static void after_fork_in_parent(void)
+{
+    pthread_mutex_unlock(&lock);
+}
+
+/* The child may not use its parent's pools: it must not find their caches. */
+static void after_fork_in_child(void)
+{
+    pools = NULL;
+    empty_known();
+    pthread_mutex_unlock(&lock);
+}
+
+static void close_cache(struct cache *cache)
+{
+    struct fronts *fronts = cache->front->fronts;
+    store_sc_ptr(&cache->handle, CACHE_CLOSED);
+    fetch_add_sc_u32(&fronts->closings, 1);
+}
+
+static void thread_exits(void *serial)
+{
+    lock_take(&lock);
+    for (struct fronts *fronts = pools; fronts; fronts = fronts->next_pool)
+        for (struct front *front = load_acquire_ptr(&fronts->first); front; front = front->next)
+            if (load_relaxed_u64(&front->owner) == (uint64_t)(uintptr_t)serial)
+                store_sc_u64(&front->owner, OWNER_NONE); /* pairs with the exchange in adopt */
+    pthread_mutex_unlock(&lock);
+    empty_known();
+}
+
+static void set_up(void)
+{
+    ready = !pthread_atfork(before_fork, after_fork_in_parent, after_fork_in_child) &&
+            !pthread_key_create(&exit_key, thread_exits);
+}
+
+/* 0: no memory for it. */
+static uint64_t thread_serial(void)
+{
+    uint64_t serial = (uint64_t)(uintptr_t)pthread_getspecific(exit_key);
+    if (serial)
+        return serial;
+    serial = fetch_add_relaxed_u64(&serials, 1) + 1;
+    return pthread_setspecific(exit_key, (void *)(uintptr_t)serial) ? 0 : serial;
+}
+
+/* ---- a pool's fronts ---- */
+
+static size_t smaller(size_t a, size_t b)
+{
+    return a < b ? a : b;
+}
+
+/* Reserved, touched where it is used; zeros. */
+static void *reserve(size_t bytes)
+{
+    void *at = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    return at == MAP_FAILED ? NULL : at;
+}
+
+static size_t noted_bytes(void)
+{
+    return tree_words(CACHES_MAX) * sizeof(uint64_t);
+}
+
+static vpmm_status init_tables(struct fronts *fronts)
+{
+    fronts->cache = reserve(CACHES_MAX * sizeof(struct cache));
+    fronts->slice_caches = reserve(CACHES_MAX * sizeof(struct slice_cache));
+    fronts->noted_words = reserve(noted_bytes());
+    if (!fronts->cache || !fronts->slice_caches || !fronts->noted_words || !bins_init(&fronts->bins) || !bins_init(&fronts->slice_bins))
+        return fail(VPMM_ERROR_HOST_MEMORY, "no address space for the front caches' records");
+    tree_init(&fronts->noted_caches, fronts->noted_words, CACHES_MAX);
+    return VPMM_SUCCESS;
+}
+
+static void enlist(struct fronts *fronts)
+{
+    lock_take(&lock);
+    fronts->next_pool = pools;
+    fronts->link = &pools;
+    if (pools)
+        pools->link = &fronts->next_pool;
+    pools = fronts;
+    pthread_mutex_unlock(&lock);
+}
+
+vpmm_status fronts_init(struct fronts *fronts, struct space *space, const vpmm_config *config,
+                        struct front_limits limits)
+{
+    fronts->space = space;
+    store_relaxed_u64(&fronts->serial, FRONTS_NONE);
+    if (!config)
+        return VPMM_SUCCESS;
+    fronts->last_limit = smaller(config->cache_bytes, limits.most_bytes);
+    fronts->first_limit = smaller(fronts->last_limit, limits.first_bytes);
+    fronts->longest = fronts->last_limit / limits.page_size;
+    if (fronts->longest > PAGES_A_CHUNK_MAX)
+        fronts->longest = PAGES_A_CHUNK_MAX;
+    fronts->span = (fronts->longest - 1) * limits.page_size;
+    fronts->check_ids = config->streams == VPMM_STREAMS_CHECKED;
+    if (!fronts->longest || config->streams == VPMM_STREAMS_EAGER)
+        return VPMM_SUCCESS;
+    pthread_once(&once, set_up);
+    if (!ready)
+        return VPMM_SUCCESS;
+    vpmm_status status = init_tables(fronts);
+    if (status != VPMM_SUCCESS)
+        return status;
+    store_relaxed_u64(&fronts->serial, fetch_add_relaxed_u64(&serials, 1) + 1);
+    enlist(fronts);
+    return VPMM_SUCCESS;
+}
+
+void fronts_disable(struct fronts *fronts)
+{
+    store_relaxed_u64(&fronts->serial, FRONTS_NONE);
+}
+
+static void free_front(struct front *front)
+{
+    free(front->by_slot);
+    free(front);
+}
+
+void fronts_free(struct fronts *fronts)
+{
+    struct front *next;
+    lock_take(&lock); /* before the link is read: pools beside this one in the list write it */
+    if (fronts->link)
+        *fronts->link = fronts->next_pool;
+    if (fronts->link && fronts->next_pool)
+        fronts->next_pool->link = fronts->link;
+    pthread_mutex_unlock(&lock);
+    for (struct front *front = load_relaxed_ptr(&fronts->first); front; front = next) {
+        next = front->next;
+        free_front(front);
+    }
+    if (fronts->cache)
+        munmap(fronts->cache, CACHES_MAX * sizeof(struct cache));
+    if (fronts->slice_caches)
+        munmap(fronts->slice_caches, CACHES_MAX * sizeof(struct slice_cache));
+    if (fronts->noted_words)
+        munmap(fronts->noted_words, noted_bytes());
+    bins_free(&fronts->bins);
+    bins_free(&fronts->slice_bins);
+}
+
+/* What `recent` holds where there is nothing: a cache of no stream, which matches no handle. */
+static struct cache no_cache = {.handle = CACHE_CLOSED};
+
+static void forget_recent(struct front *front, const struct cache *cache)
+{
+    for (int i = 0; i < FRONT_RECENT; i++)
+        if (!cache || front->recent[i] == cache)
+            front->recent[i] = &no_cache;
+}
+
+/* An ended thread's front, with what is in it. */
+static struct front *adopt(struct fronts *fronts, uint64_t thread)
+{
+    for (struct front *front = load_acquire_ptr(&fronts->first); front; front = front->next) {
+        uint64_t owner = OWNER_NONE;
+        if (load_relaxed_u64(&front->owner) == OWNER_NONE && cas_sc_u64(&front->owner, &owner, thread))
+            return front;
+    }
+    return NULL;
+}
+
+static struct front *new_front(struct fronts *fronts, uint64_t thread)
+{
+    struct front *front = aligned_alloc(_Alignof(struct front), sizeof *front);
+    if (!front)
+        return NULL;
+    memset(front, 0, sizeof *front);
+    forget_recent(front, NULL);
+    front->fronts = fronts;
+    front_adjust_limit(front, false);
+    store_relaxed_u64(&front->owner, thread);
+    front->tally.live_stat = fronts->space->live_stat;
+    front->tally.cached_stat = fronts->space->cached_stat;
+    stats_join(fronts->space->stats, &front->tally);
+    void *first = load_relaxed_ptr(&fronts->first);
+    do /* lock-free: a failed exchange is another thread's push. Nothing leaves the list, so no pointer comes back */
+        front->next = first;
+    while (!cas_acq_rel_ptr(&fronts->first, &first, front)); /* pairs with each acquire of `first` */
+    return front;
+}
+
+/* The front that the thread already has, which another pool's has taken the place of in front_known. */
+static struct front *find_own(struct fronts *fronts, uint64_t thread)
+{
+    struct front *front = load_acquire_ptr(&fronts->first);
+    while (front && load_relaxed_u64(&front->owner) != thread)
+        front = front->next;
+    return front;
+}
+
+static void note_live(struct front *front)
+{
+    store_relaxed_u64(&front->live_noted, load_relaxed_u64(&front->tally.live_bytes));
+}
+
+static struct front *own_front(struct fronts *fronts)
+{
+    uint64_t serial = load_relaxed_u64(&fronts->serial);
+    struct front_of_pool *known = &front_known[serial % FRONT_POOLS];
+    if (serial == FRONTS_NONE || known->serial == serial)
+        return serial == FRONTS_NONE ? NULL : known->front;
+    uint64_t thread = thread_serial();
+    struct front *front = thread ? find_own(fronts, thread) : NULL;
+    if (thread && !front)
+        front = adopt(fronts, thread);
+    if (thread && !front)
+        front = new_front(fronts, thread);
+    if (front) {
+        *known = (struct front_of_pool){serial, front};
+        note_live(front); /* see front_peak_noted, which missed it */
+    }
+    return front;
+}
+
+/* ---- emptying all ---- */
+
+static void add_neighbour(struct stream *stream, struct cache *cache)
+{
+    _Atomic(void *) *neighbour = stream->neighbour[cache->front->fronts->space->level];
+    for (int i = 0; i < STREAM_NEIGHBOURS; i++) {
+        void *none = NULL;
+        if (!load_relaxed_ptr(&neighbour[i]) && cas_acq_rel_ptr(&neighbour[i], &none, cache))
+            return;
+    }
+}
+
+static void remove_neighbour(struct stream *stream, struct cache *cache)
+{
+    _Atomic(void *) *neighbour = stream->neighbour[cache->front->fronts->space->level];
+    for (int i = 0; i < STREAM_NEIGHBOURS; i++) {
+        void *self = cache;
+        if (load_relaxed_ptr(&neighbour[i]) == cache)
+            cas_acq_rel_ptr(&neighbour[i], &self, NULL);
+    }
+}
+
+/* The first cache from this index on that has something noted, or had lately. NULL: none. */
+static struct cache *next_noted(const struct fronts *fronts, uint64_t *index)
+{
+    bool any = fronts->cache && tree_next(&fronts->noted_caches, *index, index);
+    return any ? &fronts->cache[*index] : NULL; /* its owner has filled it in before it listed it */
+}
+
+/* Off the list before its bits are taken: who notes a bin later finds none noted, and lists the cache again. */
+static bool flush_listed(struct fronts *fronts, struct cache *cache, bool mark)
+{
+    tree_remove(&fronts->noted_caches, cache->index);
+    return cache_flush(cache, mark);
+}
+
+bool fronts_flush(struct fronts *fronts, const struct stream *stream, bool mark)
+{
+    struct cache *cache;
+    bool any = false;
+    for (uint64_t index = 0; (cache = next_noted(fronts, &index)); index++)
+        if (!stream || load_sc_ptr(&cache->stream) == stream)
+            any |= flush_listed(fronts, cache, mark);
+    return any;
+}
+
+void fronts_flush_own(struct fronts *fronts)
+{
+    const struct front *front = own_front(fronts);
+    struct cache *cache;
+    for (uint64_t index = 0; front && (cache = next_noted(fronts, &index)); index++)
+        if (cache->front == front)
+            flush_listed(fronts, cache, true);
+}
+
+/*
+ * Every bin: another thread may have taken the bits, and been refused entry because the stream is being released. The
+ * list is as it is: nobody attaches a cache to such a stream, or detaches one.
+ */
+void fronts_close(struct fronts *fronts, struct stream *stream)
+{
+    enum space_level level = fronts->space->level;
+    struct streams *streams = fronts->space->streams;
+    struct cache *next;
+    if (!fronts->cache)
+        return;
+    lock_take(&streams->lock); /* pairs with that of who has put a cache into the list */
+    struct cache *cache = stream->attached[level];
+    stream->attached[level] = NULL;
+    pthread_mutex_unlock(&streams->lock);
+    for (; cache; cache = next) {
+        next = cache->next_of_stream;
+        close_cache(cache);
+        cache_empty(cache, stream);
+        remove_neighbour(stream, cache);
+        store_sc_ptr(&cache->stream, NULL);
+    }
+}
+
+bool fronts_noted(const struct fronts *fronts)
+{
+    uint64_t index = 0;
+    return next_noted(fronts, &index);
+}
+
+/* ---- which stream a cache is of ---- */
+
+static void link_to_stream(struct cache *cache, struct stream *stream)
+{
+    void **list = &stream->attached[cache->front->fronts->space->level];
+    cache->next_of_stream = *list;
+    *list = cache;
+}
+
+static void unlink_from_stream(const struct cache *cache, struct stream *stream)
+{
+    struct cache *first = stream->attached[cache->front->fronts->space->level];
+    if (first == cache) {
+        stream->attached[cache->front->fronts->space->level] = cache->next_of_stream;
+        return;
+    }
+    while (first->next_of_stream != cache)
+        first = first->next_of_stream;
+    first->next_of_stream = cache->next_of_stream;
+}
+
+/*
+ * Takes a closed cache from its record, which can go to another stream from then on: not before, because a hit that has
+ * found the cache open, and is still at it, takes what is cached for the record. Counted in while the cache is emptied.
+ * False: the stream is being released, and who does that looks into the cache: its slots are not another stream's before
+ * that has ended.
+ */
+static bool part(struct cache *cache)
+{
+    struct space *space = cache->front->fronts->space;
+    struct stream *stream = load_sc_ptr(&cache->stream);
+    if (stream && !stream_enter_cached(stream))
+        return false;
+    bool released = !stream || load_sc_ptr(&cache->stream) != stream; /* who released it has done what follows */
+    if (stream && released)
+        stream_leave(stream);
+    if (!released) {
+        cache_empty(cache, stream);
+        remove_neighbour(stream, cache);
+        lock_take(&space->streams->lock);
+        unlink_from_stream(cache, stream);
+        pthread_mutex_unlock(&space->streams->lock);
+        store_sc_ptr(&cache->stream, NULL); /* before the count: see enter_stream */
+        stream_leave(stream);
+    }
+    fetch_add_sc_u32(&stream_at(space->streams, cache->slot)->caches[space->level], UINT32_MAX);
+    return true;
+}
+
+/* False: not yet. */
+static bool detach(struct front *front, struct cache *cache)
+{
+    if (!part(cache))
+        return false;
+    cache_return_bins(cache);
+    forget_recent(front, cache);
+    front->by_slot[cache->slot] = NULL;
+    cache->is_attached = false;
+    bell_ring(front->fronts->space->bell); /* the record may be taken out of use now: see streams_pending */
+    cache->next_spare = front->spare;
+    front->spare = cache;
+    return true;
+}
+
+/* The front's owner's: lets go of the streams that are gone. */
+static void detach_closed(struct front *front)
+{
+    uint32_t closings = load_sc_u32(&front->fronts->closings);
+    bool all = true;
+    if (front->closings == closings)
+        return;
+    for (struct cache *cache = load_relaxed_ptr(&front->caches); cache; cache = cache->next)
+        if (cache->is_attached && load_sc_ptr(&cache->handle) == CACHE_CLOSED)
+            all &= detach(front, cache);
+    if (all)
+        front->closings = closings;
+}
+
+static struct cache *new_cache(struct front *front)
+{
+    struct fronts *fronts = front->fronts;
+    struct cache *cache = front->spare;
+    if (cache) {
+        front->spare = cache->next_spare;
+        return cache;
+    }
+    uint32_t index = fetch_add_relaxed_u32(&fronts->caches, 1);
+    if (index >= CACHES_MAX) {
+        fetch_sub_relaxed_u32(&fronts->caches, 1);
+        return NULL;
+    }
+    cache = &fronts->cache[index];
+    cache->index = index;
+    cache->bins = fronts->bins.base;
+    store_relaxed_ptr(&cache->handle, CACHE_CLOSED);
+    cache->front = front;
+    cache->next = load_relaxed_ptr(&front->caches);
+    store_release_ptr(&front->caches, cache); /* pairs with each acquire of `caches`; only its owner pushes */
+    return cache;
+}
+
+static bool reserve_slot(struct front *front, uint32_t slot)
+{
+    if (slot < front->slots)
+        return true;
+    uint32_t slots = slot * 2 > 64 ? slot * 2 : 64;
+    struct cache **by_slot = realloc(front->by_slot, slots * sizeof(struct cache *));
+    if (!by_slot)
+        return false;
+    memset(by_slot + front->slots, 0, (slots - front->slots) * sizeof(struct cache *));
+    front->by_slot = by_slot;
+    front->slots = slots;
+    return true;
+}
+
+/* The thread is counted among the stream's users, and the stream is active: the record cannot be taken away meanwhile.
+ */
+static struct cache *attach(struct front *front, struct stream *stream)
+{
+    struct cache *cache = reserve_slot(front, stream->slot) ? new_cache(front) : NULL;
+    if (!cache)
+        return NULL;
+    fetch_add_sc_u32(&stream->caches[front->fronts->space->level], 1);
+    cache->id = stream->id;
+    cache->check_id = stream->has_id && front->fronts->check_ids;
+    cache->is_default = !stream->handle || stream->handle == CU_STREAM_LEGACY;
+    cache->is_attached = true;
+    cache->slot = stream->slot;
+    store_sc_ptr(&cache->stream, stream); /* before anything is noted: see cache_flush */
+    store_sc_ptr(&cache->handle, stream->handle);
+    struct streams *streams = front->fronts->space->streams;
+    lock_take(&streams->lock);
+    link_to_stream(cache, stream);
+    if (load_sc_u32(&stream->state) == STREAM_ORPHAN)
+        fetch_add_sc_u32(&streams->orphans, 1); /* its caches may have been closed already, but not this one */
+    pthread_mutex_unlock(&streams->lock);
+    front->by_slot[stream->slot] = cache;
+    add_neighbour(stream, cache);
+    return cache;
+}
+
+/* Of a per-thread stream only its own thread could mark what others empty, so that is marked as it is freed. */
+struct cache *front_cache(struct fronts *fronts, struct stream *stream)
+{
+    struct front *front = stream->thread ? NULL : own_front(fronts);
+    if (!front)
+        return NULL;
+    detach_closed(front);
+    struct cache *cache = stream->slot < front->slots ? front->by_slot[stream->slot] : NULL;
+    if (!cache)
+        cache = attach(front, stream);
+    if (cache)
+        *front_recent(front, stream->handle) = cache;
+    return cache;
+}
+
+bool cache_is_current(const struct cache *cache)
+{
+    const struct stream *stream = load_relaxed_ptr(&cache->stream);
+    CUcontext current;
+    return stream &&
+           device_current_context(cache->front->fronts->space->streams->device, &current) == VPMM_SUCCESS &&
+           current == stream->context;
+}
+
+/* ---- the reaper's part ---- */
+
+/* A cache that is listed, and has nothing noted, unless it is noted again just now. */
+static void unlist(struct fronts *fronts, struct cache *cache)
+{
+    tree_remove(&fronts->noted_caches, cache->index);
+    if (cache_noted(cache))
+        tree_insert(&fronts->noted_caches, cache->index);
+}
+
+/* Of one listed cache. True: something is cached in it, and was touched since the last look. */
+static bool look_at(struct fronts *fronts, struct cache *cache)
+{
+    bool closed = load_sc_ptr(&cache->handle) == CACHE_CLOSED;
+    if (!cache_noted(cache)) {
+        unlist(fronts, cache);
+        return false;
+    }
+    if (!closed && !load_relaxed_u32(&cache->idle)) {
+        store_relaxed_u32(&cache->idle, 1);
+        return true;
+    }
+    flush_listed(fronts, cache, true);
+    return false;
+}
+
+/* Of streams whose handle has come back as another stream's. Every cache is looked at, which is seldom due. */
+static void close_orphans(struct fronts *fronts)
+{
+    uint32_t orphans = load_sc_u32(&fronts->space->streams->orphans);
+    if (orphans == fronts->orphans)
+        return;
+    fronts->orphans = orphans;
+    for (struct front *front = load_acquire_ptr(&fronts->first); front; front = front->next)
+        for (struct cache *cache = load_acquire_ptr(&front->caches); cache; cache = cache->next) {
+            struct stream *stream = load_sc_ptr(&cache->stream);
+            if (stream && load_sc_u32(&stream->state) == STREAM_ORPHAN &&
+                load_sc_ptr(&cache->handle) != CACHE_CLOSED)
+                close_cache(cache);
+        }
+}
+
+/* Closed caches of ended threads have no owner that lets go of their streams. */
+static void detach_ownerless(struct front *front)
+{
+    uint64_t owner = OWNER_NONE;
+    if (load_relaxed_u64(&front->owner) != OWNER_NONE || !cas_sc_u64(&front->owner, &owner, OWNER_REAPER))
+        return;
+    detach_closed(front);
+    store_sc_u64(&front->owner, OWNER_NONE);
+}
+
+bool fronts_flush_idle(struct fronts *fronts)
+{
+    uint64_t now = clock_now_ns();
+    if (!fronts->cache)
+        return false;
+    if (now < fronts->next_look_ns)
+        return fronts->noted = fronts->noted || fronts_noted(fronts);
+    fronts->next_look_ns = now + FRONT_IDLE_US * UINT64_C(1000);
+    fronts->noted = false;
+    close_orphans(fronts);
+    struct cache *cache;
+    for (uint64_t index = 0; (cache = next_noted(fronts, &index)); index++)
+        fronts->noted |= look_at(fronts, cache);
+    for (struct front *front = load_acquire_ptr(&fronts->first); front; front = front->next)
+        detach_ownerless(front);
+    return fronts->noted;
+}
+
+/* ---- the audit's ---- */
+
+static bool is_noted_in(const struct cache *cache, CUdeviceptr address)
+{
+    for (uint64_t bins = load_sc_u64(&cache->noted); bins; bins &= bins - 1) {
+        const struct cache_bin *bin = cache_bin_at(cache, (uint32_t)__builtin_ctzll(bins));
+        for (uint32_t i = 0; i < load_relaxed_u32(&bin->count); i++)
+            if (load_relaxed_u64(&bin->slot[i]) == address)
+                return true;
+    }
+    return false;
+}
+
+bool fronts_hold(const struct fronts *fronts, uint64_t page)
+{
+    uint32_t slot = load_relaxed_u32(&page_at(&fronts->space->pages, page)->fence_stream);
+    const struct stream *stream = stream_at(fronts->space->streams, slot);
+    for (const struct front *front = load_acquire_ptr(&fronts->first); front; front = front->next)
+        for (const struct cache *cache = load_acquire_ptr(&front->caches); cache; cache = cache->next)
+            if (load_sc_ptr(&cache->stream) == stream && is_noted_in(cache, page_address(&fronts->space->pages, page)))
+                return true;
+    return false;
+}
+
+bool fronts_hold_slice(const struct fronts *fronts, const struct slice *slice, uint64_t word)
+{
+    const struct stream *stream = stream_at(fronts->space->streams, slice_stream(word));
+    for (const struct front *front = load_acquire_ptr(&fronts->first); front; front = front->next)
+        for (const struct cache *cache = load_acquire_ptr(&front->caches); cache; cache = cache->next)
+            if (load_sc_ptr(&cache->stream) == stream && slices_hold(cache, slice, slice_class_of(word)))
+                return true;
+    return false;
+}
+
+/* ---- statistics ---- */
+
+void front_peak_noted(const struct fronts *fronts)
+{
+    uint64_t serial = load_relaxed_u64(&fronts->serial);
+    const struct front_of_pool *known = &front_known[serial % FRONT_POOLS];
+    if (known->serial == serial)
+        note_live(known->front);
+}
+
+void fronts_forget_peaks(const struct fronts *fronts)
+{
+    for (struct front *front = load_acquire_ptr(&fronts->first); front; front = front->next)
+        note_live(front);
+}

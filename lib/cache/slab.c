@@ -1,0 +1,476 @@
+#define _GNU_SOURCE
+#include "cache/slab.h"
+
+#include "space/region.h"
+
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+
+/* A stream's slabs with free slices, by class. */
+struct slab_set {
+    struct tree tree[SLICE_CLASSES];
+};
+
+#define SIZE(bytes, kind)                                                                                              \
+    {                                                                                                                  \
+        bytes, kind, ((UINT64_C(1) << 40) + (bytes)-1) / (bytes)                                                       \
+    }
+#define EIGHT(first, step, kind)                                                                                       \
+    SIZE(first, kind), SIZE(first + step, kind), SIZE(first + 2 * step, kind), SIZE(first + 3 * step, kind),           \
+        SIZE(first + 4 * step, kind), SIZE(first + 5 * step, kind), SIZE(first + 6 * step, kind),                      \
+        SIZE(first + 7 * step, kind)
+
+/* Every slab is a whole number of granules: its slices' steps are 8 KiB in sum. */
+const struct slice_size slice_size[SLICE_CLASSES] = {
+    EIGHT(256, 256, 0),   EIGHT(2304, 256, 0),   EIGHT(4608, 512, 1),
+    EIGHT(9216, 1024, 2), EIGHT(18432, 2048, 3), EIGHT(36864, 4096, 4),
+};
+
+static uint32_t owner_of(uint64_t word)
+{
+    return (uint32_t)(word >> 32) & (STREAMS_MAX - 1);
+}
+
+static uint64_t epoch_of(uint64_t word)
+{
+    return word >> 52;
+}
+
+static uint32_t free_of(uint64_t word)
+{
+    return (uint32_t)word;
+}
+
+/* The epoch is the upper twelve bits' and wraps. */
+static uint64_t slab_word(uint64_t epoch, uint32_t owner, uint32_t free)
+{
+    return epoch << 52 | (uint64_t)owner << 32 | free;
+}
+
+/* ---- the fence number of a slab ---- */
+
+#define NUMBER_MASK ((UINT64_C(1) << 52) - 1)
+
+static uint64_t number_of(const struct slab *slab)
+{
+    return load_sc_u64(&slab->number) & NUMBER_MASK;
+}
+
+static void set_number(struct slab *slab, uint64_t epoch, uint64_t number)
+{
+    store_sc_u64(&slab->number, epoch << 52 | number);
+}
+
+/* Lock-free: a failed exchange is another thread's raise, or a new owner's, which ends it. */
+static void raise_number(struct slab *slab, uint64_t epoch, uint64_t number)
+{
+    uint64_t seen = load_sc_u64(&slab->number);
+    while (epoch_of(seen) == (epoch & 0xfff) && (seen & NUMBER_MASK) < number &&
+           !cas_sc_u64(&slab->number, &seen, epoch << 52 | number))
+        ;
+}
+
+static uint32_t all_slices(const struct slab *slab)
+{
+    return UINT32_MAX >> (SLAB_SLICES - slab->slices);
+}
+
+static struct slab *slab_at(const struct slabs *slabs, uint64_t index)
+{
+    return load_acquire_ptr(&slabs->record[index]);
+}
+
+/* ---- memory of the trees and records: reserved, touched where it is used ---- */
+
+static void *reserve(size_t bytes)
+{
+    void *at = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    return at == MAP_FAILED ? NULL : at;
+}
+
+static size_t set_bytes(void)
+{
+    return sizeof(struct slab_set) + SLICE_CLASSES * tree_words(SLABS_MAX) * sizeof(uint64_t);
+}
+
+vpmm_status slabs_init(struct slabs *slabs, struct space *space)
+{
+    slabs->space = space;
+    pile_init(&slabs->deferred);
+    slabs->word_bytes = SLAB_KINDS * tree_words(SLABS_MAX) * sizeof(uint64_t);
+    slabs->words = reserve(slabs->word_bytes);
+    slabs->record = reserve(SLABS_MAX * sizeof(void *));
+    if (!slabs->words || !slabs->record)
+        return fail(VPMM_ERROR_HOST_MEMORY, "no address space for the records of slabs");
+    trees_init(slabs->unused, SLAB_KINDS, slabs->words, SLABS_MAX);
+    return VPMM_SUCCESS;
+}
+
+void slabs_free(struct slabs *slabs)
+{
+    if (!slabs->space)
+        return;
+    for (uint32_t slot = 1; slot < load_acquire_u32(&slabs->space->streams->slots); slot++) {
+        struct slab_set *set = load_relaxed_ptr(&stream_at(slabs->space->streams, slot)->slabs);
+        if (set)
+            munmap(set, set_bytes());
+    }
+    for (uint32_t i = 0; slabs->record && i < load_relaxed_u32(&slabs->records); i++)
+        free(slab_at(slabs, i));
+    if (slabs->record)
+        munmap(slabs->record, SLABS_MAX * sizeof(void *));
+    if (slabs->words)
+        munmap(slabs->words, slabs->word_bytes);
+}
+
+/* The stream's set; NULL: it has none. */
+static struct slab_set *set_of(struct stream *stream)
+{
+    return load_acquire_ptr(&stream->slabs);
+}
+
+/* The same, made on first use. NULL: no host memory. */
+static struct slab_set *make_set(struct stream *stream)
+{
+    void *set = set_of(stream);
+    if (set)
+        return set;
+    struct slab_set *fresh = reserve(set_bytes());
+    if (!fresh)
+        return NULL;
+    trees_init(fresh->tree, SLICE_CLASSES, (_Atomic(uint64_t) *)(void *)(fresh + 1), SLABS_MAX);
+    if (cas_acq_rel_ptr(&stream->slabs, &set, fresh)) /* pairs with the acquire in set_of */
+        return fresh;
+    munmap(fresh, set_bytes());
+    return set;
+}
+
+static struct tree *tree_of(const struct slabs *slabs, uint32_t owner, unsigned class)
+{
+    struct slab_set *set = set_of(stream_at(slabs->space->streams, owner));
+    return set ? &set->tree[class] : NULL;
+}
+
+static struct slab *new_record(struct slabs *slabs, unsigned kind)
+{
+    size_t bytes = sizeof(struct slab) + slab_slices(kind) * sizeof(struct slice);
+    struct slab *slab = aligned_alloc(64, (bytes + 63) / 64 * 64);
+    if (!slab)
+        return NULL;
+    uint32_t index = fetch_add_relaxed_u32(&slabs->records, 1);
+    if (index >= SLABS_MAX) {
+        fetch_sub_relaxed_u32(&slabs->records, 1);
+        free(slab);
+        return NULL;
+    }
+    memset(slab, 0, bytes);
+    slab->index = index;
+    slab->slices = slab_slices(kind);
+    store_release_ptr(&slabs->record[index], slab); /* pairs with the acquire in slab_at */
+    return slab;
+}
+
+static struct slab *take_record(struct slabs *slabs, unsigned kind)
+{
+    uint64_t index;
+    return tree_take(&slabs->unused[kind], 0, &index) ? slab_at(slabs, index) : new_record(slabs, kind);
+}
+
+/* ---- in its owner's tree, if and only if it has free slices ---- */
+
+static void list(const struct slabs *slabs, const struct slab *slab, uint32_t owner)
+{
+    struct tree *tree = owner && owner != SLAB_CLAIMED ? tree_of(slabs, owner, load_relaxed_u32(&slab->class)) : NULL;
+    if (tree)
+        tree_insert(tree, slab->index);
+}
+
+static bool belongs(const struct slab *slab, uint32_t owner, unsigned class)
+{
+    uint64_t word = load_sc_u64(&slab->word);
+    return owner_of(word) == owner && free_of(word) && load_relaxed_u32(&slab->class) == class;
+}
+
+/* Removed first and then looked at again: who makes it belong meanwhile sees it in the tree, or inserts it after. */
+static void unlist(const struct slabs *slabs, const struct slab *slab, uint32_t owner, unsigned class)
+{
+    struct tree *tree = tree_of(slabs, owner, class);
+    tree_remove(tree, slab->index);
+    if (belongs(slab, owner, class))
+        tree_insert(tree, slab->index);
+}
+
+/* ---- formatting and dissolving ---- */
+
+struct want slab_want(unsigned class)
+{
+    uint64_t bytes = slice_size[class].bytes;
+    bool is_power = !(bytes & (bytes - 1));
+    return (struct want){bytes * slab_slices(slice_size[class].kind) / GRANULE_BYTES,
+                         is_power && bytes > GRANULE_BYTES ? bytes / GRANULE_BYTES : 1};
+}
+
+static void name_slab(const struct slabs *slabs, uint64_t granule, uint64_t granules, struct slab *slab)
+{
+    for (uint64_t i = 0; i < granules; i++)
+        store_release_ptr(&page_at(&slabs->space->pages, granule + i)->extent, slab); /* see slab_of_granule */
+}
+
+/* The number of the fence that the region is behind for the stream: what it was made to wait for takes a new one. */
+static uint64_t number_for(const struct slabs *slabs, struct stream *stream, struct fence fence)
+{
+    if (fence_passed(slabs->space->streams, fence))
+        return 0;
+    return fence.stream == stream->slot ? fence.number : fence_take(stream).number;
+}
+
+bool slab_format(struct slabs *slabs, const struct region *region, struct stream *stream, unsigned class)
+{
+    struct slab *slab = make_set(stream) ? take_record(slabs, slice_size[class].kind) : NULL;
+    if (!slab)
+        return false;
+    CUdeviceptr base = page_address(&slabs->space->pages, region->page);
+    slab->granule = region->page;
+    store_relaxed_u64(&slab->base, base);
+    store_relaxed_u64(&slab->reciprocal, slice_size[class].reciprocal);
+    store_relaxed_u32(&slab->class, class);
+    uint64_t epoch = epoch_of(load_relaxed_u64(&slab->word)) + 1;
+    set_number(slab, epoch, number_for(slabs, stream, region->fence));
+    for (unsigned i = 0; i < slab->slices; i++) {
+        store_relaxed_u64(&slab->slice[i].address, base + (uint64_t)i * slice_size[class].bytes);
+        store_relaxed_u64(&slab->slice[i].word, slice_word(SLICE_FREE, 0, class, 0));
+    }
+    name_slab(slabs, region->page, region->pages, slab);
+    page_set(page_at(&slabs->space->pages, region->page), PAGE_CUT, region->pages);
+    fetch_add_relaxed_u64(&slabs->empty, 1);
+    store_sc_u64(&slab->word, slab_word(epoch, stream->slot, all_slices(slab)));
+    list(slabs, slab, stream->slot);
+    return true;
+}
+
+/* Of a slab whose word the caller has made 0: nobody else finds a free slice in it, and none is in use. */
+static void dissolve(struct slabs *slabs, struct slab *slab, uint32_t owner)
+{
+    unsigned class = load_relaxed_u32(&slab->class);
+    struct want want = slab_want(class);
+    struct fence fence = {owner, number_of(slab)};
+    struct region region = {slab->granule, want.pages, fence.number ? fence : FENCE_PASSED, false};
+    fetch_add_relaxed_u64(&slabs->empty, UINT64_MAX);
+    unlist(slabs, slab, owner, class);
+    name_slab(slabs, region.page, region.pages, NULL);
+    page_set(page_at(&slabs->space->pages, region.page), PAGE_OWN, region.pages);
+    tree_insert(&slabs->unused[slice_size[class].kind], slab->index);
+    region_publish(slabs->space, region);
+}
+
+/* Unless it has slices in use, or belongs to none. */
+static void try_dissolve(struct slabs *slabs, struct slab *slab)
+{
+    uint64_t word = load_sc_u64(&slab->word);
+    uint32_t owner = owner_of(word);
+    if (owner && owner != SLAB_CLAIMED && free_of(word) == all_slices(slab) &&
+        cas_sc_u64(&slab->word, &word, slab_word(epoch_of(word), 0, 0)))
+        dissolve(slabs, slab, owner);
+}
+
+void slabs_dissolve_empty(struct slabs *slabs)
+{
+    uint32_t slots = load_acquire_u32(&slabs->space->streams->slots);
+    for (uint32_t slot = 1; slot < slots && slabs_empty(slabs); slot++)
+        for (unsigned class = 0; class < SLICE_CLASSES; class ++) {
+            struct tree *tree = tree_of(slabs, slot, class);
+            for (uint64_t index = 0; tree && tree_next(tree, index, &index); index++)
+                try_dissolve(slabs, slab_at(slabs, index));
+        }
+}
+
+/* ---- taking ---- */
+
+static uint32_t lowest_bits(uint32_t bits, unsigned most)
+{
+    uint32_t lowest = 0;
+    for (; bits && most; most--) {
+        lowest |= bits & -bits;
+        bits &= bits - 1;
+    }
+    return lowest;
+}
+
+/* Sets bits of slices that the caller has, and that work on the slab's stream may use. */
+static void set_bits(struct slabs *slabs, struct slab *slab, uint64_t word, uint32_t bits)
+{
+    while (!cas_sc_u64(&slab->word, &word, word | bits))
+        ;
+    if ((free_of(word) | bits) == all_slices(slab))
+        fetch_add_relaxed_u64(&slabs->empty, 1);
+    if (!free_of(word))
+        list(slabs, slab, owner_of(word));
+}
+
+/* Clears up to `most` bits, if the slab is the stream's. */
+static uint32_t clear_bits(struct slabs *slabs, struct slab *slab, const struct stream *stream, unsigned class,
+                           unsigned most)
+{
+    uint64_t word = load_sc_u64(&slab->word);
+    uint32_t bits;
+    do {
+        bits = lowest_bits(free_of(word), most);
+        if (owner_of(word) != stream->slot || !bits || load_relaxed_u32(&slab->class) != class)
+            return 0;
+    } while (!cas_sc_u64(&slab->word, &word, word & ~(uint64_t)bits));
+    if (free_of(word) == all_slices(slab))
+        fetch_add_relaxed_u64(&slabs->empty, UINT64_MAX);
+    if (load_relaxed_u32(&slab->class) == class) /* with slices of it taken, it is not dissolved any more */
+        return bits;
+    set_bits(slabs, slab, load_sc_u64(&slab->word), bits); /* it was, and has become another's */
+    return 0;
+}
+
+unsigned slab_take(struct slabs *slabs, struct stream *stream, unsigned class, unsigned most, struct slice *taken[])
+{
+    struct slab_set *set = set_of(stream);
+    uint64_t index;
+    while (set && tree_next(&set->tree[class], 0, &index)) {
+        struct slab *slab = slab_at(slabs, index);
+        uint32_t bits = clear_bits(slabs, slab, stream, class, most);
+        if (!free_of(load_sc_u64(&slab->word)) || !bits)
+            unlist(slabs, slab, stream->slot, class);
+        unsigned n = 0;
+        for (; bits; bits &= bits - 1) {
+            taken[n] = &slab->slice[__builtin_ctz(bits)];
+            store_relaxed_u64(&taken[n++]->word, slice_word(SLICE_OWN, 0, class, 0));
+        }
+        if (n)
+            return n;
+    }
+    return 0;
+}
+
+/* ---- adopting ---- */
+
+/* Of a claimed slab: only bits of passed slices are set meanwhile. */
+static void set_owner(struct slab *slab, uint32_t owner, uint64_t epoch)
+{
+    uint64_t word = load_sc_u64(&slab->word);
+    while (!cas_sc_u64(&slab->word, &word, slab_word(epoch, owner, free_of(word))))
+        ;
+}
+
+static bool has_passed(const struct slabs *slabs, const struct slab *slab, uint32_t owner)
+{
+    return fence_passed(slabs->space->streams, (struct fence){owner, number_of(slab)});
+}
+
+static bool adopt(struct slabs *slabs, struct slab *slab, uint32_t from, struct stream *to, unsigned class)
+{
+    uint64_t word = load_sc_u64(&slab->word);
+    if (owner_of(word) != from || !free_of(word) || load_relaxed_u32(&slab->class) != class ||
+        !has_passed(slabs, slab, from) ||
+        !cas_sc_u64(&slab->word, &word, slab_word(epoch_of(word), SLAB_CLAIMED, free_of(word))))
+        return false;
+    bool is_ours = load_relaxed_u32(&slab->class) == class && has_passed(slabs, slab, from);
+    if (is_ours)
+        set_number(slab, epoch_of(word) + 1, 0);
+    set_owner(slab, is_ours ? to->slot : from, epoch_of(word) + is_ours);
+    list(slabs, slab, is_ours ? to->slot : from);
+    if (is_ours)
+        unlist(slabs, slab, from, class);
+    return is_ours;
+}
+
+/* The next streams after its own, around. */
+bool slab_adopt(struct slabs *slabs, struct stream *stream, unsigned class, bool every_one)
+{
+    enum { STREAMS_LOOKED_AT = 64, SLABS_LOOKED_AT = 64 };
+    uint32_t others = load_acquire_u32(&slabs->space->streams->slots) - 2, slot = stream->slot;
+    uint64_t slabs_left = every_one ? UINT64_MAX : SLABS_LOOKED_AT;
+    if (!make_set(stream))
+        return false;
+    for (uint32_t i = 0; i < others && (every_one || i < STREAMS_LOOKED_AT); i++) {
+        slot = slot % (others + 1) + 1;
+        struct tree *tree = tree_of(slabs, slot, class);
+        for (uint64_t index = 0; tree && slabs_left && tree_next(tree, index, &index); index++, slabs_left--)
+            if (adopt(slabs, slab_at(slabs, index), slot, stream, class))
+                return true;
+    }
+    return false;
+}
+
+/* ---- giving back ---- */
+
+static struct slab *slab_of(const struct slabs *slabs, const struct slice *slice)
+{
+    uint64_t granule = 0;
+    page_around(&slabs->space->pages, load_relaxed_u64(&slice->address), &granule);
+    return slab_of_granule(slabs->space, granule);
+}
+
+static void defer(struct slabs *slabs, struct slice *slice, struct fence fence, unsigned class)
+{
+    slice->number = fence.number;
+    store_relaxed_u64(&slice->word, slice_word(SLICE_OWN, fence.stream, class, 0));
+    pile_push(&slabs->deferred, &slice->node);
+    bell_ring(slabs->space->bell);
+}
+
+/* Whether the owner has another slab of the class with free slices. */
+static bool has_another(const struct slabs *slabs, const struct slab *slab, uint32_t owner)
+{
+    struct tree *tree = tree_of(slabs, owner, load_relaxed_u32(&slab->class));
+    uint64_t index;
+    return tree && tree_next(tree, 0, &index) && (index != slab->index || tree_next(tree, index + 1, &index));
+}
+
+void slab_give(struct slabs *slabs, struct slice *slice, struct fence fence)
+{
+    struct slab *slab = slab_of(slabs, slice);
+    uint32_t bit = UINT32_C(1) << (slice - slab->slice);
+    unsigned class = load_relaxed_u32(&slab->class);
+    bool passed = fence_passed(slabs->space->streams, fence);
+    uint64_t word = load_sc_u64(&slab->word);
+    store_relaxed_u64(&slice->word, slice_word(SLICE_FREE, 0, class, 0));
+    do {
+        if (!passed && owner_of(word) != fence.stream) {
+            defer(slabs, slice, fence, class);
+            return;
+        }
+        if (!passed) /* before the exchange: see adopt */
+            raise_number(slab, epoch_of(word), fence.number);
+    } while (!cas_sc_u64(&slab->word, &word, word | bit));
+    uint32_t owner = owner_of(word);
+    if (!free_of(word))
+        list(slabs, slab, owner);
+    if ((free_of(word) | bit) != all_slices(slab))
+        return;
+    fetch_add_relaxed_u64(&slabs->empty, 1);
+    if (owner != SLAB_CLAIMED && has_another(slabs, slab, owner))
+        try_dissolve(slabs, slab);
+}
+
+void slabs_pass(struct slabs *slabs)
+{
+    if (!slabs->space)
+        return;
+    struct pile_node *fresh = pile_take(&slabs->deferred), *waiting = NULL;
+    for (struct pile_node *list[] = {fresh, slabs->waiting}, **from = list; from < list + 2; from++)
+        for (struct pile_node *node = *from, *next; node; node = next) {
+            struct slice *slice = (struct slice *)(void *)((char *)node - offsetof(struct slice, node));
+            struct fence fence = {slice_stream(load_relaxed_u64(&slice->word)), slice->number};
+            next = node->next;
+            if (fence_passed(slabs->space->streams, fence)) {
+                slab_give(slabs, slice, FENCE_PASSED);
+            } else {
+                node->next = waiting;
+                waiting = node;
+            }
+        }
+    slabs->waiting = waiting;
+}
+
+bool slab_is_listed(const struct slabs *slabs, const struct slab *slab)
+{
+    struct tree *tree = tree_of(slabs, owner_of(load_sc_u64(&slab->word)), load_relaxed_u32(&slab->class));
+    uint64_t index;
+    return tree && tree_next(tree, slab->index, &index) && index == slab->index;
+}

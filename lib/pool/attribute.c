@@ -1,0 +1,129 @@
+/*
+ * attribute.c - what of a pool can be read and changed while it is used: vpmm_pool_set_attribute and _get_attribute.
+ *
+ * Each attribute is one atomic number, which calls read without a lock whenever they need it.
+ */
+#include "remap/decay.h"
+#include "cache/front.h"
+#include "pool/pool.h"
+
+#include <inttypes.h>
+
+#define EACH(X)                                                                                                        \
+    X(RELEASE_THRESHOLD)                                                                                               \
+    X(DECAY_MS)                                                                                                        \
+    X(MAX_MAPPED)                                                                                                      \
+    X(REUSE)                                                                                                           \
+    X(PEAK_MAPPED)                                                                                                     \
+    X(PEAK_LIVE)
+
+static const char *name_of(vpmm_attribute attribute)
+{
+    switch (attribute) {
+#define NAME(attribute)                                                                                                \
+    case VPMM_ATTRIBUTE_##attribute:                                                                                   \
+        return "VPMM_ATTRIBUTE_" #attribute;
+        EACH(NAME)
+#undef NAME
+    }
+    return NULL;
+}
+
+static vpmm_status unknown(const char *function, vpmm_attribute attribute)
+{
+#define LIST(attribute) " VPMM_ATTRIBUTE_" #attribute
+    return fail(VPMM_ERROR_INVALID_VALUE, "%s: the attribute is %d; allowed:" EACH(LIST), function, (int)attribute);
+#undef LIST
+}
+
+/* ---- setting ---- */
+
+/* NULL: the value is allowed. */
+static const char *what_is_allowed(vpmm_attribute attribute, uint64_t value)
+{
+    switch (attribute) {
+    case VPMM_ATTRIBUTE_RELEASE_THRESHOLD:
+    case VPMM_ATTRIBUTE_MAX_MAPPED:
+        return NULL;
+    case VPMM_ATTRIBUTE_DECAY_MS:
+        return value <= DECAY_MS_MAX || value == VPMM_DECAY_NEVER ? NULL : "0 to 1000000000, or VPMM_DECAY_NEVER";
+    case VPMM_ATTRIBUTE_REUSE:
+        return value <= VPMM_REUSE_WAIT_HOST
+                   ? NULL
+                   : "VPMM_REUSE_WAIT_DEVICE (0), VPMM_REUSE_COMPLETED (1) or VPMM_REUSE_WAIT_HOST (2)";
+    default:
+        return value ? "0, which makes the mark what it marks is now" : NULL;
+    }
+}
+
+static void set(struct vpmm_pool *pool, vpmm_attribute attribute, uint64_t value)
+{
+    switch (attribute) {
+    case VPMM_ATTRIBUTE_RELEASE_THRESHOLD:
+        decay_set_release_threshold(&pool->arena, value);
+        break;
+    case VPMM_ATTRIBUTE_DECAY_MS:
+        decay_set_ms(&pool->arena, value);
+        break;
+    case VPMM_ATTRIBUTE_MAX_MAPPED:
+        store_relaxed_u64(&pool->arena.max_mapped, value);
+        break;
+    case VPMM_ATTRIBUTE_REUSE:
+        store_relaxed_u32(&pool->arena.reuse, (uint32_t)value);
+        break;
+    case VPMM_ATTRIBUTE_PEAK_MAPPED:
+        stats_reset_peak_mapped(&pool->stats);
+        break;
+    case VPMM_ATTRIBUTE_PEAK_LIVE:
+        fronts_forget_peaks(&pool->fronts); /* first: what is live from here on is noted again */
+        stats_reset_peak_live(&pool->stats);
+        break;
+    }
+}
+
+vpmm_status vpmm_pool_set_attribute(vpmm_pool *pool, vpmm_attribute attribute, uint64_t value)
+{
+    static const char function[] = "vpmm_pool_set_attribute";
+    vpmm_status status = pool_check(pool, function);
+    if (status != VPMM_SUCCESS)
+        return status;
+    if (!name_of(attribute))
+        return unknown(function, attribute);
+    const char *allowed = what_is_allowed(attribute, value);
+    if (allowed)
+        return fail(VPMM_ERROR_INVALID_VALUE, "%s: %s is set to %" PRIu64 "; allowed: %s", function, name_of(attribute),
+                    value, allowed);
+    set(pool, attribute, value);
+    return VPMM_SUCCESS;
+}
+
+/* ---- reading ---- */
+
+static uint64_t get(const struct vpmm_pool *pool, vpmm_attribute attribute)
+{
+    vpmm_stats stats;
+    switch (attribute) {
+    case VPMM_ATTRIBUTE_RELEASE_THRESHOLD:
+        return load_relaxed_u64(&pool->arena.decay.release_threshold);
+    case VPMM_ATTRIBUTE_DECAY_MS:
+        return load_relaxed_u64(&pool->arena.decay.ms);
+    case VPMM_ATTRIBUTE_MAX_MAPPED:
+        return load_relaxed_u64(&pool->arena.max_mapped);
+    case VPMM_ATTRIBUTE_REUSE:
+        return load_relaxed_u32(&pool->arena.reuse);
+    default:
+        stats_read(&pool->stats, &stats);
+        return attribute == VPMM_ATTRIBUTE_PEAK_LIVE ? stats.peak_live_bytes : stats.peak_mapped_bytes;
+    }
+}
+
+vpmm_status vpmm_pool_get_attribute(vpmm_pool *pool, vpmm_attribute attribute, uint64_t *value)
+{
+    static const char function[] = "vpmm_pool_get_attribute";
+    if (!pool || !value)
+        return fail(VPMM_ERROR_INVALID_VALUE, "%s: the %s is NULL", function, pool ? "output" : "pool");
+    if (!name_of(attribute))
+        return unknown(function, attribute);
+    *value = get(pool, attribute);
+    return VPMM_SUCCESS;
+}

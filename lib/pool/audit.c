@@ -1,0 +1,466 @@
+#include "pool/audit.h"
+
+#include "remap/cut.h"
+#include "cache/slices.h"
+#include "remap/zombie.h"
+
+#include <inttypes.h>
+#include <stdarg.h>
+
+/* Of one space, in its pages. Slices count in bytes. */
+struct tally {
+    uint64_t live, cut, free, cached, hole, zombie, requested;
+    uint64_t free_regions, hole_regions, extents, extent_pages;
+    uint64_t whole_pages, empty_slabs, slice_live_bytes, slice_cached_bytes;
+};
+
+struct auditor {
+    struct arena *arena;
+    struct space *space;
+    struct tally tally;
+    uint64_t page, pages; /* the region under the lens */
+};
+
+__attribute__((format(printf, 2, 3))) static vpmm_status violation(const struct auditor *auditor, const char *format,
+                                                                   ...)
+{
+    char what[256];
+    va_list arguments;
+    va_start(arguments, format);
+    vsnprintf(what, sizeof what, format, arguments);
+    va_end(arguments);
+    return fail(VPMM_ERROR_INVALID_VALUE, "audit: region of %" PRIu64 " %s at %" PRIu64 ": %s", auditor->pages,
+                auditor->space->level == SPACE_PAGES ? "pages" : "granules", auditor->page, what);
+}
+
+static struct page *at(const struct auditor *auditor, uint64_t page)
+{
+    return page_at(&auditor->space->pages, page);
+}
+
+static vpmm_status check_interior(const struct auditor *auditor)
+{
+    for (uint64_t i = 1; i < auditor->pages; i++)
+        if (word_state(load_relaxed_u64(&at(auditor, auditor->page + i)->word)) != PAGE_NONE)
+            return violation(auditor, "page %" PRIu64 " of it has a state of its own", i);
+    return VPMM_SUCCESS;
+}
+
+/* Every page of a mapped region lies in the extent that it names; an extent is counted at its first page. */
+static vpmm_status check_extents(struct auditor *auditor)
+{
+    for (uint64_t page = auditor->page; page < auditor->page + auditor->pages; page++) {
+        const struct extent *extent = page_extent(at(auditor, page));
+        if (!extent)
+            return violation(auditor, "page %" PRIu64 " has no physical memory", page);
+        uint64_t first = load_relaxed_u64(&extent->page);
+        if (page < first || page >= first + extent->pages)
+            return violation(auditor, "page %" PRIu64 " names an extent at %" PRIu64 " of %u pages", page, first,
+                             extent->pages);
+        if (page == first) {
+            auditor->tally.extents++;
+            auditor->tally.extent_pages += extent->pages;
+        }
+    }
+    return VPMM_SUCCESS;
+}
+
+static vpmm_status check_unmapped(const struct auditor *auditor, uint64_t pages)
+{
+    for (uint64_t i = 0; i < pages; i++)
+        if (page_extent(at(auditor, auditor->page + i)))
+            return violation(auditor, "its page %" PRIu64 " names an extent", i);
+    return VPMM_SUCCESS;
+}
+
+static vpmm_status check_free(struct auditor *auditor, enum page_state left)
+{
+    struct space *space = auditor->space;
+    struct page *first = at(auditor, auditor->page);
+    struct fence fence = page_fence(first);
+    struct hints *hints = fence.stream ? &stream_at(space->streams, fence.stream)->free[space->level] : &space->passed;
+    auditor->tally.free += auditor->pages;
+    auditor->tally.free_regions++;
+    if (!hints_holds(hints, first, auditor->page))
+        return violation(auditor, "it is free and not hinted where its fence says");
+    if (load_relaxed_u32(&at(auditor, auditor->page + auditor->pages - 1)->back) != auditor->pages)
+        return violation(auditor, "its last page does not know its length");
+    uint64_t pieces = 0;
+    while (pieces < auditor->pages && load_relaxed_u32(&at(auditor, auditor->page + pieces)->piece_pages))
+        pieces += load_relaxed_u32(&at(auditor, auditor->page + pieces)->piece_pages);
+    if (pieces != auditor->pages)
+        return violation(auditor, "its pieces have %" PRIu64 " pages", pieces);
+    if (left == PAGE_FREE) {
+        uint64_t length = load_relaxed_u32(&at(auditor, auditor->page - 1)->back);
+        struct fence other = page_fence(at(auditor, auditor->page - length));
+        if (other.stream == fence.stream || !other.stream || !fence.stream)
+            return violation(auditor, "it is not merged with the free region before it");
+    }
+    return VPMM_SUCCESS;
+}
+
+static vpmm_status check_hole(struct auditor *auditor, enum page_state left)
+{
+    auditor->tally.hole += auditor->pages;
+    auditor->tally.hole_regions++;
+    if (left == PAGE_HOLE)
+        return violation(auditor, "it is a hole after a hole");
+    if (!hints_holds(&auditor->arena->holes, at(auditor, auditor->page), auditor->page))
+        return violation(auditor, "it is a hole and not hinted");
+    if (load_relaxed_u32(&at(auditor, auditor->page + auditor->pages - 1)->back) != auditor->pages)
+        return violation(auditor, "its last page does not know its length");
+    return VPMM_SUCCESS;
+}
+
+static vpmm_status check_cached(struct auditor *auditor)
+{
+    auditor->tally.cached += auditor->pages;
+    if (!fronts_hold(auditor->space->fronts, auditor->page))
+        return violation(auditor, "it is cached and in no cache of its stream that is noted");
+    return VPMM_SUCCESS;
+}
+
+static vpmm_status check_region(struct auditor *auditor, enum page_state state, enum page_state left)
+{
+    enum { HOLE_PAGES_LOOKED_AT = 64 }; /* of what may be millions that were never touched */
+    uint64_t looked = auditor->pages < HOLE_PAGES_LOOKED_AT ? auditor->pages : HOLE_PAGES_LOOKED_AT;
+    vpmm_status status = state == PAGE_HOLE ? VPMM_SUCCESS : check_interior(auditor);
+    if (status != VPMM_SUCCESS)
+        return status;
+    switch (state) {
+    case PAGE_LIVE:
+        auditor->tally.live += auditor->pages;
+        auditor->tally.requested += load_relaxed_u64(&at(auditor, auditor->page)->requested);
+        return check_extents(auditor);
+    case PAGE_FREE:
+        status = check_free(auditor, left);
+        return status == VPMM_SUCCESS ? check_extents(auditor) : status;
+    case PAGE_CACHED:
+        status = check_cached(auditor);
+        return status == VPMM_SUCCESS ? check_extents(auditor) : status;
+    case PAGE_CUT:
+        auditor->tally.cut += auditor->pages;
+        return check_extents(auditor);
+    case PAGE_HOLE:
+        status = check_hole(auditor, left);
+        return status == VPMM_SUCCESS ? check_unmapped(auditor, looked) : status;
+    case PAGE_ZOMBIE:
+        auditor->tally.zombie += auditor->pages;
+        return check_unmapped(auditor, auditor->pages);
+    default:
+        return violation(auditor, "its state is %d, which none has at rest", (int)state);
+    }
+}
+
+static vpmm_status check_chunk(struct auditor *auditor, uint32_t chunk)
+{
+    struct pages *pages = &auditor->arena->space.pages;
+    uint64_t first = (uint64_t)chunk << pages->chunk_shift, end = first + pages->chunk_pages;
+    enum page_state left = PAGE_NONE;
+    for (auditor->page = first; auditor->page < end; auditor->page += auditor->pages) {
+        uint64_t word = load_acquire_u64(&at(auditor, auditor->page)->word);
+        auditor->pages = word_pages(word);
+        if (!auditor->pages || auditor->page + auditor->pages > end)
+            return violation(auditor, "no region of this length can begin here (state %d)", (int)word_state(word));
+        vpmm_status status = check_region(auditor, word_state(word), left);
+        if (status != VPMM_SUCCESS)
+            return status;
+        left = word_state(word);
+    }
+    return VPMM_SUCCESS;
+}
+
+/* ---- cut pages ---- */
+
+static vpmm_status check_slice(struct auditor *auditor, const struct slab *slab, unsigned i)
+{
+    uint64_t word = load_acquire_u64(&slab->slice[i].word);
+    unsigned class = load_relaxed_u32(&slab->class);
+    bool is_free = load_sc_u64(&slab->word) >> i & 1;
+    if (slice_class_of(word) != class)
+        return violation(auditor, "slice %u of a slab of class %u is of class %u", i, class, slice_class_of(word));
+    if (is_free != (slice_state(word) == SLICE_FREE))
+        return violation(auditor, "the slab and slice %u do not agree whether it is free", i);
+    if (slice_state(word) == SLICE_LIVE) {
+        auditor->tally.slice_live_bytes += slice_size[class].bytes;
+        auditor->tally.requested += slice_requested(word);
+    }
+    if (slice_state(word) == SLICE_CACHED) {
+        auditor->tally.slice_cached_bytes += slice_size[class].bytes;
+        if (!fronts_hold_slice(auditor->space->fronts, &slab->slice[i], word))
+            return violation(auditor, "slice %u is cached and in no cache of its stream that is noted", i);
+    }
+    return VPMM_SUCCESS;
+}
+
+static vpmm_status check_slab(struct auditor *auditor)
+{
+    struct slab *slab = slab_of_granule(auditor->space, auditor->page);
+    uint64_t free = slab ? load_sc_u64(&slab->word) & UINT32_MAX : 0;
+    if (!slab || slab->granule != auditor->page)
+        return violation(auditor, "it is cut, and is no slab's");
+    if (slab_want(load_relaxed_u32(&slab->class)).pages != auditor->pages)
+        return violation(auditor, "it has not the length of a slab of class %u", load_relaxed_u32(&slab->class));
+    for (uint64_t i = 1; i < auditor->pages; i++)
+        if (slab_of_granule(auditor->space, auditor->page + i) != slab)
+            return violation(auditor, "its granule %" PRIu64 " does not name the slab", i);
+    if (free && !slab_is_listed(&auditor->arena->slabs, slab)) /* the other way about, the next search takes it out */
+        return violation(auditor, "it has free slices, and its owner's tree does not have it");
+    auditor->tally.cut += auditor->pages;
+    auditor->tally.empty_slabs += free == UINT32_MAX >> (SLAB_SLICES - slab->slices);
+    vpmm_status status = VPMM_SUCCESS;
+    for (unsigned i = 0; i < slab->slices && status == VPMM_SUCCESS; i++)
+        status = check_slice(auditor, slab, i);
+    return status;
+}
+
+static vpmm_status check_granules(struct auditor *auditor, enum page_state state, enum page_state left)
+{
+    uint64_t a_page = auditor->space->page_granules;
+    vpmm_status status = check_interior(auditor);
+    if (status != VPMM_SUCCESS || state == PAGE_CUT)
+        return status == VPMM_SUCCESS ? check_slab(auditor) : status;
+    for (uint64_t i = 0; i < auditor->pages; i++)
+        if (slab_of_granule(auditor->space, auditor->page + i))
+            return violation(auditor, "its granule %" PRIu64 " names a slab", i);
+    switch (state) {
+    case PAGE_LIVE:
+        auditor->tally.live += auditor->pages;
+        auditor->tally.requested += load_relaxed_u64(&at(auditor, auditor->page)->requested);
+        return VPMM_SUCCESS;
+    case PAGE_FREE: {
+        uint64_t first = (auditor->page + a_page - 1) / a_page, end = (auditor->page + auditor->pages) / a_page;
+        auditor->tally.whole_pages += end > first ? end - first : 0;
+        return check_free(auditor, left);
+    }
+    case PAGE_CACHED:
+        return check_cached(auditor);
+    default:
+        return violation(auditor, "its state is %d, which none has at rest", (int)state);
+    }
+}
+
+/* The regions of granules from `page`'s first one, or from where the last one of the page before ended. */
+static vpmm_status check_cut_page(struct auditor *auditor, uint64_t granule, bool adjoins, enum page_state *left)
+{
+    uint64_t end = granule + auditor->space->page_granules, from = auditor->page + auditor->pages;
+    if (adjoins && from > granule)
+        granule = from;
+    else if (!adjoins && from > granule && from < end)
+        return violation(auditor, "it reaches into a page that it is not of");
+    for (; granule < end; granule += auditor->pages) {
+        uint64_t word = load_acquire_u64(&at(auditor, granule)->word);
+        auditor->page = granule;
+        auditor->pages = word_pages(word);
+        if (!auditor->pages)
+            return violation(auditor, "no region begins here (state %d)", (int)word_state(word));
+        vpmm_status status = check_granules(auditor, word_state(word), *left);
+        if (status != VPMM_SUCCESS)
+            return status;
+        *left = word_state(word);
+    }
+    return VPMM_SUCCESS;
+}
+
+/* Whether a region of granules ends with the last cut page of a run. */
+static vpmm_status check_run_end(const struct auditor *auditor, uint64_t granule)
+{
+    return auditor->page + auditor->pages > granule && auditor->page < granule
+               ? violation(auditor, "it reaches into a page that is not cut")
+               : VPMM_SUCCESS;
+}
+
+static vpmm_status check_cut_chunk(struct auditor *auditor, uint32_t chunk)
+{
+    const struct pages *pages = &auditor->arena->space.pages;
+    uint64_t index = 0, a_page = auditor->space->page_granules;
+    enum page_state left = PAGE_NONE;
+    bool adjoins = false;
+    vpmm_status status = VPMM_SUCCESS;
+    for (uint64_t length; index < pages->chunk_pages && status == VPMM_SUCCESS; index += length) {
+        uint64_t word = load_acquire_u64(&pages->chunk[chunk].page[index].word);
+        uint64_t granule = ((uint64_t)chunk << auditor->space->pages.chunk_shift) + index * a_page;
+        bool is_cut = word_state(word) == PAGE_CUT;
+        length = word_pages(word);
+        left = adjoins ? left : PAGE_NONE;
+        status = is_cut ? check_cut_page(auditor, granule, adjoins, &left) : check_run_end(auditor, granule);
+        adjoins = is_cut;
+    }
+    return status;
+}
+
+static vpmm_status check_equal(const char *what, uint64_t walked, uint64_t counted)
+{
+    if (walked == counted)
+        return VPMM_SUCCESS;
+    return fail(VPMM_ERROR_INVALID_VALUE, "audit: %s: %" PRIu64 " walked, %" PRIu64 " counted", what, walked, counted);
+}
+
+static uint64_t hinted_regions(const struct space *space)
+{
+    uint64_t count = hints_count(&space->passed);
+    for (uint32_t slot = 1; slot < load_acquire_u32(&space->streams->slots); slot++)
+        count += hints_count(&stream_at(space->streams, slot)->free[space->level]);
+    return count;
+}
+
+struct pair {
+    const char *what;
+    uint64_t walked, counted;
+};
+
+static vpmm_status check_pairs(const struct pair *pair, size_t pairs)
+{
+    vpmm_status status = VPMM_SUCCESS;
+    for (size_t i = 0; i < pairs && status == VPMM_SUCCESS; i++)
+        status = check_equal(pair[i].what, pair[i].walked, pair[i].counted);
+    return status;
+}
+
+static vpmm_status check_page_tally(const struct auditor *auditor)
+{
+    const struct arena *arena = auditor->arena;
+    const struct tally *tally = &auditor->tally;
+    unsigned shift = arena->space.pages.page_shift;
+    uint64_t live = tally->live + tally->cut, mapped = stats_sum(arena->stats, STAT_mapped_bytes);
+    uint64_t extents = stats_sum(arena->stats, STAT_extents_created) - stats_sum(arena->stats, STAT_extents_released);
+    const struct pair pair[] = {
+        {"live bytes", live << shift, stats_sum(arena->stats, STAT_live_bytes)},
+        {"bytes of cut pages", tally->cut << shift, stats_sum(arena->stats, STAT_slab_bytes)},
+        {"cached bytes", tally->cached << shift, stats_sum(arena->stats, STAT_cached_bytes)},
+        {"mapped bytes", (live + tally->free + tally->cached) << shift, mapped},
+        {"bytes of extents", tally->extent_pages << shift, mapped},
+        {"pages in the budget", tally->extent_pages, arena->budgeted_pages},
+        {"bytes in quarantine", arena->quarantined_pages << shift, stats_sum(arena->stats, STAT_quarantined_bytes)},
+        {"extents", tally->extents, extents},
+        {"bytes pending unmap", tally->zombie << shift, stats_sum(arena->stats, STAT_pending_unmap_bytes)},
+        {"reserved bytes", (live + tally->free + tally->cached + tally->hole + tally->zombie) << shift,
+         stats_sum(arena->stats, STAT_reserved_bytes)},
+        {"hinted free regions", tally->free_regions, hinted_regions(&arena->space)},
+        {"hinted holes", tally->hole_regions, hints_count(&arena->holes)},
+        {"builders at rest", 0, load_sc_u32(&arena->builders)},
+    };
+    return check_pairs(pair, sizeof pair / sizeof pair[0]);
+}
+
+static vpmm_status check_cut_tally(const struct auditor *auditor)
+{
+    const struct arena *arena = auditor->arena;
+    const struct tally *tally = &auditor->tally;
+    const struct pair pair[] = {
+        {"bytes of granules", (tally->live + tally->free + tally->cached + tally->cut) * GRANULE_BYTES,
+         stats_sum(arena->stats, STAT_slab_bytes)},
+        {"live bytes of pieces", tally->live * GRANULE_BYTES + tally->slice_live_bytes,
+         stats_sum(arena->stats, STAT_slab_live_bytes)},
+        {"cached bytes of pieces", tally->cached * GRANULE_BYTES + tally->slice_cached_bytes,
+         stats_sum(arena->stats, STAT_slab_cached_bytes)},
+        {"whole free pages", tally->whole_pages, load_sc_u64(&arena->cut.whole)},
+        {"empty slabs", tally->empty_slabs, load_sc_u64(&arena->slabs.empty)},
+        {"hinted free regions of granules", tally->free_regions, hinted_regions(&arena->cut)},
+    };
+    return check_pairs(pair, sizeof pair / sizeof pair[0]);
+}
+
+static vpmm_status audit_pages(struct auditor *auditor)
+{
+    vpmm_status status = VPMM_SUCCESS;
+    uint32_t chunks = load_acquire_u32(&auditor->arena->space.pages.chunks);
+    for (uint32_t chunk = 0; chunk < chunks && status == VPMM_SUCCESS; chunk++)
+        status = check_chunk(auditor, chunk);
+    return status == VPMM_SUCCESS ? check_page_tally(auditor) : status;
+}
+
+static vpmm_status audit_cut(struct auditor *auditor)
+{
+    vpmm_status status = VPMM_SUCCESS;
+    uint32_t chunks = load_acquire_u32(&auditor->arena->cut.pages.chunks);
+    for (uint32_t chunk = 0; chunk < chunks && status == VPMM_SUCCESS; chunk++)
+        status = check_cut_chunk(auditor, chunk);
+    return status == VPMM_SUCCESS ? check_cut_tally(auditor) : status;
+}
+
+vpmm_status audit(struct arena *arena)
+{
+    struct auditor pages = {.arena = arena, .space = &arena->space}, cut = {.arena = arena, .space = &arena->cut};
+    vpmm_status status = audit_pages(&pages);
+    if (status == VPMM_SUCCESS && arena->cut.page_granules)
+        status = audit_cut(&cut);
+    if (status != VPMM_SUCCESS)
+        return status;
+    return check_equal("requested bytes", pages.tally.requested + cut.tally.requested,
+                       stats_sum(arena->stats, STAT_requested_bytes) - stats_sum(arena->stats, STAT_async_bytes));
+}
+
+/* ---- the map ---- */
+
+/* Of a space, from one page to another. Between two states, merged or split at this moment, a page is passed over. */
+static void dump_span(const struct space *space, uint64_t page, uint64_t end, const char brackets[2], FILE *file)
+{
+    static const char *const sign[] = {[PAGE_LIVE] = "",  [PAGE_FREE] = "-",   [PAGE_CACHED] = "-", [PAGE_OWN] = "?",
+                                       [PAGE_HOLE] = "*", [PAGE_ZOMBIE] = "~", [PAGE_CUT] = ""};
+    fprintf(file, "0x%llx ", (unsigned long long)page_address(&space->pages, page));
+    for (uint64_t pages; page < end; page += pages) {
+        uint64_t word = load_acquire_u64(&page_at(&space->pages, page)->word);
+        pages = word_pages(word) ? word_pages(word) : 1;
+        bool is_slab = word_state(word) == PAGE_CUT && space->level == SPACE_GRANULES;
+        if (word_state(word) != PAGE_NONE)
+            fprintf(file, "%c%s%" PRIu64 "%c", brackets[0], is_slab ? "/" : sign[word_state(word)], pages, brackets[1]);
+    }
+    fputc('\n', file);
+}
+
+static bool is_cut(const struct space *space, uint64_t page)
+{
+    return word_state(load_acquire_u64(&page_at(&space->pages, page)->word)) == PAGE_CUT;
+}
+
+/* A line for each run of cut pages of a chunk. */
+static void dump_cut(const struct arena *arena, uint32_t chunk, FILE *file)
+{
+    const struct pages *pages = &arena->space.pages, *granules = &arena->cut.pages;
+    uint64_t first = (uint64_t)chunk << pages->chunk_shift, end = first + pages->chunk_pages, a_page;
+    a_page = arena->cut.page_granules;
+    for (uint64_t page = first, run; page < end;) {
+        for (run = 0; page + run < end && is_cut(&arena->space, page + run);)
+            run++;
+        uint64_t granule = ((uint64_t)chunk << granules->chunk_shift) + (page - first) * a_page;
+        uint64_t length = word_pages(load_acquire_u64(&page_at(pages, page)->word));
+        if (run)
+            dump_span(&arena->cut, granule, granule + run * a_page, "()", file);
+        page += run ? run : length ? length : 1;
+    }
+}
+
+/* A line for each class that has slabs. */
+static void dump_slabs(const struct slabs *slabs, FILE *file)
+{
+    uint64_t count[SLICE_CLASSES] = {0}, free[SLICE_CLASSES] = {0};
+    for (uint32_t i = 0, n = load_relaxed_u32(&slabs->records); i < n && i < SLABS_MAX; i++) {
+        const struct slab *slab = load_acquire_ptr(&slabs->record[i]);
+        uint64_t word = slab ? load_sc_u64(&slab->word) : 0;
+        if (!(uint32_t)(word << 12 >> 44))
+            continue; /* a record of no slab */
+        count[load_relaxed_u32(&slab->class)]++;
+        free[load_relaxed_u32(&slab->class)] += (unsigned)__builtin_popcount((uint32_t)word);
+    }
+    for (unsigned class = 0; class < SLICE_CLASSES; class ++)
+        if (count[class])
+            fprintf(file, "slices of %5" PRIu32 " bytes: %" PRIu64 " slabs, %" PRIu64 " of %" PRIu64 " slices free\n",
+                    slice_size[class].bytes, count[class], free[class],
+                    count[class] * slab_slices(slice_size[class].kind));
+}
+
+void dump_regions(struct arena *arena, FILE *file)
+{
+    for (uint32_t chunk = 0; chunk < load_acquire_u32(&arena->space.pages.chunks); chunk++) {
+        uint64_t page = (uint64_t)chunk << arena->space.pages.chunk_shift;
+        dump_span(&arena->space, page, page + arena->space.pages.chunk_pages, "[]", file);
+    }
+    if (!stats_sum(arena->stats, STAT_slab_bytes))
+        return;
+    fprintf(file, "of live pages, those that are cut, in granules of %d bytes: (X) live, (-X) free, (/X) a slab\n",
+            GRANULE_BYTES);
+    for (uint32_t chunk = 0; chunk < load_acquire_u32(&arena->cut.pages.chunks); chunk++)
+        dump_cut(arena, chunk, file);
+    dump_slabs(&arena->slabs, file);
+}

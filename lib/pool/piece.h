@@ -1,0 +1,34 @@
+/*
+ * piece.h - requests that are cut from pages: of less than a page, and of up to seven that a whole number of pages
+ * would waste more than an eighth of.
+ *
+ *   piece     a slice (of up to 64 KiB; slab.h) or a region of granules (cut.h)
+ *
+ * malloc, from cheapest to dearest: the thread's cache; a slab or a free region of granules that the stream may use
+ * without waiting; the same after the stream's caches have given what they have; a free page, cut; what has passed by
+ * now, or can be waited for; a page that is built. free: into the thread's cache, or to all behind a fence.
+ */
+#ifndef VPMM_LIB_PIECE_H
+#define VPMM_LIB_PIECE_H
+
+#include "pool/pool.h"
+
+enum { PIECE_MAX_PAGES = 7 }; /* from eight pages on, rounding up to pages wastes less than an eighth */
+
+/* Whether a request is cut from pages. */
+static inline bool piece_serves(const struct vpmm_pool *pool, size_t bytes)
+{
+    size_t page = pool->arena.space.pages.page_size, waste = -bytes & (page - 1);
+    return bytes < pool->cut_below && (bytes < page || waste > (bytes + waste) / 8);
+}
+
+/* Past the hit. The thread is one of the stream's users. Errors as for vpmm_malloc; counted if it succeeds. */
+vpmm_status piece_malloc(struct vpmm_pool *, size_t bytes, struct stream *, CUdeviceptr *);
+
+/* Whether the address lies in a page that is cut. */
+bool piece_is_at(const struct vpmm_pool *, CUdeviceptr);
+
+/* Likewise. INVALID_POINTER: no live piece begins there. */
+vpmm_status piece_free(struct vpmm_pool *, CUdeviceptr, struct stream *);
+
+#endif

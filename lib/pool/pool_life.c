@@ -1,0 +1,226 @@
+#include "pool/pool.h"
+
+#include "remap/arena_life.h"
+#include "remap/build.h"
+#include "pool/config.h"
+#include "remap/cut.h"
+#include "pool/piece.h"
+#include "pool/reaper.h"
+
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* ---- creation ---- */
+
+static vpmm_status read_config(const vpmm_config *given, vpmm_config *config)
+{
+    *config = given ? *given : vpmm_config_default();
+    if (!given) {
+        vpmm_status status = vpmm_config_from_env(config);
+        if (status != VPMM_SUCCESS)
+            return status;
+    }
+    if (!config->driver)
+        config->driver = vpmm_driver_cuda();
+    return config->driver ? VPMM_SUCCESS : VPMM_ERROR_NO_DRIVER;
+}
+
+static vpmm_status open_device(struct vpmm_pool *pool)
+{
+    vpmm_config *config = &pool->config;
+    vpmm_status status = device_open(&pool->device, config->driver, config->device, &pool->stats);
+    if (status != VPMM_SUCCESS)
+        return status;
+    pool->opened = true;
+    status = config_check(config, pool->device.granularity);
+    if (status == VPMM_SUCCESS && config->streams == VPMM_STREAMS_EAGER && !pool->device.driver.cuStreamGetId)
+        status = fail(VPMM_ERROR_NOT_SUPPORTED,
+                      "VPMM_STREAMS=eager needs cuStreamGetId, which this driver does not have (CUDA 12.0 and later do): "
+                      "a destroyed stream's handle could not be told from that of the next one");
+    if (!config->page_size)
+        config->page_size = pool->device.granularity;
+    pool->paged = pool->device.has_vmm && config->page_size <= pool->device.total_bytes;
+    return status;
+}
+
+/*
+ * Caches of pieces have one limit: thousands of small frees say nothing about whether the pool still grows, and pieces
+ * that fill more are of several pages, which are as good free as cached.
+ */
+static vpmm_status init_fronts(struct vpmm_pool *pool)
+{
+    const vpmm_config *config = pool->paged ? &pool->config : NULL;
+    const size_t FIRST_BYTES = (size_t)64 << 20;
+    const struct front_limits pages = {pool->config.page_size, FIRST_BYTES, SIZE_MAX};
+    const struct front_limits pieces = {GRANULE_BYTES, FIRST_BYTES, FIRST_BYTES};
+    bool cuts = pool->paged && config->small == VPMM_SMALL_SLAB;
+    vpmm_status status = fronts_init(&pool->fronts, &pool->arena.space, config, pages);
+    if (status == VPMM_SUCCESS)
+        status = fronts_init(&pool->cut_fronts, &pool->arena.cut, cuts ? config : NULL, pieces);
+    pool->cut_fronts.slabs = &pool->arena.slabs;
+    pool->arena.space.fronts = &pool->fronts;
+    pool->arena.cut.fronts = &pool->cut_fronts;
+    pool->cut_mask = cuts ? pool->config.page_size - 1 : 0;
+    pool->cut_below = cuts ? PIECE_MAX_PAGES * pool->config.page_size : 0;
+    return status;
+}
+
+/* In relaxed capture mode: cuMemPoolCreate would destroy a capture that another thread has begun in global mode. */
+static vpmm_status init_small(struct vpmm_pool *pool)
+{
+    struct device_scope scope;
+    vpmm_status status = device_enter(&pool->device, &scope);
+    if (status != VPMM_SUCCESS)
+        return status;
+    status = small_init(&pool->small, &pool->device);
+    device_leave(&pool->device, &scope);
+    return status;
+}
+
+static vpmm_status fill_pool(struct vpmm_pool *pool)
+{
+    vpmm_status status = VPMM_SUCCESS;
+    if (pool->device.has_pools)
+        status = init_small(pool);
+    if (status == VPMM_SUCCESS)
+        status = init_fronts(pool);
+    arena_set_up(&pool->arena, &pool->config);
+    if (status == VPMM_SUCCESS && pool->paged)
+        status = arena_init(&pool->arena, &pool->device, &pool->stats, &pool->config);
+    if (status == VPMM_SUCCESS && pool->paged)
+        status = build_initial(&pool->arena, pool->config.initial_pages);
+    if (status == VPMM_SUCCESS && pool->paged && pool->config.reaper)
+        status = reaper_start(&pool->arena, &pool->process.reaper);
+    return status;
+}
+
+/* Gives back whatever has been made so far, and frees the pool. The first failure's words stay. */
+static vpmm_status close_pool(struct vpmm_pool *pool)
+{
+    vpmm_status status = VPMM_SUCCESS, later;
+    char words[256] = "";
+    struct device_scope scope;
+    bool entered = pool->opened && device_enter_context(&pool->device, pool->device.primary, &scope) == VPMM_SUCCESS;
+    if (pool->paged && pool->arena.device)
+        status = arena_give_back(&pool->arena);
+    if (status != VPMM_SUCCESS)
+        snprintf(words, sizeof words, "%s", vpmm_last_error());
+    fronts_free(&pool->fronts);
+    fronts_free(&pool->cut_fronts);
+    if (pool->arena.device)
+        arena_free(&pool->arena);
+    later = small_destroy(&pool->small);
+    if (status == VPMM_SUCCESS && later != VPMM_SUCCESS) {
+        status = later;
+        snprintf(words, sizeof words, "%s", vpmm_last_error());
+    }
+    if (entered)
+        device_leave(&pool->device, &scope);
+    later = pool->opened ? device_close(&pool->device) : VPMM_SUCCESS;
+    if (status != VPMM_SUCCESS)
+        fail(status, "%s", words);
+    bool silent = load_relaxed_u32(&pool->device.gone);
+    free(pool);
+    return silent ? VPMM_SUCCESS : status != VPMM_SUCCESS ? status : later;
+}
+
+vpmm_status vpmm_pool_create(const vpmm_config *given, vpmm_pool **out)
+{
+    if (!out)
+        return fail(VPMM_ERROR_INVALID_VALUE, "vpmm_pool_create: the output is NULL");
+    vpmm_config config;
+    vpmm_status status = read_config(given, &config);
+    if (status != VPMM_SUCCESS)
+        return status;
+    struct vpmm_pool *pool = aligned_alloc(128, (sizeof *pool + 127) / 128 * 128);
+    if (!pool)
+        return fail(VPMM_ERROR_HOST_MEMORY, "no host memory for a pool of %zu bytes", sizeof *pool);
+    memset(pool, 0, sizeof *pool);
+    pool->config = config;
+    status = open_device(pool);
+    if (status == VPMM_SUCCESS)
+        status = process_watch();
+    if (status == VPMM_SUCCESS)
+        status = fill_pool(pool);
+    if (status != VPMM_SUCCESS) {
+        char words[256];
+        snprintf(words, sizeof words, "%s", vpmm_last_error());
+        close_pool(pool);
+        return fail(status, "%s", words);
+    }
+    process_add(&pool->process);
+    pool->generation = process_generation();
+    *out = pool;
+    return VPMM_SUCCESS;
+}
+
+vpmm_status vpmm_pool_default(int device, vpmm_pool **out)
+{
+    enum { DEVICES = 256 };
+    static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+    static vpmm_pool *pools[DEVICES];
+    if (!out)
+        return fail(VPMM_ERROR_INVALID_VALUE, "vpmm_pool_default: the output is NULL");
+    if (device < 0 || device >= DEVICES)
+        return fail(VPMM_ERROR_NO_DRIVER, "device %d does not exist: devices are numbered 0 to %d", device,
+                    DEVICES - 1);
+    vpmm_status status = VPMM_SUCCESS;
+    pthread_mutex_lock(&lock);
+    if (!pools[device]) {
+        vpmm_config config = vpmm_config_default();
+        status = vpmm_config_from_env(&config);
+        config.device = device;
+        if (status == VPMM_SUCCESS)
+            status = vpmm_pool_create(&config, &pools[device]);
+    }
+    if (status == VPMM_SUCCESS)
+        *out = pools[device];
+    pthread_mutex_unlock(&lock);
+    return status;
+}
+
+/* ---- destruction ---- */
+
+/* Cut pages are live for as long as they are kept, whether or not any piece of them is. */
+static uint64_t live_bytes(const struct vpmm_pool *pool)
+{
+    return stats_sum(&pool->stats, STAT_live_bytes) - stats_sum(&pool->stats, STAT_slab_bytes) +
+           stats_sum(&pool->stats, STAT_slab_live_bytes);
+}
+
+/* Nothing is unmapped that the device may still use: where it cannot be waited for, the pool stays as it is. */
+static vpmm_status wait_for_all(struct vpmm_pool *pool)
+{
+    char words[256];
+    vpmm_status status = pool->paged ? reaper_settle(&pool->arena) : VPMM_SUCCESS;
+    if (status == VPMM_SUCCESS || device_dead(&pool->device))
+        return VPMM_SUCCESS;
+    snprintf(words, sizeof words, "%s", vpmm_last_error());
+    return fail(VPMM_ERROR_BUSY, "the work on freed memory cannot be waited for now, so nothing is unmapped; destroy the "
+                                 "pool again: %s", words);
+}
+
+vpmm_status vpmm_pool_destroy(vpmm_pool *pool)
+{
+    if (!pool)
+        return VPMM_SUCCESS;
+    vpmm_status status = pool_check(pool, "vpmm_pool_destroy");
+    if (status == VPMM_ERROR_NOT_SUPPORTED)
+        return status;
+    uint64_t live = live_bytes(pool), small = load_relaxed_u64(&pool->small.count);
+    if (status == VPMM_SUCCESS && (live || small))
+        return fail(VPMM_ERROR_BUSY,
+                    "the pool has %" PRIu64 " bytes and %" PRIu64 " allocations of the driver's pool live: free "
+                    "them first",
+                    live, small);
+    vpmm_status waited = status == VPMM_SUCCESS ? wait_for_all(pool) : VPMM_SUCCESS;
+    if (waited != VPMM_SUCCESS)
+        return waited;
+    bool lost = device_lost(&pool->device);
+    if (lost)
+        status = device_lost_status();
+    reaper_stop(process_remove(&pool->process));
+    vpmm_status closed = close_pool(pool);
+    return lost ? status : closed;
+}

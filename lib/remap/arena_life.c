@@ -1,0 +1,184 @@
+#include "remap/arena_life.h"
+
+#include "base/clock.h"
+#include "remap/cut.h"
+#include "remap/mapping.h"
+#include "pool/reaper.h"
+#include "remap/view.h"
+#include "remap/zombie.h"
+
+#include <stdlib.h>
+
+static void init_space(struct arena *arena, struct space *space, enum space_level level)
+{
+    static const enum stat live[] = {STAT_live_bytes, STAT_slab_live_bytes};
+    static const enum stat cached[] = {STAT_cached_bytes, STAT_slab_cached_bytes};
+    space->stats = arena->stats;
+    space->streams = &arena->streams;
+    space->bell = &arena->bell;
+    space->growths = &arena->growths;
+    space->level = level;
+    space->live_stat = live[level];
+    space->cached_stat = cached[level];
+}
+
+static vpmm_status init_cut(struct arena *arena, const vpmm_config *config)
+{
+    init_space(arena, &arena->cut, SPACE_GRANULES);
+    vpmm_status status = cut_init(arena, config);
+    return status == VPMM_SUCCESS ? slabs_init(&arena->slabs, &arena->cut) : status;
+}
+
+void arena_set_up(struct arena *arena, const vpmm_config *config)
+{
+    store_relaxed_u32(&arena->reuse, (uint32_t)config->reuse);
+    store_relaxed_u64(&arena->max_mapped, config->max_mapped);
+    decay_init(&arena->decay, config);
+}
+
+vpmm_status arena_init(struct arena *arena, struct device *device, struct stats *stats, const vpmm_config *config)
+{
+    arena->device = device;
+    arena->stats = stats;
+    store_relaxed_u32(&arena->exportable, config->exportable && device->can_export);
+    store_relaxed_u32(&arena->rdma, config->rdma && device->can_rdma);
+    pthread_mutex_init(&arena->reserving, NULL);
+    pthread_mutex_init(&arena->turn, NULL);
+    pthread_mutex_init(&arena->watching, NULL);
+    pthread_mutex_init(&arena->reaping, NULL);
+    store_relaxed_u64(&arena->passed_at_ns, clock_now_ns());
+    pile_init(&arena->zombies);
+    wakeup_init(&arena->bell.work);
+    policy_init(&arena->policy, config->page_size, (uint32_t)(config->extent_size / config->page_size));
+    arena->view = calloc(1, sizeof *arena->view);
+    arena->plan = calloc(1, sizeof *arena->plan);
+    if (!arena->view || !arena->plan)
+        return fail(VPMM_ERROR_HOST_MEMORY, "no host memory for a pool's records");
+    init_space(arena, &arena->space, SPACE_PAGES);
+    vpmm_status status = space_init(&arena->space, config->page_size, config->va_size);
+    if (status == VPMM_SUCCESS)
+        status = streams_init(&arena->streams, device, config);
+    return status == VPMM_SUCCESS && config->small == VPMM_SMALL_SLAB ? init_cut(arena, config) : status;
+}
+
+/* Of every mapped region; of a lost device's pool also those of live memory. An extent may span several regions. */
+static void free_extents(struct pages *pages, uint64_t page, uint64_t end)
+{
+    uint64_t freed_until = page;
+    for (uint64_t next; page < end; page = next) {
+        uint64_t word = load_relaxed_u64(&page_at(pages, page)->word);
+        next = page + word_pages(word);
+        bool mapped = word_state(word) == PAGE_LIVE || word_state(word) == PAGE_FREE ||
+                      word_state(word) == PAGE_CACHED || word_state(word) == PAGE_CUT;
+        for (uint64_t at = page > freed_until ? page : freed_until; mapped && at < next; at = freed_until) {
+            struct extent *extent = page_extent(page_at(pages, at));
+            freed_until = at + extent->pages;
+            if (extent_let_go(extent))
+                free(extent);
+        }
+    }
+}
+
+void arena_free(struct arena *arena)
+{
+    for (uint32_t chunk = 0; chunk < load_acquire_u32(&arena->space.pages.chunks); chunk++) {
+        uint64_t first = (uint64_t)chunk << arena->space.pages.chunk_shift;
+        free_extents(&arena->space.pages, first, first + arena->space.pages.chunk_pages);
+    }
+    zombies_drop(arena);
+    slabs_free(&arena->slabs);
+    streams_free(&arena->streams);
+    policy_destroy(&arena->policy);
+    if (arena->plan)
+        policy_plan_free(arena->plan);
+    if (arena->view)
+        view_free(arena->view);
+    free(arena->plan);
+    free(arena->view);
+    space_free(&arena->cut);
+    space_free(&arena->space);
+    pthread_mutex_destroy(&arena->reserving);
+    pthread_mutex_destroy(&arena->turn);
+    pthread_mutex_destroy(&arena->watching);
+    pthread_mutex_destroy(&arena->reaping);
+}
+
+/* ---- giving everything back ---- */
+
+/* Keeps the first failure's words: later ones often follow from it. */
+struct giving_back {
+    struct arena *arena;
+    vpmm_status status;
+    char words[256];
+};
+
+static void note_failure(struct giving_back *back, CUresult result, const char *doing)
+{
+    if (result == CUDA_SUCCESS || back->status != VPMM_SUCCESS)
+        return;
+    back->status = device_failed(back->arena->device, doing);
+    snprintf(back->words, sizeof back->words, "%s", vpmm_last_error());
+}
+
+static void unmap_span(struct giving_back *back, uint64_t page, uint64_t pages)
+{
+    struct arena *arena = back->arena;
+    if (pages)
+        note_failure(back, mapping_unmap(arena, page, pages), "unmapping free memory");
+}
+
+static void release_span(struct giving_back *back, uint64_t page, uint64_t pages)
+{
+    struct arena *arena = back->arena;
+    for (uint64_t end = page + pages; page < end;) {
+        struct extent *extent = page_extent(page_at(&arena->space.pages, page));
+        page += extent->pages;
+        note_failure(back, device_call(arena->device, cuMemRelease, extent->handle), "releasing free memory");
+    }
+}
+
+/* Free regions that adjoin may share an extent, which can only be unmapped whole: they go together. */
+static void give_back_chunk(struct giving_back *back, uint32_t chunk)
+{
+    struct arena *arena = back->arena;
+    uint64_t first = (uint64_t)chunk << arena->space.pages.chunk_shift, end = first + arena->space.pages.chunk_pages;
+    uint64_t span = first, pages;
+    for (uint64_t page = first; page < end; page += pages) {
+        uint64_t word = load_acquire_u64(&page_at(&arena->space.pages, page)->word);
+        pages = word_pages(word);
+        bool is_free = word_state(word) == PAGE_FREE;
+        uint64_t until = is_free ? page + pages : page;
+        if (is_free && until < end)
+            continue;
+        if (until > span) {
+            unmap_span(back, span, until - span);
+            release_span(back, span, until - span);
+        }
+        span = page + pages;
+    }
+}
+
+static void free_chunk(struct giving_back *back, uint32_t chunk)
+{
+    struct arena *arena = back->arena;
+    note_failure(back,
+                 device_call(arena->device, cuMemAddressFree, arena->space.pages.chunk[chunk].base,
+                             (size_t)arena->space.pages.chunk_pages << arena->space.pages.page_shift),
+                 "giving address space back");
+}
+
+vpmm_status arena_give_back(struct arena *arena)
+{
+    struct giving_back back = {.arena = arena, .status = reaper_settle(arena)};
+    cut_flush(arena); /* what a lost device kept from passing stays cut, and is given up with the rest */
+    snprintf(back.words, sizeof back.words, "%s", vpmm_last_error());
+    for (uint32_t chunk = 0; chunk < load_acquire_u32(&arena->space.pages.chunks) && !device_lost(arena->device);
+         chunk++) {
+        give_back_chunk(&back, chunk);
+        free_chunk(&back, chunk);
+    }
+    if (back.status == VPMM_SUCCESS && zombies_wait(arena))
+        return fail(VPMM_ERROR_DRIVER, "cuMemRelease was refused to the last for %zu bytes of memory given back before",
+                    (size_t)arena->quarantined_pages << arena->space.pages.page_shift);
+    return back.status == VPMM_SUCCESS ? VPMM_SUCCESS : fail(back.status, "%s", back.words);
+}

@@ -1,0 +1,933 @@
+#include "remap/build.h"
+
+#include "base/clock.h"
+#include "remap/cut.h"
+#include "remap/hole.h"
+#include "base/lock.h"
+#include "remap/mapping.h"
+#include "remap/zombie.h"
+
+#include <stdlib.h>
+
+/* A contiguous piece of claimed memory that moves: extents [first, first + extents) of the build, in order. */
+struct donor {
+    struct region region;
+    size_t first, extents;
+    struct zombie *zombie; /* of its old address */
+};
+
+struct build {
+    struct arena *arena;
+    struct stream *stream;  /* NULL: for nobody yet */
+    struct region base;     /* the run that is extended; pages 0: none */
+    struct region target;   /* the carved hole */
+    bool base_first;        /* base lies before target */
+    struct extent **extent; /* in address order: moved, then created */
+    size_t extents, moved, created, mapped;
+    struct zombie *spare; /* for an unwind in which the driver refuses: a part for each extent */
+    struct donor *donor;
+    size_t donors, donor_places;
+    uint64_t new_pages;
+};
+
+/* ---- what is allocated before anything is claimed, so that no later step can want for host memory ---- */
+
+static void build_free(struct build *build)
+{
+    for (size_t i = build->moved; build->extent && i < build->extents; i++)
+        free(build->extent[i]); /* created ones that were not committed */
+    for (size_t i = 0; build->donor && i < build->donor_places; i++)
+        free(build->donor[i].zombie);
+    free(build->spare);
+    free(build->extent);
+    free(build->donor);
+}
+
+/* How many of the plan's moves from the ith on lie in one run with no gap: they will be one zombie. */
+static size_t contiguous(const struct view *view, const struct policy_plan *plan, size_t i)
+{
+    size_t n = 1;
+    for (; i + n < plan->moves; n++) {
+        const struct policy_extent *last = &view->extent[plan->move[i + n - 1]];
+        const struct policy_extent *next = &view->extent[plan->move[i + n]];
+        if (next->run != last->run || next->page != last->page + last->pages)
+            break;
+    }
+    return n;
+}
+
+static bool alloc_donors(struct build *build, const struct view *view, const struct policy_plan *plan)
+{
+    for (size_t i = 0, n; i < plan->moves; i += n) {
+        n = contiguous(view, plan, i);
+        struct zombie *zombie = zombie_create((uint32_t)n);
+        if (!zombie)
+            return false;
+        build->donor[build->donor_places++].zombie = zombie;
+    }
+    return true;
+}
+
+static bool alloc_extents(struct build *build, const struct policy_plan *plan)
+{
+    for (size_t i = 0; i < plan->creates; i++) {
+        struct extent *extent = calloc(1, sizeof *extent);
+        if (!extent)
+            return false;
+        extent->pages = plan->create[i];
+        store_relaxed_u32(&extent->holders, 1); /* the place that it will have */
+        build->extent[build->moved + i] = extent;
+    }
+    return true;
+}
+
+static bool build_alloc(struct build *build, const struct view *view, const struct policy_plan *plan)
+{
+    build->moved = plan->moves;
+    build->extents = plan->moves + plan->creates;
+    build->extent = calloc(build->extents + 1, sizeof(struct extent *));
+    build->donor = calloc(build->moved + 1, sizeof(struct donor));
+    build->spare = zombie_create((uint32_t)build->extents);
+    return build->extent && build->donor && build->spare && alloc_donors(build, view, plan) &&
+           alloc_extents(build, plan);
+}
+
+static vpmm_status no_host_memory(void)
+{
+    return fail(VPMM_ERROR_HOST_MEMORY, "no host memory for the records of a mapping");
+}
+
+/* ---- claiming, under the turn ---- */
+
+static void publish_part(struct arena *arena, struct region whole, uint64_t from, uint64_t to)
+{
+    if (from == to)
+        return;
+    page_set(page_at(&arena->space.pages, from), PAGE_OWN, to - from);
+    region_publish(&arena->space, (struct region){from, to - from, whole.fence, false});
+}
+
+/* As contiguous() has counted: extents of one run with no gap are one donor. */
+static void donor_add(struct build *build, struct extent *extent, uint64_t page, struct fence fence, size_t index,
+                      bool first_of_run)
+{
+    struct donor *last = build->donors ? &build->donor[build->donors - 1] : NULL;
+    build->extent[index] = extent;
+    if (!first_of_run && last->region.page + last->region.pages == page) {
+        last->region.pages += extent->pages;
+        last->extents++;
+        return;
+    }
+    struct zombie *zombie = build->donor[build->donors].zombie;
+    build->donor[build->donors++] =
+        (struct donor){.region = {page, extent->pages, fence, false}, .first = index, .extents = 1, .zombie = zombie};
+}
+
+/*
+ * Takes the extents plan->move[first .. last), all of one run, out of the claimed region, and publishes what lies
+ * between them.
+ */
+static void divide(struct build *build, const struct view *view, const struct policy_plan *plan, size_t first,
+                   size_t last, struct region region)
+{
+    struct arena *arena = build->arena;
+    uint64_t done = region.page, end = region.page + region.pages;
+    for (size_t i = first; i < last; i++) {
+        const struct policy_extent *seen = &view->extent[plan->move[i]];
+        donor_add(build, page_extent(page_at(&arena->space.pages, seen->page)), seen->page, region.fence, i,
+                  i == first);
+        publish_part(arena, region, done, seen->page);
+        done = seen->page + seen->pages;
+    }
+    publish_part(arena, region, done, end);
+    for (size_t i = 0; i < build->donors; i++) {
+        struct region *donor = &build->donor[i].region;
+        if (donor->page >= region.page && donor->page < end)
+            page_set(page_at(&arena->space.pages, donor->page), PAGE_OWN, donor->pages);
+    }
+}
+
+static void return_donors(struct build *build)
+{
+    for (size_t i = 0; i < build->donors; i++)
+        region_publish(&build->arena->space, build->donor[i].region);
+    build->donors = 0;
+}
+
+static void return_base(struct build *build)
+{
+    if (build->base.pages)
+        region_publish(&build->arena->space, build->base);
+    build->base.pages = 0;
+}
+
+/* All the plan's regions, or none. False: one has changed since it was seen. */
+static bool claim_regions(struct build *build, const struct view *view, const struct policy_plan *plan)
+{
+    bool extends = plan->place == POLICY_EXTEND_UP || plan->place == POLICY_EXTEND_DOWN;
+    if (extends && !view_claim_run(view, build->arena, (uint32_t)plan->run, &build->base))
+        return false;
+    for (size_t i = 0; i < plan->moves;) {
+        uint32_t run = view->extent[plan->move[i]].run;
+        struct region region;
+        size_t last = i + 1;
+        while (last < plan->moves && view->extent[plan->move[last]].run == run)
+            last++;
+        if (!view_claim_run(view, build->arena, run, &region)) {
+            return_donors(build);
+            return_base(build);
+            return false;
+        }
+        divide(build, view, plan, i, last, region);
+        i = last;
+    }
+    return true;
+}
+
+static const struct policy_hole *hole_around(const struct view *view, uint64_t page)
+{
+    size_t low = 0, high = view->holes;
+    while (high - low > 1) {
+        size_t middle = (low + high) / 2;
+        *(view->hole[middle].page <= page ? &low : &high) = middle;
+    }
+    return &view->hole[low];
+}
+
+static void carve(struct build *build, const struct view *view, const struct policy_plan *plan)
+{
+    uint64_t page = plan->page, pages = 0;
+    for (size_t i = 0; i < build->extents; i++)
+        pages += build->extent[i]->pages;
+    if (plan->place == POLICY_EXTEND_UP)
+        page = build->base.page + build->base.pages;
+    else if (plan->place == POLICY_EXTEND_DOWN)
+        page = build->base.page - pages;
+    build->base_first = plan->place == POLICY_EXTEND_UP;
+    build->target = (struct region){page, pages, FENCE_PASSED, false};
+    hole_carve(build->arena, hole_around(view, page)->page, page, pages);
+    for (size_t i = build->moved; i < build->extents; i++)
+        build->new_pages += build->extent[i]->pages;
+    build->arena->budgeted_pages += build->new_pages;
+    if (build->stream && build->new_pages)
+        build->arena->gave_back = false; /* a malloc needs more than is mapped */
+}
+
+static uint64_t creatable(const struct arena *arena, const struct build_limits *limits)
+{
+    uint64_t cap = UINT64_MAX;
+    uint64_t max_mapped = load_relaxed_u64(&arena->max_mapped);
+    if (max_mapped) {
+        cap = max_mapped >> arena->space.pages.page_shift;
+        uint64_t held = arena->budgeted_pages + arena->quarantined_pages;
+        cap = cap > held ? cap - held : 0;
+    }
+    return cap < limits->creatable_pages ? cap : limits->creatable_pages;
+}
+
+/* ---- mapping, without the turn ---- */
+
+static CUmemAllocationProp properties(const struct arena *arena)
+{
+    CUmemAllocationProp prop = {.type = CU_MEM_ALLOCATION_TYPE_PINNED,
+                                .location = {.type = CU_MEM_LOCATION_TYPE_DEVICE, .id = arena->device->ordinal}};
+    if (load_relaxed_u32(&arena->exportable))
+        prop.requestedHandleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
+    if (load_relaxed_u32(&arena->rdma))
+        prop.allocFlags.gpuDirectRDMACapable = 1;
+    return prop;
+}
+
+static bool refuses_property(CUresult result)
+{
+    return result == CUDA_ERROR_NOT_SUPPORTED || result == CUDA_ERROR_NOT_PERMITTED ||
+           result == CUDA_ERROR_INVALID_VALUE || result == CUDA_ERROR_INVALID_DEVICE;
+}
+
+/* A handle that comes with a failure was made, whatever the driver said. */
+static CUresult try_create(struct arena *arena, struct extent *extent)
+{
+    CUmemAllocationProp prop = properties(arena);
+    return device_call(arena->device, cuMemCreate, &extent->handle,
+                       (size_t)extent->pages << arena->space.pages.page_shift, &prop, 0);
+}
+
+/*
+ * A device may claim a property of handles by its attributes and refuse it all the same (in some virtual machines). The
+ * first handle shows it; later ones are all alike.
+ */
+static CUresult create_handle(struct arena *arena, struct extent *extent)
+{
+    CUresult result = try_create(arena, extent);
+    bool first = !stats_sum(arena->stats, STAT_extents_created);
+    if (first && !extent->handle && refuses_property(result) && exchange_acq_rel_u32(&arena->rdma, 0))
+        result = try_create(arena, extent);
+    if (first && !extent->handle && refuses_property(result) && exchange_acq_rel_u32(&arena->exportable, 0))
+        result = try_create(arena, extent);
+    return result;
+}
+
+static vpmm_status create_handles(struct build *build)
+{
+    for (size_t i = build->moved; i < build->extents; i++) {
+        CUresult result = create_handle(build->arena, build->extent[i]);
+        build->created += result == CUDA_SUCCESS || build->extent[i]->handle;
+        if (result != CUDA_SUCCESS)
+            return device_failed(build->arena->device, "creating physical memory");
+    }
+    return VPMM_SUCCESS;
+}
+
+static vpmm_status map_all(struct build *build)
+{
+    struct arena *arena = build->arena;
+    uint64_t page = build->target.page;
+    for (size_t i = 0; i < build->extents; i++) {
+        struct extent *extent = build->extent[i];
+        build->mapped = i + 1; /* an attempt counts: unmapping what is not mapped does no harm */
+        if (mapping_map(arena, page, extent) != CUDA_SUCCESS)
+            return device_failed(arena->device, "mapping memory");
+        page += extent->pages;
+    }
+    if (mapping_allow(arena, build->target.page, build->target.pages) != CUDA_SUCCESS)
+        return device_failed(arena->device, "giving the device access to a mapping");
+    return VPMM_SUCCESS;
+}
+
+/*
+ * For one region. Where no point could be recorded (its stream is being released, or begins to capture) the answer changes
+ * with the moment: it is tried again while it may be had. What can no longer be had is left to reclaim.
+ */
+static vpmm_status wait_for_region(struct build *build, struct fence fence)
+{
+    enum { TRIES = 16 };
+    struct arena *arena = build->arena;
+    vpmm_status status = VPMM_ERROR_OUT_OF_MEMORY;
+    for (int i = 0; status != VPMM_SUCCESS && i < TRIES && fence_waitable(&arena->streams, fence); i++) {
+        if (i)
+            clock_yield();
+        status = load_relaxed_u32(&arena->reuse) == VPMM_REUSE_WAIT_HOST
+                     ? stream_wait_host(&arena->streams, fence)
+                     : stream_wait(&arena->streams, build->stream, fence);
+    }
+    return status == VPMM_SUCCESS || fence_waitable(&arena->streams, fence) ? status : VPMM_ERROR_OUT_OF_MEMORY;
+}
+
+/* Waits for everything that the stream may not use yet. */
+static vpmm_status wait_for_donors(struct build *build, bool *waited)
+{
+    struct arena *arena = build->arena;
+    vpmm_status status = VPMM_SUCCESS;
+    *waited = false;
+    for (size_t i = 0; i <= build->donors && status == VPMM_SUCCESS; i++) {
+        const struct region *region = i < build->donors ? &build->donor[i].region : &build->base;
+        if (!region->pages || (build->stream && fence_usable(&arena->streams, region->fence, build->stream)))
+            continue;
+        if (fence_passed(&arena->streams, region->fence))
+            continue;
+        *waited = true;
+        status = wait_for_region(build, region->fence);
+    }
+    return status;
+}
+
+/* ---- the two ways out ---- */
+
+/* The latest of the pieces' fences; they are all of the stream, or passed. */
+static struct fence joint_fence(const struct build *build, bool waited)
+{
+    const struct arena *arena = build->arena;
+    struct fence latest = FENCE_PASSED;
+    if (waited)
+        return fence_take(build->stream);
+    for (size_t i = 0; i <= build->donors; i++) {
+        const struct region *region = i < build->donors ? &build->donor[i].region : &build->base;
+        if (region->pages && !fence_passed(&arena->streams, region->fence) && region->fence.number > latest.number)
+            latest = region->fence;
+    }
+    return latest;
+}
+
+static void place_extents(struct build *build)
+{
+    struct arena *arena = build->arena;
+    uint64_t page = build->target.page;
+    for (size_t i = 0; i < build->extents; i++) {
+        struct extent *extent = build->extent[i];
+        store_relaxed_u64(&extent->page, page);
+        for (uint32_t j = 0; j < extent->pages; j++)
+            store_relaxed_ptr(&page_at(&arena->space.pages, page + j)->extent, extent);
+        page += extent->pages;
+    }
+}
+
+static void bury_donors(struct build *build)
+{
+    for (size_t i = 0; i < build->donors; i++) {
+        struct donor *donor = &build->donor[i];
+        struct zombie *zombie = donor->zombie;
+        zombie->page = donor->region.page;
+        zombie->pages = donor->region.pages;
+        zombie->fence = donor->region.fence;
+        for (size_t j = 0; j < donor->extents; j++)
+            zombie_hold(zombie, (uint32_t)j, build->extent[donor->first + j]);
+        donor->zombie = NULL;
+        zombie_push(build->arena, zombie);
+    }
+}
+
+/* Little by little is no growth: see front_adjust_limit. Two threads at once may count one as two. */
+static void note_growth(struct arena *arena, uint64_t pages)
+{
+    enum { SHARE = 64 };
+    uint64_t mapped = stats_sum(arena->stats, STAT_mapped_bytes) >> arena->space.pages.page_shift;
+    uint64_t grown = fetch_add_relaxed_u64(&arena->grown_pages, pages) + pages;
+    if (grown * SHARE < mapped)
+        return;
+    exchange_acq_rel_u64(&arena->grown_pages, 0);
+    fetch_add_relaxed_u32(&arena->growths, 1);
+}
+
+static void count_commit(struct build *build)
+{
+    struct stats *stats = build->arena->stats;
+    stats_add(stats, STAT_mapped_bytes, build->new_pages << build->arena->space.pages.page_shift);
+    stats_add(stats, STAT_pages_created, build->new_pages);
+    if (build->new_pages)
+        note_growth(build->arena, build->new_pages);
+    stats_add(stats, STAT_extents_created, build->extents - build->moved);
+    stats_add(stats, STAT_extents_remapped, build->moved);
+    stats_note_peak_mapped(stats);
+}
+
+/* Memory has moved: from here on nothing can fail. */
+static void commit(struct build *build, bool waited, struct region *result)
+{
+    struct arena *arena = build->arena;
+    struct fence fence = joint_fence(build, waited);
+    bury_donors(build); /* before their extents learn a new place: a page of the old address names none */
+    place_extents(build);
+    count_commit(build);
+    struct region *first = &build->target, *second = &build->base;
+    if (build->base_first) {
+        first = &build->base;
+        second = &build->target;
+    }
+    if (second->pages)
+        page_set(page_at(&arena->space.pages, second->page), PAGE_NONE, 0);
+    *result = (struct region){first->page, first->pages + second->pages, fence, false};
+    page_set(page_at(&arena->space.pages, result->page), PAGE_OWN, result->pages);
+    for (size_t i = build->moved; i < build->extents; i++)
+        build->extent[i] = NULL; /* the pages' now */
+}
+
+/*
+ * The parts of the spare zombie become holders of the extents whose mapping stays. False: there are such. What was not
+ * tried may be unmapped with the rest later: unmapping what is not mapped does no harm.
+ */
+static bool unmap_target(struct build *build)
+{
+    struct arena *arena = build->arena;
+    uint64_t page = build->target.page;
+    bool gone = true;
+    for (size_t i = 0; i < build->extents; i++) {
+        uint32_t pages = build->extent[i]->pages;
+        build->spare->part[i].pages = pages;
+        if (i < build->mapped && mapping_unmap(arena, page, pages) != CUDA_SUCCESS) {
+            zombie_hold(build->spare, (uint32_t)i, build->extent[i]);
+            gone = false;
+        }
+        page += pages;
+    }
+    return gone;
+}
+
+/* Under the turn: what was made leaves the budget only as the driver takes it. */
+static void quarantine(struct arena *arena, uint64_t pages)
+{
+    arena->quarantined_pages += pages;
+    stats_add(arena->stats, STAT_quarantined_bytes, pages << arena->space.pages.page_shift);
+}
+
+/* The created extents go to the spare zombie's parts; the place that they would have had holds them no longer. */
+static void disown_created(struct build *build)
+{
+    for (size_t i = build->moved; i < build->moved + build->created; i++) {
+        if (build->spare->part[i].extent)
+            extent_let_go(build->extent[i]);
+        build->spare->part[i].extent = build->extent[i];
+        build->extent[i] = NULL;
+    }
+}
+
+/*
+ * Address space with a mapping that the driver would not remove stays pending: never a hole, never handed out. A handle
+ * that it would not take back is the reaper's to try again.
+ */
+static void give_up_target(struct build *build, bool gone)
+{
+    struct zombie *zombie = build->spare;
+    zombie->fence = FENCE_PASSED;
+    if (gone) {
+        zombie->unmapped = zombie->parts;
+        if (zombie_let_go(build->arena, zombie))
+            return;
+    } else {
+        zombie->page = build->target.page;
+        zombie->pages = build->target.pages;
+        stats_count(build->arena->stats, STAT_unmap_failures);
+    }
+    build->spare = NULL;
+    zombie_push(build->arena, zombie);
+}
+
+static void unwind(struct build *build)
+{
+    struct arena *arena = build->arena;
+    uint64_t made = 0;
+    bool gone = unmap_target(build);
+    for (size_t i = build->moved; i < build->moved + build->created; i++)
+        made += build->extent[i]->pages;
+    disown_created(build);
+    lock_take(&arena->turn);
+    if (gone)
+        hole_add(arena, build->target.page, build->target.pages);
+    quarantine(arena, made);
+    arena->budgeted_pages -= build->new_pages;
+    pthread_mutex_unlock(&arena->turn);
+    give_up_target(build, gone);
+    return_donors(build);
+    return_base(build);
+}
+
+/* ---- one build ---- */
+
+static vpmm_status carry_out(struct build *build, struct build_limits *limits, struct region *result)
+{
+    struct device_scope scope;
+    bool waited = false;
+    vpmm_status status = device_enter(build->arena->device, &scope);
+    if (status == VPMM_SUCCESS) {
+        status = create_handles(build);
+        if (status == VPMM_ERROR_OUT_OF_MEMORY) {
+            limits->creatable_pages = 0;
+            for (size_t i = 0; i < build->created; i++)
+                limits->creatable_pages += build->extent[build->moved + i]->pages;
+        }
+        if (status == VPMM_SUCCESS)
+            status = wait_for_donors(build, &waited);
+        if (status == VPMM_SUCCESS)
+            status = map_all(build);
+        if (status == VPMM_SUCCESS)
+            commit(build, waited, result);
+        else
+            unwind(build);
+        device_leave(build->arena->device, &scope);
+    } else {
+        unwind(build);
+    }
+    return status;
+}
+
+/* Under the turn. The granules of a chunk are numbered as its pages are, so both get it or neither. */
+static vpmm_status add_chunk(struct arena *arena, CUdeviceptr base)
+{
+    void *pages = NULL, *granules = NULL;
+    vpmm_status status = pages_table_new(&arena->space.pages, &pages);
+    if (status == VPMM_SUCCESS && cut_takes_chunk(arena))
+        status = pages_table_new(&arena->cut.pages, &granules);
+    if (status != VPMM_SUCCESS) {
+        pages_table_free(&arena->space.pages, pages);
+        return status;
+    }
+    if (granules)
+        pages_add_chunk(&arena->cut.pages, base, granules);
+    hole_add(arena, pages_add_chunk(&arena->space.pages, base, pages), arena->space.pages.chunk_pages);
+    return VPMM_SUCCESS;
+}
+
+static vpmm_status reserve_failed(const struct arena *arena, size_t bytes)
+{
+    vpmm_status status = device_failed(arena->device, "reserving address space");
+    if (status != VPMM_ERROR_OUT_OF_MEMORY)
+        return status;
+    return fail(VPMM_ERROR_OUT_OF_ADDRESS_SPACE,
+                "cuMemAddressReserve refused another %zu bytes: the device's "
+                "addresses are exhausted, or VPMM_VA_SIZE is too large",
+                bytes);
+}
+
+/* Under `reserving`. */
+static vpmm_status reserve_one(struct arena *arena)
+{
+    CUdeviceptr base = 0;
+    size_t bytes = (size_t)arena->space.pages.chunk_pages << arena->space.pages.page_shift;
+    vpmm_status status = VPMM_SUCCESS;
+    if (device_call(arena->device, cuMemAddressReserve, &base, bytes, arena->space.pages.page_size, 0, 0) !=
+        CUDA_SUCCESS) {
+        status = reserve_failed(arena, bytes);
+    } else {
+        lock_take(&arena->turn);
+        status = add_chunk(arena, base);
+        if (status == VPMM_SUCCESS)
+            stats_add(arena->stats, STAT_reserved_bytes, bytes);
+        pthread_mutex_unlock(&arena->turn);
+    }
+    if (status != VPMM_SUCCESS && base)
+        arena->device->driver.cuMemAddressFree(base, bytes);
+    return status;
+}
+
+/* One more chunk than `seen`, in which there was no room, if no other thread has added it meanwhile: see arena.h. */
+static vpmm_status reserve_chunk(struct arena *arena, uint32_t seen)
+{
+    struct device_scope scope;
+    vpmm_status status = device_enter(arena->device, &scope);
+    if (status != VPMM_SUCCESS)
+        return status;
+    lock_take(&arena->reserving);
+    if (load_acquire_u32(&arena->space.pages.chunks) == seen)
+        status = reserve_one(arena);
+    pthread_mutex_unlock(&arena->reserving);
+    device_leave(arena->device, &scope);
+    return status;
+}
+
+enum claim_result { CLAIM_DONE, CLAIM_AGAIN, CLAIM_FAILED };
+
+/* Under the turn: from the policy's plan to a build that owns all it needs. */
+static enum claim_result claim_plan(struct build *build, const struct view *view, const struct policy_plan *plan,
+                                    vpmm_status *status)
+{
+    if (!build_alloc(build, view, plan)) {
+        *status = no_host_memory();
+        return CLAIM_FAILED;
+    }
+    if (!claim_regions(build, view, plan))
+        return CLAIM_AGAIN;
+    carve(build, view, plan);
+    fetch_add_sc_u32(&build->arena->builders, 1);
+    return CLAIM_DONE;
+}
+
+/* `with_runs` false: new memory alone, which nobody else can snatch away. */
+static enum claim_result plan_and_claim(struct build *build, uint64_t pages, const struct build_limits *limits,
+                                        bool with_runs, bool *needs_chunk, vpmm_status *status)
+{
+    struct arena *arena = build->arena;
+    struct view *view = arena->view;
+    struct policy_plan *plan = arena->plan;
+    if (!view_make(view, arena, build->stream, limits->reach)) {
+        *status = no_host_memory();
+        return CLAIM_FAILED;
+    }
+    struct policy_view shown = view_for_policy(view, with_runs, arena->budgeted_pages, creatable(arena, limits));
+    if (!policy_plan(&arena->policy, &shown, (uint32_t)pages, plan)) {
+        *status = no_host_memory();
+        return CLAIM_FAILED;
+    }
+    if (plan->place == POLICY_NO_HOLE) {
+        *needs_chunk = true;
+        return CLAIM_AGAIN;
+    }
+    if (plan->place == POLICY_NO_MEMORY) {
+        *status = fail(VPMM_ERROR_OUT_OF_MEMORY, "the device's memory or the pool's cap is exhausted");
+        return CLAIM_FAILED;
+    }
+    if (limits->keep_size && plan->creates) {
+        *status = VPMM_ERROR_OUT_OF_MEMORY; /* the caller knows better: no message */
+        return CLAIM_FAILED;
+    }
+    return claim_plan(build, view, plan, status);
+}
+
+static void finish(struct build *build)
+{
+    fetch_add_sc_u32(&build->arena->builders, UINT32_MAX);
+    build_free(build);
+}
+
+static vpmm_status no_room(const struct arena *arena, uint64_t pages)
+{
+    return fail(VPMM_ERROR_OUT_OF_ADDRESS_SPACE,
+                "%llu bytes were asked for, and a chunk of address space has %llu: raise VPMM_VA_SIZE",
+                (unsigned long long)(pages << arena->space.pages.page_shift),
+                (unsigned long long)(arena->space.pages.chunk_pages << arena->space.pages.page_shift));
+}
+
+vpmm_status build_region(struct arena *arena, struct stream *stream, uint64_t pages, struct build_limits *limits,
+                         struct region *result, enum region_source *source)
+{
+    enum { TRIES = 8 }; /* at plans that other threads spoil by taking what was seen free */
+    if (pages > arena->space.pages.chunk_pages)
+        return no_room(arena, pages);
+    for (int i = 0;; i++) {
+        struct build build = {.arena = arena, .stream = stream};
+        bool needs_chunk = false;
+        vpmm_status status = VPMM_SUCCESS;
+        lock_take(&arena->turn);
+        *source = stream ? region_take(&arena->space, stream, (struct want){pages, 1}, false, result) : REGION_NONE;
+        if (*source != REGION_NONE) {
+            pthread_mutex_unlock(&arena->turn);
+            return VPMM_SUCCESS; /* freed while this thread waited for the turn */
+        }
+        uint32_t seen = load_acquire_u32(&arena->space.pages.chunks);
+        enum claim_result claimed = plan_and_claim(&build, pages, limits, i < TRIES, &needs_chunk, &status);
+        pthread_mutex_unlock(&arena->turn);
+        if (claimed == CLAIM_DONE) {
+            status = carry_out(&build, limits, result);
+            finish(&build);
+            return status;
+        }
+        build_free(&build);
+        if (needs_chunk) /* a fresh one has room, but other threads may be quicker to fill it */
+            status = reserve_chunk(arena, seen);
+        if (status != VPMM_SUCCESS)
+            return status;
+    }
+}
+
+vpmm_status build_initial(struct arena *arena, uint64_t pages)
+{
+    struct build_limits limits = {.reach = VIEW_PASSED, .creatable_pages = UINT64_MAX};
+    enum region_source source;
+    struct region region;
+    vpmm_status status = reserve_chunk(arena, 0);
+    if (status != VPMM_SUCCESS || !pages)
+        return status;
+    status = build_region(arena, NULL, pages, &limits, &region, &source);
+    if (status == VPMM_SUCCESS)
+        region_publish(&arena->space, region);
+    return status;
+}
+
+/* ---- work ahead, and giving back ---- */
+
+/* `promised`: pages of the budget that a recut takes again at once. */
+static void count_removed(struct arena *arena, uint64_t pages, uint64_t promised)
+{
+    stats_sub(arena->stats, STAT_mapped_bytes, pages << arena->space.pages.page_shift);
+    stats_count(arena->stats, STAT_extents_released);
+    lock_take(&arena->turn);
+    arena->budgeted_pages -= pages - promised;
+    quarantine(arena, pages);
+    pthread_mutex_unlock(&arena->turn);
+}
+
+static void forget_extent(struct arena *arena, uint64_t page, uint64_t pages)
+{
+    for (uint64_t i = page; i < page + pages; i++)
+        store_relaxed_ptr(&page_at(&arena->space.pages, i)->extent, NULL);
+}
+
+enum removal {
+    REMOVED,       /* the memory is the device's, the pages are in the caller's hands, */
+    REMOVED_PLACE, /* these alone: old mappings are left, or the release was refused, */
+    REMOVED_NONE,  /* and neither: it may be unmapped all the same, and the reaper tries until it surely is */
+};
+
+/* Of an extent that is unmapped where it is. */
+static enum removal release_removed(struct arena *arena, struct extent *extent, struct zombie *spare)
+{
+    bool last = load_acquire_u32(&extent->holders) == 1;
+    spare->unmapped = 1;
+    if (!zombie_let_go(arena, spare)) {
+        zombie_push(arena, spare);
+        return REMOVED_PLACE;
+    }
+    free(spare);
+    return last ? REMOVED : REMOVED_PLACE;
+}
+
+/* Unmaps and releases a claimed extent, which is the spare zombie's from here on. */
+static enum removal remove_extent(struct arena *arena, struct extent *extent, uint64_t promised, struct zombie *spare)
+{
+    uint64_t page = load_relaxed_u64(&extent->page);
+    uint32_t pages = extent->pages;
+    bool unmapped = mapping_unmap(arena, page, pages) == CUDA_SUCCESS;
+    spare->part[0] = (struct zombie_part){pages, extent};
+    count_removed(arena, pages, promised);
+    if (unmapped) {
+        forget_extent(arena, page, pages);
+        return release_removed(arena, extent, spare);
+    }
+    stats_count(arena->stats, STAT_unmap_failures);
+    spare->page = page;
+    spare->pages = pages;
+    zombie_push(arena, spare);
+    return REMOVED_NONE;
+}
+
+/* Claims the run of one extent under the turn, and keeps the extent alone. */
+static struct extent *claim_extent(struct arena *arena, const struct view *view, uint32_t index, struct region *kept)
+{
+    const struct policy_extent *seen = &view->extent[index];
+    struct region region;
+    if (!view_claim_run(view, arena, seen->run, &region))
+        return NULL;
+    struct extent *extent = page_extent(page_at(&arena->space.pages, seen->page));
+    *kept = (struct region){seen->page, seen->pages, region.fence, false};
+    publish_part(arena, region, region.page, seen->page);
+    page_set(page_at(&arena->space.pages, seen->page), PAGE_OWN, seen->pages);
+    publish_part(arena, region, seen->page + seen->pages, region.page + region.pages);
+    return extent;
+}
+
+/* One extent out. How many pages the driver has taken back. */
+static uint32_t release_extent(struct arena *arena, struct region kept, struct extent *extent, struct zombie *spare)
+{
+    enum removal removal = remove_extent(arena, extent, 0, spare);
+    if (removal != REMOVED_NONE) {
+        lock_take(&arena->turn);
+        hole_add(arena, kept.page, kept.pages);
+        pthread_mutex_unlock(&arena->turn);
+    }
+    return removal == REMOVED ? (uint32_t)kept.pages : 0;
+}
+
+/* The longest that is not more than what is to go, most memory for each call; else, if more may go, the shortest. */
+static uint32_t choose_release(const struct view *view, uint64_t excess, bool more)
+{
+    uint32_t longest = UINT32_MAX, shortest = UINT32_MAX;
+    for (uint32_t i = 0; i < view->extents; i++) {
+        uint32_t pages = view->extent[i].pages;
+        if (pages <= excess && (longest == UINT32_MAX || pages > view->extent[longest].pages))
+            longest = i;
+        if (shortest == UINT32_MAX || pages < view->extent[shortest].pages)
+            shortest = i;
+    }
+    return longest != UINT32_MAX || !more ? longest : shortest;
+}
+
+static bool release_one(struct arena *arena, uint64_t keep_pages, bool more, uint32_t *released, vpmm_status *status)
+{
+    struct region kept;
+    struct extent *extent = NULL;
+    struct zombie *spare = zombie_create(1);
+    *status = spare ? VPMM_SUCCESS : no_host_memory();
+    lock_take(&arena->turn);
+    uint64_t mapped = arena->budgeted_pages;
+    if (spare && mapped > keep_pages && view_make(arena->view, arena, NULL, VIEW_PASSED)) {
+        uint32_t chosen = choose_release(arena->view, mapped - keep_pages, more);
+        if (chosen != UINT32_MAX)
+            extent = claim_extent(arena, arena->view, chosen, &kept);
+    }
+    pthread_mutex_unlock(&arena->turn);
+    if (!extent) {
+        free(spare);
+        return false;
+    }
+    *released = release_extent(arena, kept, extent, spare);
+    return true;
+}
+
+/* What was needed before is no measure of what is needed from here on. */
+static void note_giving_back(struct arena *arena, uint64_t keep_pages)
+{
+    lock_take(&arena->turn);
+    arena->gave_back = true;
+    policy_forget(&arena->policy, keep_pages);
+    pthread_mutex_unlock(&arena->turn);
+}
+
+vpmm_status build_release(struct arena *arena, uint64_t keep_pages, uint64_t *released_pages)
+{
+    vpmm_status status = VPMM_SUCCESS;
+    uint32_t released;
+    note_giving_back(arena, keep_pages);
+    while (release_one(arena, keep_pages, true, &released, &status))
+        *released_pages += released;
+    return status;
+}
+
+bool build_release_within(struct arena *arena, uint64_t keep_pages, uint32_t *released_pages)
+{
+    vpmm_status status;
+    note_giving_back(arena, keep_pages);
+    return release_one(arena, keep_pages, false, released_pages, &status);
+}
+
+/*
+ * A free extent released and created anew where it stood, as smaller ones. Claimed, so the plan's extents are mapped at
+ * the address that removing it has left.
+ */
+static vpmm_status recut(struct arena *arena, struct build *build, struct region kept, struct extent *extent,
+                         struct zombie *spare, struct region *result)
+{
+    struct build_limits limits = {.reach = VIEW_PASSED, .creatable_pages = UINT64_MAX};
+    enum removal removal = remove_extent(arena, extent, build->new_pages, spare);
+    if (removal == REMOVED) {
+        build->target = kept;
+        return carry_out(build, &limits, result);
+    }
+    lock_take(&arena->turn);
+    if (removal == REMOVED_PLACE)
+        hole_add(arena, kept.page, kept.pages);
+    arena->budgeted_pages -= build->new_pages;
+    pthread_mutex_unlock(&arena->turn);
+    return VPMM_ERROR_DRIVER;
+}
+
+static vpmm_status ahead_recut(struct arena *arena, struct build *build, const struct policy_plan *plan,
+                               struct region *result)
+{
+    struct policy_plan creates_alone = *plan;
+    struct region kept;
+    struct zombie *spare = zombie_create(1);
+    struct extent *extent = NULL;
+    creates_alone.moves = 0;
+    if (spare && build_alloc(build, arena->view, &creates_alone))
+        extent = claim_extent(arena, arena->view, plan->move[0], &kept);
+    pthread_mutex_unlock(&arena->turn);
+    if (!extent) {
+        free(spare);
+        build_free(build);
+        return VPMM_ERROR_BUSY;
+    }
+    for (size_t i = 0; i < build->extents; i++)
+        build->new_pages += build->extent[i]->pages;
+    fetch_add_sc_u32(&arena->builders, 1);
+    kept.fence = FENCE_PASSED;
+    vpmm_status status = recut(arena, build, kept, extent, spare, result);
+    finish(build);
+    return status;
+}
+
+vpmm_status build_ahead(struct arena *arena, double budget_us, double *spent_us)
+{
+    struct build_limits limits = {.reach = VIEW_PASSED};
+    struct build build = {.arena = arena};
+    struct policy_plan *plan = arena->plan;
+    struct region region;
+    vpmm_status status = VPMM_SUCCESS;
+    uint32_t pages = 0;
+    *spent_us = 0;
+    lock_take(&arena->turn);
+    limits.creatable_pages = arena->gave_back || !load_relaxed_u64(&arena->decay.ms) ? 0 : UINT64_MAX;
+    plan->place = POLICY_NOTHING;
+    if (view_make(arena->view, arena, NULL, VIEW_PASSED)) {
+        struct policy_view shown = view_for_policy(arena->view, true, arena->budgeted_pages, creatable(arena, &limits));
+        if (!policy_plan_ahead(&arena->policy, &shown, budget_us, plan, &pages))
+            plan->place = POLICY_NOTHING;
+    }
+    if (plan->place >= POLICY_NOTHING) {
+        pthread_mutex_unlock(&arena->turn);
+        return VPMM_SUCCESS;
+    }
+    *spent_us = plan->cost_us > 1 ? plan->cost_us : 1;
+    if (plan->place == POLICY_RECUT) {
+        status = ahead_recut(arena, &build, plan, &region);
+    } else {
+        enum claim_result claimed = claim_plan(&build, arena->view, plan, &status);
+        pthread_mutex_unlock(&arena->turn);
+        if (claimed != CLAIM_DONE) {
+            build_free(&build);
+            return VPMM_ERROR_BUSY; /* what was seen free is in use: so much the better */
+        }
+        status = carry_out(&build, &limits, &region);
+        finish(&build);
+    }
+    if (status == VPMM_SUCCESS)
+        region_publish(&arena->space, region);
+    return status;
+}

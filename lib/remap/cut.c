@@ -1,0 +1,201 @@
+#include "remap/cut.h"
+
+#include "cache/slab.h"
+
+/*
+ * What of a chunk can be cut: its beginning, where builds place memory as long as there is room. The table takes a
+ * hundred and twenty-eighth of it, of address space alone; a chunk of 8 TiB in whole would take 64 GiB, which not every
+ * process can have (valgrind's cannot).
+ */
+#define CUT_BYTES_MAX (UINT64_C(1) << 40)
+
+vpmm_status cut_init(struct arena *arena, const vpmm_config *config)
+{
+    size_t bytes = config->va_size < CUT_BYTES_MAX ? config->va_size : CUT_BYTES_MAX;
+    arena->cut.page_granules = config->page_size / GRANULE_BYTES;
+    return space_init(&arena->cut, GRANULE_BYTES, bytes);
+}
+
+bool cut_takes_chunk(const struct arena *arena)
+{
+    uint32_t chunks = load_acquire_u32(&arena->cut.pages.chunks);
+    return arena->cut.page_granules && chunks == load_acquire_u32(&arena->space.pages.chunks) &&
+           chunks < arena->cut.pages.max_chunks;
+}
+
+static uint64_t first_granule(const struct arena *arena, uint64_t page)
+{
+    const struct pages *pages = &arena->space.pages, *granules = &arena->cut.pages;
+    return page >> pages->chunk_shift << granules->chunk_shift | page_index(pages, page) * arena->cut.page_granules;
+}
+
+static uint64_t page_of_granule(const struct arena *arena, uint64_t granule)
+{
+    const struct pages *pages = &arena->space.pages, *granules = &arena->cut.pages;
+    return granule >> granules->chunk_shift << pages->chunk_shift |
+           page_index(granules, granule) / arena->cut.page_granules;
+}
+
+bool cut_possible(const struct arena *arena, const struct region *region)
+{
+    uint64_t chunk = region->page >> arena->space.pages.chunk_shift;
+    uint64_t end = page_index(&arena->space.pages, region->page) + region->pages;
+    return chunk < load_acquire_u32(&arena->cut.pages.chunks) &&
+           end * arena->cut.page_granules <= arena->cut.pages.chunk_pages;
+}
+
+struct region cut_pages(struct arena *arena, struct region pages)
+{
+    uint64_t bytes = pages.pages << arena->space.pages.page_shift;
+    struct region granules = {first_granule(arena, pages.page), pages.pages * arena->cut.page_granules, pages.fence,
+                              false};
+    page_set(page_at(&arena->cut.pages, granules.page), PAGE_OWN, granules.pages);
+    stats_begin_live(arena->stats, STAT_live_bytes, bytes, 0);
+    stats_add(arena->stats, STAT_slab_bytes, bytes);
+    for (uint64_t i = 0; i < pages.pages; i++)
+        page_set(page_at(&arena->space.pages, pages.page + i), PAGE_CUT, 1); /* pairs with the acquire in a free */
+    return granules;
+}
+
+/* The same the other way: whole pages. */
+static struct region uncut(struct arena *arena, struct region granules)
+{
+    struct region pages = {page_of_granule(arena, granules.page), granules.pages / arena->cut.page_granules,
+                           granules.fence, false};
+    uint64_t bytes = pages.pages << arena->space.pages.page_shift;
+    page_set(page_at(&arena->cut.pages, granules.page), PAGE_NONE, 0);
+    for (uint64_t i = 1; i < pages.pages; i++)
+        page_set(page_at(&arena->space.pages, pages.page + i), PAGE_NONE, 0);
+    page_set(page_at(&arena->space.pages, pages.page), PAGE_OWN, pages.pages);
+    stats_end_live(arena->stats, STAT_live_bytes, bytes, 0);
+    stats_sub(arena->stats, STAT_slab_bytes, bytes);
+    return pages;
+}
+
+/* ---- extending ---- */
+
+struct extension {
+    const struct arena *arena;
+    const struct stream *stream;
+    uint64_t wanted;    /* granules */
+    struct found pages; /* the free region of pages that follows */
+    uint64_t take;      /* pages of it; 0: none found yet */
+    unsigned looked;
+};
+
+static bool is_usable(const struct space *space, const struct stream *stream, uint64_t page)
+{
+    return fence_usable(space->streams, page_fence(page_at(&space->pages, page)), stream);
+}
+
+/* The run that needs the fewest pages. */
+static bool look_for_extension(const struct found *found, void *data)
+{
+    enum { REGIONS_LOOKED_AT = 256 };
+    struct extension *extension = data;
+    const struct arena *arena = extension->arena;
+    uint64_t end = found->page + found->pages, a_page = arena->cut.page_granules;
+    uint64_t take = (extension->wanted - found->pages + a_page - 1) / a_page;
+    if (found->pages >= extension->wanted || end % a_page ||
+        page_index(&arena->cut.pages, end) == arena->cut.pages.chunk_pages ||
+        (extension->take && take >= extension->take) || !is_usable(&arena->cut, extension->stream, found->page))
+        return ++extension->looked < REGIONS_LOOKED_AT;
+    struct found pages = {.page = page_of_granule(arena, end)};
+    pages.word = load_sc_u64(&page_at(&arena->space.pages, pages.page)->word);
+    pages.pages = word_pages(pages.word);
+    if (word_state(pages.word) == PAGE_FREE && pages.pages >= take &&
+        is_usable(&arena->space, extension->stream, pages.page)) {
+        extension->pages = pages;
+        extension->take = take;
+    }
+    return ++extension->looked < REGIONS_LOOKED_AT;
+}
+
+bool cut_extend(struct arena *arena, const struct stream *stream, struct want want)
+{
+    struct extension found = {.arena = arena, .stream = stream, .wanted = want.pages + want.align - 1};
+    struct region region;
+    hints_each(&stream->free[SPACE_GRANULES], &arena->cut.pages, PAGE_FREE, look_for_extension, &found);
+    hints_each(&arena->cut.passed, &arena->cut.pages, PAGE_FREE, look_for_extension, &found);
+    if (!found.take || !region_claim(&arena->space, &found.pages, &region))
+        return false;
+    if (region.pages > found.take)
+        region = region_keep_front(&arena->space, region, found.take);
+    if (cut_possible(arena, &region))
+        region_publish(&arena->cut, cut_pages(arena, region));
+    else
+        region_publish(&arena->space, region);
+    return true;
+}
+
+/* ---- giving back ---- */
+
+struct whole {
+    const struct arena *arena;
+    uint64_t most;        /* pages to be taken at once */
+    struct found in;      /* the region */
+    uint64_t page, pages; /* the granules of whole pages in it; pages 0: none found */
+};
+
+static bool look_for_whole(const struct found *found, void *data)
+{
+    struct whole *whole = data;
+    uint64_t a_page = whole->arena->cut.page_granules;
+    uint64_t page = want_place((struct want){0, a_page}, found->page);
+    uint64_t pages = (found->page + found->pages) / a_page * a_page;
+    if (pages <= page)
+        return true;
+    whole->in = *found;
+    whole->page = page;
+    whole->pages = pages - page < whole->most * a_page ? pages - page : whole->most * a_page;
+    return false;
+}
+
+static bool find_whole(struct whole *whole)
+{
+    const struct space *cut = &whole->arena->cut;
+    hints_each(&cut->passed, &cut->pages, PAGE_FREE, look_for_whole, whole);
+    for (uint32_t slot = 1, n = load_acquire_u32(&cut->streams->slots); slot < n && !whole->pages; slot++)
+        hints_each(&stream_at(cut->streams, slot)->free[SPACE_GRANULES], &cut->pages, PAGE_FREE, look_for_whole, whole);
+    return whole->pages;
+}
+
+/* Lock-free: a claim fails because another thread has taken the region. */
+void cut_give_back(struct arena *arena, uint64_t keep_pages)
+{
+    for (uint64_t whole; (whole = load_relaxed_u64(&arena->cut.whole)) > keep_pages;) {
+        struct whole found = {.arena = arena, .most = whole - keep_pages};
+        struct region region;
+        if (!find_whole(&found))
+            break;
+        if (!region_claim(&arena->cut, &found.in, &region))
+            continue;
+        if (found.page > region.page)
+            region = region_drop_front(&arena->cut, region, found.page - region.page);
+        if (region.pages > found.pages)
+            region = region_keep_front(&arena->cut, region, found.pages);
+        region_publish(&arena->space, uncut(arena, region));
+    }
+}
+
+void cut_flush(struct arena *arena)
+{
+    if (!arena->cut.page_granules)
+        return;
+    fronts_flush(arena->cut.fronts, NULL, true);
+    slabs_dissolve_empty(&arena->slabs);
+    cut_give_back(arena, 0);
+}
+
+bool cut_noted(const struct arena *arena)
+{
+    return arena->cut.page_granules &&
+           (fronts_noted(arena->cut.fronts) || load_relaxed_u64(&arena->cut.whole) || slabs_empty(&arena->slabs));
+}
+
+bool cut_granule_of(const struct arena *arena, CUdeviceptr address, uint64_t *granule)
+{
+    uint64_t page;
+    return page_around(&arena->cut.pages, address, granule) && page_around(&arena->space.pages, address, &page) &&
+           word_state(load_acquire_u64(&page_at(&arena->space.pages, page)->word)) == PAGE_CUT;
+}

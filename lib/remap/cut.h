@@ -1,0 +1,69 @@
+/*
+ * cut.h - pages cut into granules, for requests that a page does not fit.
+ *
+ *   granule   8 KiB of a page that is cut. A request of more than 64 KiB takes a region of granules, which wastes less
+ *             than an eighth of it; what is smaller takes a slice of a slab, which is such a region (slab.h)
+ *   cut page  a page whose memory is granules: CUT in the space of pages, where it is live, a page at a time. Its
+ *             granules are regions in the space of granules: LIVE, FREE, CACHED, CUT (a slab), with fences that hold
+ *             for both spaces, so a region keeps its fence when its pages are cut and when they are given back
+ *
+ *   slab_bytes = bytes of cut pages = sum of bytes of LIVE, FREE, CACHED, OWN and CUT regions of granules
+ *
+ * Granules are numbered as their pages are: of one chunk, of adjacent pages the granules adjoin. Free granules merge
+ * across pages; a free region that covers whole pages gives them back to the space of pages, but for a few that are
+ * kept against flutter, and all of them before the pool grows.
+ *
+ * Who has all granules of a page in a region of its own (OWN) has the page, and alone changes its word from CUT; who
+ * has a region of pages (OWN) makes them CUT. Everything here is lock-free.
+ */
+#ifndef VPMM_LIB_CUT_H
+#define VPMM_LIB_CUT_H
+
+#include "remap/arena.h"
+#include "cache/front.h"
+#include "space/region.h"
+
+enum { CUT_PAGES_KEPT = 2 };
+
+/* HOST_MEMORY. A chunk's table is mapped when its address space is reserved. */
+vpmm_status cut_init(struct arena *, const vpmm_config *);
+
+/* Whether the pages of one more chunk can be cut: not beyond what hints can number. */
+bool cut_takes_chunk(const struct arena *);
+
+/* Whether these pages can be cut. */
+bool cut_possible(const struct arena *, const struct region *pages);
+
+/* An owned region of pages as one of granules, behind the same fence. */
+struct region cut_pages(struct arena *, struct region pages);
+
+/*
+ * Cuts the free pages that follow a free run of granules too short for the want, so that it fits there. Pieces of a
+ * little more than half a page then lie one after another, where each would have a page of its own. All is what the
+ * stream may use without waiting. True: look again.
+ */
+bool cut_extend(struct arena *, const struct stream *, struct want);
+
+/* Gives back whole pages of free granules until so many are left. */
+void cut_give_back(struct arena *, uint64_t keep_pages);
+
+/* After a free: what is above CUT_PAGES_KEPT. */
+static inline void cut_tidy(struct arena *arena)
+{
+    if (load_relaxed_u64(&arena->cut.whole) > CUT_PAGES_KEPT)
+        cut_give_back(arena, CUT_PAGES_KEPT);
+}
+
+/*
+ * Before the pool grows: publishes what all threads have cached of cut pages, makes granules of empty slabs and gives
+ * back whole pages.
+ */
+void cut_flush(struct arena *);
+
+/* Whether there is anything that cut_flush might free. */
+bool cut_noted(const struct arena *);
+
+/* The granule that holds an address of a cut page; false: no page there is, or may be, cut. */
+bool cut_granule_of(const struct arena *, CUdeviceptr, uint64_t *granule);
+
+#endif

@@ -1,0 +1,79 @@
+/*
+ * decay.h - how memory that is no longer needed goes back to the device, little by little.
+ *
+ *   use      bytes that are live or in front caches. What lies there untouched is published soon (front.h)
+ *   epoch    a sixteenth of decay_ms, at least DECAY_EPOCH_LEAST_MS. Its peak is the most that was in use at its two
+ *            ends, or live where the statistics note peaks in between (stats.h): in mallocs past the front caches, so
+ *            that it costs a hit nothing. What a hit takes is in use already
+ *   claim    of a past epoch, on memory that is not used now: its peak at first, and evenly less until decay_ms are
+ * over floor    what stays however long nothing happens target   what stays now
+ *
+ *   claim(e) = peak(e) * (1 - (now - end(e)) / decay)     while that is above 0
+ *   floor    = max(release_threshold, use)
+ *   target   = max(floor, peak(present epoch), claim(e) of each past epoch); with decay_ms 0, the floor
+ *   a step gives extents back only as long as mapped - target >= the extent: mapped never falls below the target by it
+ *
+ * A step is a part of a pass of the reaper's thread or of vpmm_poll, so one runs at a time, under the reaper's turn. It
+ * is small (DECAY_EXTENTS), gives way to mallocs that are building, and takes only wholly free extents that wait for
+ * nothing, as a trim does (build.h); mallocs and frees go on beside it, and keep what they claim first. Work ahead does
+ * not make again what decay gave back.
+ *
+ * What is kept beyond live memory for small requests (empty slabs, whole pages of granules) is given up after an epoch
+ * without a malloc.
+ *
+ * There is something to wait for while mapped > floor, but for memory that was found to be in no extent that can go, as
+ * long as none is published after that (space.publications). Else nothing wakes the reaper.
+ */
+#ifndef VPMM_LIB_DECAY_H
+#define VPMM_LIB_DECAY_H
+
+#include "base/atomic.h"
+
+#include <vpmm/vpmm.h>
+
+struct arena;
+
+enum {
+    DECAY_EPOCHS = 16,
+    DECAY_EPOCH_LEAST_MS = 10, /* in which untouched caches are emptied */
+    DECAY_EXTENTS = 4,         /* given back in one step */
+    DECAY_AGAIN_US = 1000,     /* until a step is tried again that gave way to a build */
+};
+
+#define DECAY_MS_MAX UINT64_C(1000000000) /* eleven days; VPMM_DECAY_NEVER is above it */
+
+struct decay {
+    _Atomic(uint64_t) release_threshold; /* bytes; any thread, relaxed, */
+    _Atomic(uint64_t) ms;                /* likewise */
+    _Atomic(uint32_t) changes;           /* of the two: stored after them, and before the reaper is rung for */
+
+    _Atomic(uint32_t) changes_seen; /* stored under the reaper's turn */
+
+    /* Below: under the reaper's turn. */
+    struct {
+        uint64_t peak, end_ns; /* end_ns 0: none yet */
+    } epoch[DECAY_EPOCHS];
+    unsigned newest;
+    uint64_t epoch_end_ns; /* of the present one */
+    uint64_t look_ns;      /* when the next step is due */
+    uint64_t mallocs;      /* when the present epoch began */
+    bool in_vain;          /* the floor was reached for, and nothing more could go, */
+    uint64_t publications; /* when so many regions had been published */
+};
+
+void decay_init(struct decay *, const vpmm_config *);
+
+/* Any thread; the reaper is rung for. */
+void decay_set_release_threshold(struct arena *, uint64_t bytes);
+void decay_set_ms(struct arena *, uint64_t ms);
+
+/* Whether a setting has changed since the latest step. Any thread. */
+bool decay_changed(const struct decay *);
+
+/* A step, if one is due; `passed`: fences have passed since the last. True: something was given back. */
+bool decay_step(struct arena *, bool passed);
+
+/* Microseconds until the next step is due; 0: nothing is left to give back. */
+uint64_t decay_wait_us(const struct arena *);
+
+#endif

@@ -1,0 +1,780 @@
+#include "remap/policy.h"
+
+#include "base/atomic.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+/*
+ * The rules, in the order in which they matter. In brackets what a rule is worth: held above the peak in use (mean, and
+ * the worst trace) and driver time in all mallocs from an empty pool, summed over the four traces of h200.md, mean of
+ * nine scales 0.6 to 1.5 of their sizes; then the same for seven synthetic traces (saw-tooth, growing key-value caches,
+ * random mixes, training). With all rules: 2.5 % (3.9), 43 ms; 4.9 % (9.3), 178 ms. One page a handle: 0 %, 568 ms.
+ *
+ * 1. A miss extends a free run into the hole beside it, where it can: only the missing pages are mapped.
+ *    [without: 2.5 % (3.3), 74 ms; 7.2 % (12), 317 ms. Only upwards: 2.5 % (3.9), 44 ms; 5.3 % (11), 198 ms]
+ * 2. The missing pages are extents that move, longest first, a last longer one covering the rest, or new memory: every
+ *    such end is priced, and a page created is dear. So is each candidate for the place; the cheapest wins.
+ * 3. New memory is cut into equal pieces: 40 pages while nothing is stuck in partly free extents, 10 when 2 % is.
+ *    [always 32: 4.3 % (5.8), 24 ms; 6.2 % (11), 139 ms. Always 10: 2.2 % (3.6), 58 ms; 3.4 % (6.6), 324 ms]
+ *    The figures here are those of 32 pages, without front caches. With caches of 64 MiB: 40 pages 3.9 % (5.3), 45 ms;
+ *    32 pages 4.2 % (5.8), 47 ms; without caches: 40 pages 3.4 % (4.7), 42 ms; 32 pages 3.3 % (4.6), 43 ms.
+ *    At most 38 pieces a malloc, so that it stays near 1 ms. [16: 2.6 % (4.7), 41 ms; 5.8 % (10), 157 ms]
+ * 4. A fresh place is the front of the lowest hole with ample room: one arena that grows at its top, and comes back to
+ *    low addresses once they are empty. [a place with room of 8 times its length before and 16 after: 2.2 % (3.5),
+ *    49 ms; 5.9 % (7.3), 172 ms] Growth is never rounded up. [to 0.25 % of mapped: the same; 5.2 % (9.6), 179 ms]
+ *
+ * With a reaper that works ahead in the time the traces' programs left (3.5 % (4.7), 26 ms; 4.5 % (8.2), 226 ms):
+ *
+ * 5. Growth on the path is cut into fewer pieces (96 to 20 pages), because
+ * 6. long extents are made anew as pieces of 8 while they lie free, as long as 1 % of memory is stuck.
+ *    [without 5: 2.7 % (3.4), 42 ms; 3.9 % (6.8), 254 ms. Without 6: 4.4 % (6.1), 24 ms; 8.5 % (13), 74 ms]
+ * 7. Scattered extents are joined to the longest run until it holds half of the longest request of late.
+ *    [not at all: 3.5 % (5.3), 28 ms; 4.4 % (8.3), 290 ms. The whole of it: 3.6 % (5.8), 26 ms; 4.9 % (8.9), 185 ms]
+ * 8. Then, while mapped is below 1.01 times the peak use, that run grows. [not: 27 ms. To 1.03: 3.8 % (4.9), 25 ms]
+ *
+ * Tried without gain: pieces of the sizes lately asked for or lately live; pieces that grow geometrically; filling a
+ * hole between two free runs; steering by held instead of by stuck; a price on slow mallocs; more created ahead.
+ */
+static const double PIECE_MAX = 40; /* pages of a piece while nothing is stuck, */
+static const double PIECE_MIN = 10; /* and when this share of mapped is: */
+static const double STUCK_HIGH = 0.02;
+static const double PIECES_MAX = 38;
+
+static const double CREATED_PAGE_US = 8; /* what a page created is worth; 2: 2.6 % (4.3); 5.2 % (10) */
+static const double SURPLUS_PAGE_US = 1; /* a page moved that is not needed; 8: the same */
+static const double STUCK_PAGE_US = 3;   /* a stuck page put to use; 0: 2.4 % (3.9); 5.1 % (9.6) */
+
+static const double SLOW_US = 900;  /* driver time of one malloc, and how much dearer what goes beyond it is */
+static const double SLOW_TIMES = 2; /* 6: none above 1 ms, but in the scales where moving is slow a tenth more held */
+
+static const double FRESH_TIMES = 16;  /* ample room: so many times what is built, */
+static const double FRESH_SHARE = 0.5; /* and this share of what is mapped */
+
+static const double AHEAD_PIECE_MAX = 96; /* as PIECE_MAX, while the reaper keeps up */
+static const double AHEAD_PIECE_MIN = 20;
+static const double AHEAD_STUCK_HIGH = 0.05;
+static const double RECUT_STUCK = 0.01;
+static const double RECUT_PIECE = 8;
+static const double JOIN_SHARE = 0.5;
+static const double AHEAD_SHARE = 0.01;
+static const double AHEAD_GROWTH = 24; /* pages created in one step */
+
+enum { CANDIDATES = 32 };         /* runs looked at for extension, the longest; 16: the same, 128: the same */
+enum { MISSES_REMEMBERED = 256 }; /* the longest request of that many misses, and of as many before them, counts */
+enum { REAPER_MISSES = 8 };       /* the reaper is taken to keep up until so many misses passed without it */
+enum { JOIN_ROOM = 64 };          /* pages of hole after a run that is worth joining others to */
+
+/*
+ * The cost model: h200.md's driver prices, linear between the measured sizes.
+ */
+struct price {
+    double mib, us;
+};
+
+static const struct price CREATE[] = {{2, 5.7}, {32, 7.7}, {256, 12}, {1024, 29}, {8192, 114}};
+static const struct price ACCESS[] = {{2, 18}, {32, 21}, {128, 25}, {256, 31}, {1024, 51}};
+static const struct price UNMAP[] = {{2, 12.5}, {128, 14.7}, {256, 16.4}};
+static const struct price RELEASE[] = {{2, 7.2}, {32, 23}, {256, 79}};
+static const double MAP_US = 0.45;
+
+#define PRICE(table, mib) price(table, sizeof(table) / sizeof *(table), mib)
+
+static double price(const struct price *table, size_t n, double mib)
+{
+    size_t i = 1;
+    if (mib <= table[0].mib)
+        return table[0].us;
+    while (i < n - 1 && mib > table[i].mib)
+        i++;
+    const struct price *a = &table[i - 1], *b = &table[i];
+    return a->us + (mib - a->mib) * (b->us - a->us) / (b->mib - a->mib);
+}
+
+static double move_us(const struct policy *p, uint32_t pages)
+{
+    return MAP_US + PRICE(ACCESS, pages * p->page_mib);
+}
+
+static double create_us(const struct policy *p, uint32_t pages)
+{
+    return PRICE(CREATE, pages * p->page_mib) + move_us(p, pages);
+}
+
+static double release_us(const struct policy *p, uint32_t pages)
+{
+    return PRICE(UNMAP, pages * p->page_mib) + PRICE(RELEASE, pages * p->page_mib);
+}
+
+void policy_init(struct policy *p, uint64_t page_size_bytes, uint32_t max_extent_pages)
+{
+    memset(p, 0, sizeof *p);
+    p->page_mib = (double)page_size_bytes / (1 << 20);
+    p->max_extent = max_extent_pages ? max_extent_pages : UINT32_MAX;
+    p->piece_pages = PIECE_MAX;
+}
+
+void policy_destroy(struct policy *p)
+{
+    free(p->by_size);
+    p->by_size = NULL;
+    p->by_size_capacity = 0;
+}
+
+void policy_plan_free(struct policy_plan *plan)
+{
+    free(plan->move);
+    free(plan->create);
+    memset(plan, 0, sizeof *plan);
+}
+
+void policy_note(struct policy *p, uint32_t pages)
+{
+    raise_relaxed_u32(&p->longest_asked, pages);
+}
+
+/*
+ * Plans under construction.
+ */
+static void start(struct policy_plan *plan, enum policy_place place)
+{
+    plan->place = place;
+    plan->run = 0;
+    plan->page = 0;
+    plan->moves = plan->creates = 0;
+    plan->cost_us = 0;
+}
+
+static bool reserve(uint32_t **array, size_t *capacity, size_t n)
+{
+    if (n <= *capacity)
+        return true;
+    size_t more = n < 32 ? 64 : 2 * n;
+    uint32_t *grown = realloc(*array, more * sizeof **array);
+    if (!grown)
+        return false;
+    *array = grown;
+    *capacity = more;
+    return true;
+}
+
+static bool add_move(struct policy_plan *plan, size_t extent)
+{
+    if (!reserve(&plan->move, &plan->move_capacity, plan->moves + 1))
+        return false;
+    plan->move[plan->moves++] = (uint32_t)extent;
+    return true;
+}
+
+static bool add_create(struct policy_plan *plan, uint32_t pages)
+{
+    if (!reserve(&plan->create, &plan->create_capacity, plan->creates + 1))
+        return false;
+    plan->create[plan->creates++] = pages;
+    return true;
+}
+
+/* `n` new extents of equal length, a page more or less. */
+static bool add_creates(struct policy_plan *plan, uint32_t pages, uint32_t n)
+{
+    for (; n > 0; n--) {
+        if (!add_create(plan, pages / n))
+            return false;
+        pages -= pages / n;
+    }
+    return true;
+}
+
+static int ascending(const void *a, const void *b)
+{
+    uint32_t x = *(const uint32_t *)a, y = *(const uint32_t *)b;
+    return (x > y) - (x < y);
+}
+
+/*
+ * What a view says.
+ */
+static uint64_t free_pages(const struct policy_view *v)
+{
+    uint64_t pages = 0;
+    for (size_t i = 0; i < v->runs; i++)
+        pages += v->run[i].pages;
+    return pages;
+}
+
+static uint64_t movable_pages(const struct policy_view *v)
+{
+    uint64_t pages = 0;
+    for (size_t i = 0; i < v->extents; i++)
+        pages += v->extent[i].pages;
+    return pages;
+}
+
+static uint32_t stuck_pages(const struct policy_view *v, const struct policy_run *r)
+{
+    uint32_t stuck = r->pages;
+    for (uint32_t i = 0; i < r->extents; i++)
+        stuck -= v->extent[r->first_extent + i].pages;
+    return stuck;
+}
+
+static double stuck_share(const struct policy_view *v)
+{
+    if (v->mapped_pages == 0)
+        return 0;
+    return (double)(free_pages(v) - movable_pages(v)) / (double)v->mapped_pages;
+}
+
+/* The shortest hole of at least that many pages, the lowest of equals; view.holes: none. */
+static size_t shortest_hole(const struct policy_view *v, uint64_t pages)
+{
+    size_t best = v->holes;
+    for (size_t i = 0; i < v->holes; i++)
+        if (v->hole[i].pages >= pages && (best == v->holes || v->hole[i].pages < v->hole[best].pages))
+            best = i;
+    return best;
+}
+
+static size_t longest_hole(const struct policy_view *v)
+{
+    size_t best = 0;
+    for (size_t i = 1; i < v->holes; i++)
+        if (v->hole[i].pages > v->hole[best].pages)
+            best = i;
+    return best;
+}
+
+static uint64_t longest_hole_pages(const struct policy_view *v)
+{
+    return v->holes ? v->hole[longest_hole(v)].pages : 0;
+}
+
+/*
+ * The specification's mode: every extent is one page, so all free memory moves, and growth is exactly the shortfall.
+ */
+static size_t longest_extendable(const struct policy_view *v, uint32_t pages)
+{
+    size_t best = v->runs;
+    for (size_t i = 0; i < v->runs; i++) {
+        const struct policy_run *r = &v->run[i];
+        if (r->pages >= pages || (r->hole_after < pages - r->pages && r->hole_before < pages - r->pages))
+            continue;
+        if (best == v->runs || r->pages > v->run[best].pages)
+            best = i;
+    }
+    return best;
+}
+
+/* Runs in ascending order; one of which at least half is needed moves whole, if there is room for the surplus. */
+static bool harvest_pages(struct policy_plan *plan, const struct policy_view *v, uint64_t missing, uint64_t room)
+{
+    bool extends = plan->place != POLICY_FRESH;
+    for (size_t i = 0; i < v->runs && missing > 0; i++) {
+        const struct policy_run *r = &v->run[i];
+        if (extends && i == plan->run)
+            continue;
+        uint64_t take = r->extents;
+        if (take > missing && (2 * missing < take || take > room))
+            take = missing;
+        for (uint64_t k = 0; k < take; k++)
+            if (!add_move(plan, r->first_extent + k))
+                return false;
+        room -= take;
+        missing -= take < missing ? take : missing;
+    }
+    if (missing > v->creatable_pages) {
+        plan->place = POLICY_NO_MEMORY;
+        return true;
+    }
+    return add_creates(plan, (uint32_t)missing, (uint32_t)missing);
+}
+
+static bool plan_pages(const struct policy_view *v, uint32_t pages, struct policy_plan *plan)
+{
+    size_t run = longest_extendable(v, pages);
+    if (run < v->runs) {
+        const struct policy_run *r = &v->run[run];
+        uint32_t missing = pages - r->pages;
+        plan->run = run;
+        plan->place = r->hole_after >= missing ? POLICY_EXTEND_UP : POLICY_EXTEND_DOWN;
+        return harvest_pages(plan, v, missing, r->hole_after >= missing ? r->hole_after : r->hole_before);
+    }
+    size_t hole = shortest_hole(v, pages);
+    if (hole == v->holes) {
+        plan->place = POLICY_NO_HOLE;
+        return true;
+    }
+    plan->place = POLICY_FRESH;
+    plan->page = v->hole[hole].page;
+    return harvest_pages(plan, v, pages, v->hole[hole].pages);
+}
+
+/*
+ * Extents, longest first: a radix sort on (pages, then the lower page), 11 bits a turn.
+ */
+enum { RADIX_BITS = 11, RADIX = 1 << RADIX_BITS };
+
+static size_t digit(uint64_t key, unsigned shift)
+{
+    return RADIX - 1 - (key >> (32 + shift) & (RADIX - 1));
+}
+
+static void sort_digit(const uint64_t *from, uint64_t *to, size_t n, unsigned shift)
+{
+    size_t start[RADIX + 1] = {0};
+    for (size_t i = 0; i < n; i++)
+        start[digit(from[i], shift) + 1]++;
+    for (size_t d = 0; d < RADIX; d++)
+        start[d + 1] += start[d];
+    for (size_t i = 0; i < n; i++)
+        to[start[digit(from[i], shift)]++] = from[i];
+}
+
+static bool sort_by_size(struct policy *p, const struct policy_view *v)
+{
+    size_t n = v->extents;
+    if (2 * n > p->by_size_capacity) {
+        uint64_t *grown = realloc(p->by_size, 4 * n * sizeof *grown);
+        if (!grown)
+            return false;
+        p->by_size = grown;
+        p->by_size_capacity = 4 * n;
+    }
+    uint64_t *from = p->by_size, *to = p->by_size + n;
+    uint32_t longest = 0;
+    for (size_t i = 0; i < n; i++) {
+        from[i] = (uint64_t)v->extent[i].pages << 32 | i;
+        if (v->extent[i].pages > longest)
+            longest = v->extent[i].pages;
+    }
+    for (unsigned shift = 0; shift < 32 && longest >> shift; shift += RADIX_BITS) {
+        sort_digit(from, to, n, shift);
+        uint64_t *swap = from;
+        from = to;
+        to = swap;
+    }
+    if (from != p->by_size)
+        memcpy(p->by_size, from, n * sizeof *from);
+    return true;
+}
+
+static uint32_t sorted(const struct policy *p, size_t i)
+{
+    return (uint32_t)p->by_size[i];
+}
+
+/*
+ * Growth is cut into equal pieces: small ones while much memory is stuck, large ones while little is, but never into so
+ * many that one malloc takes long.
+ */
+static double interpolate(double at_none, double at_high, double stuck, double high)
+{
+    return stuck >= high ? at_high : at_none + (at_high - at_none) * stuck / high;
+}
+
+static void steer_pieces(struct policy *p, const struct policy_view *v)
+{
+    p->piece_pages = p->ahead ? interpolate(AHEAD_PIECE_MAX, AHEAD_PIECE_MIN, stuck_share(v), AHEAD_STUCK_HIGH)
+                              : interpolate(PIECE_MAX, PIECE_MIN, stuck_share(v), STUCK_HIGH);
+}
+
+static uint32_t pieces_of(const struct policy *p, uint32_t pages)
+{
+    double piece = p->piece_pages;
+    if (pages / PIECES_MAX > piece)
+        piece = pages / PIECES_MAX;
+    if (piece > p->max_extent)
+        piece = p->max_extent;
+    uint32_t whole = (uint32_t)piece;
+    return pages / whole + (pages % whole != 0);
+}
+
+static double growth_us(const struct policy *p, uint32_t pages, uint32_t pieces)
+{
+    return pieces ? pieces * create_us(p, (pages + pieces - 1) / pieces) : 0;
+}
+
+/* Fewer and larger ones where the time left does not suffice, as far as the cap on extents allows. */
+static uint32_t pieces_within(const struct policy *p, uint32_t pages, double us)
+{
+    uint32_t pieces = pieces_of(p, pages);
+    uint32_t fewest = pages ? (pages - 1) / p->max_extent + 1 : 0;
+    while (pieces > fewest && growth_us(p, pages, pieces) > us)
+        pieces--;
+    return pieces;
+}
+
+/*
+ * A filling: how the missing pages of one candidate come together. The extents that fit, longest first, up to by_size
+ * index `stop`; then one longer extent (`cover`) or growth for the rest.
+ */
+struct filling {
+    bool possible;
+    double us;    /* driver time */
+    double worth; /* what its pages are worth, as a price */
+    size_t stop;
+    uint32_t cover; /* UINT32_MAX: none */
+    uint32_t grow;
+    uint32_t pieces; /* of what grows */
+    uint64_t pages;  /* in sum */
+};
+
+/* Driver time beyond what one malloc may take counts many times: rather a little more memory than a request that
+ * stalls. */
+static double price_of(const struct filling *f)
+{
+    double over = f->us > SLOW_US ? f->us - SLOW_US : 0;
+    return f->us + SLOW_TIMES * over + f->worth;
+}
+
+enum { NO_RUN = -1 };
+
+static void consider(struct filling *best, struct filling f, uint64_t room)
+{
+    if (f.pages > room || (best->possible && price_of(&f) >= price_of(best)))
+        return;
+    f.possible = true;
+    *best = f;
+}
+
+/* Ends the filling `f`, which still misses `rest` pages, in each way there is. */
+static void finish(const struct policy *p, const struct policy_view *v, struct filling f, uint32_t rest,
+                   uint32_t longer, uint64_t room, struct filling *best)
+{
+    struct filling g = f;
+    g.cover = UINT32_MAX;
+    g.grow = rest;
+    g.pieces = pieces_within(p, rest, SLOW_US - f.us);
+    g.us += growth_us(p, rest, g.pieces);
+    g.worth += CREATED_PAGE_US * rest;
+    g.pages += rest;
+    if (rest <= v->creatable_pages)
+        consider(best, g, room);
+    if (rest == 0 || longer == UINT32_MAX)
+        return;
+    uint32_t pages = v->extent[longer].pages;
+    f.cover = longer;
+    f.us += move_us(p, pages);
+    f.worth += SURPLUS_PAGE_US * (pages - rest);
+    f.pages += pages;
+    consider(best, f, room);
+}
+
+static struct filling fill(const struct policy *p, const struct policy_view *v, uint32_t missing, int64_t run,
+                           uint64_t room)
+{
+    struct filling best = {0}, f = {0};
+    uint32_t longer = UINT32_MAX;
+    finish(p, v, f, missing, longer, room, &best);
+    for (size_t i = 0; i < v->extents && missing > 0; i++) {
+        uint32_t e = sorted(p, i), pages = v->extent[e].pages;
+        if (v->extent[e].run == run)
+            continue;
+        f.stop = i + 1;
+        if (pages > missing) {
+            longer = e;
+            /* Only the last of the longer ones is worth pricing. */
+            if (i + 1 < v->extents && v->extent[sorted(p, i + 1)].pages > missing)
+                continue;
+        } else {
+            f.us += move_us(p, pages);
+            f.pages += pages;
+            missing -= pages;
+        }
+        finish(p, v, f, missing, longer, room, &best);
+    }
+    return best;
+}
+
+static bool add_filling(const struct policy *p, const struct policy_view *v, const struct filling *f, uint32_t missing,
+                        int64_t run, struct policy_plan *plan)
+{
+    for (size_t i = 0; i < f->stop; i++) {
+        uint32_t e = sorted(p, i), pages = v->extent[e].pages;
+        if (v->extent[e].run == run || pages > missing)
+            continue;
+        missing -= pages;
+        if (!add_move(plan, e))
+            return false;
+    }
+    if (f->cover != UINT32_MAX && !add_move(plan, f->cover))
+        return false;
+    if (plan->moves > 1)
+        qsort(plan->move, plan->moves, sizeof *plan->move, ascending);
+    return add_creates(plan, f->grow, f->pieces);
+}
+
+/*
+ * The candidates: a fresh place, and each of the longest shorter runs that a hole adjoins.
+ */
+struct candidate {
+    enum policy_place place;
+    int64_t run;
+    uint32_t missing;
+    uint64_t room;
+    struct filling filling;
+    double price;
+};
+
+static void try_candidate(const struct policy *p, const struct policy_view *v, struct candidate c, double worth,
+                          struct candidate *best)
+{
+    c.filling = fill(p, v, c.missing, c.run, c.room);
+    c.price = price_of(&c.filling) - worth;
+    if (c.filling.possible && (!best->filling.possible || c.price < best->price))
+        *best = c;
+}
+
+static bool extendable(const struct policy_run *r, uint32_t pages)
+{
+    return r->pages < pages && (r->hole_after >= pages - r->pages || r->hole_before >= pages - r->pages);
+}
+
+static void try_run(const struct policy *p, const struct policy_view *v, size_t run, uint32_t pages,
+                    struct candidate *best)
+{
+    const struct policy_run *r = &v->run[run];
+    struct candidate c = {.run = (int64_t)run, .missing = pages - r->pages};
+    bool up = r->hole_after >= c.missing;
+    c.place = up ? POLICY_EXTEND_UP : POLICY_EXTEND_DOWN;
+    c.room = up ? r->hole_after : r->hole_before;
+    try_candidate(p, v, c, STUCK_PAGE_US * stuck_pages(v, r), best);
+}
+
+/* The longest extendable runs, in no order; how many. */
+static size_t choose_runs(const struct policy_view *v, uint32_t pages, size_t chosen[CANDIDATES])
+{
+    size_t n = 0;
+    for (size_t i = 0; i < v->runs; i++) {
+        if (!extendable(&v->run[i], pages))
+            continue;
+        if (n < CANDIDATES) {
+            chosen[n++] = i;
+            continue;
+        }
+        size_t shortest = 0;
+        for (size_t k = 1; k < n; k++)
+            if (v->run[chosen[k]].pages < v->run[chosen[shortest]].pages)
+                shortest = k;
+        if (v->run[i].pages > v->run[chosen[shortest]].pages)
+            chosen[shortest] = i;
+    }
+    return n;
+}
+
+/* Before giving up: the run with the most pages that nothing else can use. */
+static void try_most_stuck(const struct policy *p, const struct policy_view *v, uint32_t pages, struct candidate *best)
+{
+    size_t most = v->runs;
+    for (size_t i = 0; i < v->runs; i++)
+        if (extendable(&v->run[i], pages) &&
+            (most == v->runs || stuck_pages(v, &v->run[i]) > stuck_pages(v, &v->run[most])))
+            most = i;
+    if (most < v->runs)
+        try_run(p, v, most, pages, best);
+}
+
+/* The front of the lowest hole with ample room: used memory stays together and can be extended. */
+static uint64_t fresh_page(const struct policy_view *v, uint64_t pages)
+{
+    uint64_t ample = (uint64_t)(FRESH_TIMES * (double)pages), share = (uint64_t)(FRESH_SHARE * (double)v->mapped_pages);
+    if (ample < share)
+        ample = share;
+    for (size_t i = 0; i < v->holes; i++)
+        if (v->hole[i].pages >= ample)
+            return v->hole[i].page;
+    return v->hole[longest_hole(v)].page;
+}
+
+static bool plan_extents(struct policy *p, const struct policy_view *v, uint32_t pages, struct policy_plan *plan)
+{
+    size_t chosen[CANDIDATES];
+    struct candidate best = {0}, fresh = {.place = POLICY_FRESH, .run = NO_RUN, .missing = pages};
+    if (!sort_by_size(p, v))
+        return false;
+    steer_pieces(p, v);
+    fresh.room = longest_hole_pages(v);
+    if (fresh.room >= pages)
+        try_candidate(p, v, fresh, 0, &best);
+    size_t n = choose_runs(v, pages, chosen);
+    for (size_t i = 0; i < n; i++)
+        try_run(p, v, chosen[i], pages, &best);
+    if (!best.filling.possible)
+        try_most_stuck(p, v, pages, &best);
+    if (!best.filling.possible) {
+        plan->place = fresh.room < pages ? POLICY_NO_HOLE : POLICY_NO_MEMORY;
+        return true;
+    }
+    plan->place = best.place;
+    if (best.place == POLICY_FRESH)
+        plan->page = fresh_page(v, best.filling.pages);
+    else
+        plan->run = (size_t)best.run;
+    return add_filling(p, v, &best.filling, best.missing, best.run, plan);
+}
+
+static double driver_us(const struct policy *p, const struct policy_view *v, const struct policy_plan *plan)
+{
+    double us = 0;
+    for (size_t i = 0; i < plan->moves; i++)
+        us += move_us(p, v->extent[plan->move[i]].pages);
+    for (size_t i = 0; i < plan->creates; i++)
+        us += create_us(p, plan->create[i]);
+    return us;
+}
+
+/* What work ahead goes by. */
+static void remember_miss(struct policy *p, const struct policy_view *v, uint32_t pages)
+{
+    uint64_t use = v->mapped_pages - free_pages(v) + pages;
+    if (use > p->peak_use)
+        p->peak_use = use;
+    if (p->ahead > 0)
+        p->ahead--;
+    if (++p->misses == MISSES_REMEMBERED) {
+        p->misses = 0;
+        p->longest_before = load_relaxed_u32(&p->longest_asked);
+        store_relaxed_u32(&p->longest_asked, pages);
+    }
+}
+
+void policy_forget(struct policy *p, uint64_t pages)
+{
+    if (p->peak_use > pages)
+        p->peak_use = pages;
+}
+
+bool policy_plan(struct policy *p, const struct policy_view *v, uint32_t pages, struct policy_plan *plan)
+{
+    start(plan, POLICY_NOTHING);
+    bool done = p->max_extent == 1 ? plan_pages(v, pages, plan) : plan_extents(p, v, pages, plan);
+    plan->cost_us = driver_us(p, v, plan);
+    remember_miss(p, v, pages);
+    return done;
+}
+
+/*
+ * Work ahead.
+ */
+static uint32_t longest_lately(const struct policy *p)
+{
+    uint32_t now = load_relaxed_u32(&p->longest_asked);
+    return now > p->longest_before ? now : p->longest_before;
+}
+
+static uint32_t longest_run_pages(const struct policy_view *v)
+{
+    uint32_t pages = 0;
+    for (size_t i = 0; i < v->runs; i++)
+        if (v->run[i].pages > pages)
+            pages = v->run[i].pages;
+    return pages;
+}
+
+/* The run that grows: the longest with a hole after it, the highest of equals; view.runs: none. */
+static size_t base_run(const struct policy_view *v)
+{
+    size_t best = v->runs;
+    for (size_t i = 0; i < v->runs; i++)
+        if (v->run[i].hole_after >= JOIN_ROOM && (best == v->runs || v->run[i].pages >= v->run[best].pages))
+            best = i;
+    return best;
+}
+
+/* What is mapped goes after the base run, or to a fresh place if there is none. */
+static void place_at(const struct policy_view *v, size_t base, uint32_t pages, struct policy_plan *plan)
+{
+    plan->place = base < v->runs ? POLICY_EXTEND_UP : POLICY_FRESH;
+    plan->run = base < v->runs ? base : 0;
+    plan->page = base < v->runs ? 0 : fresh_page(v, pages);
+}
+
+/* Moves the longest extent of other runs to the base run. */
+static bool join_ahead(const struct policy *p, const struct policy_view *v, size_t base, uint64_t room,
+                       double budget_us, struct policy_plan *plan)
+{
+    size_t best = v->extents;
+    for (size_t i = 0; i < v->extents; i++) {
+        const struct policy_extent *e = &v->extent[i];
+        if (e->run == base || e->pages > room || move_us(p, e->pages) > budget_us)
+            continue;
+        if (best == v->extents || e->pages > v->extent[best].pages)
+            best = i;
+    }
+    if (best == v->extents)
+        return true;
+    place_at(v, base, v->extent[best].pages, plan);
+    return add_move(plan, best);
+}
+
+/* Creates one extent at the base run, while that leaves mapped below AHEAD_SHARE above the peak use. */
+static bool grow_ahead(const struct policy *p, const struct policy_view *v, size_t base, uint64_t room,
+                       double budget_us, struct policy_plan *plan)
+{
+    double most = (1 + AHEAD_SHARE) * (double)p->peak_use - (double)v->mapped_pages;
+    uint32_t pages = (uint32_t)AHEAD_GROWTH;
+    if (pages > p->max_extent)
+        pages = p->max_extent;
+    if (most < pages || room < pages || v->creatable_pages < pages || create_us(p, pages) > budget_us)
+        return true;
+    place_at(v, base, pages, plan);
+    return add_create(plan, pages);
+}
+
+/* The longest extent made anew as pieces, as many as the budget allows. */
+static bool recut_ahead(const struct policy *p, const struct policy_view *v, double budget_us, struct policy_plan *plan)
+{
+    size_t longest = v->extents;
+    for (size_t i = 0; i < v->extents; i++)
+        if (longest == v->extents || v->extent[i].pages > v->extent[longest].pages)
+            longest = i;
+    if (longest == v->extents)
+        return true;
+    uint32_t pages = v->extent[longest].pages, n = pages / (uint32_t)RECUT_PIECE;
+    while (n > 1 && release_us(p, pages) + n * create_us(p, pages / n + 1) > budget_us)
+        n--;
+    if (n < 2)
+        return true;
+    plan->place = POLICY_RECUT;
+    plan->cost_us = release_us(p, pages);
+    return add_move(plan, longest) && add_creates(plan, pages, n);
+}
+
+static bool plan_ahead(const struct policy *p, const struct policy_view *v, double budget_us, struct policy_plan *plan)
+{
+    uint32_t wanted = (uint32_t)(JOIN_SHARE * longest_lately(p));
+    if (longest_run_pages(v) < wanted) {
+        size_t base = base_run(v);
+        uint64_t room = base < v->runs ? v->run[base].hole_after : longest_hole_pages(v);
+        if (!join_ahead(p, v, base, room, budget_us, plan))
+            return false;
+        if (plan->place == POLICY_NOTHING && !grow_ahead(p, v, base, room, budget_us, plan))
+            return false;
+    }
+    if (plan->place == POLICY_NOTHING && stuck_share(v) > RECUT_STUCK)
+        return recut_ahead(p, v, budget_us, plan);
+    return true;
+}
+
+bool policy_plan_ahead(struct policy *p, const struct policy_view *v, double budget_us, struct policy_plan *plan,
+                       uint32_t *pages)
+{
+    start(plan, POLICY_NOTHING);
+    *pages = 0;
+    if (p->max_extent == 1)
+        return true;
+    p->ahead = REAPER_MISSES;
+    bool done = plan_ahead(p, v, budget_us, plan);
+    if (plan->place == POLICY_RECUT) {
+        *pages = v->extent[plan->move[0]].pages;
+        for (size_t i = 0; i < plan->creates; i++)
+            plan->cost_us += create_us(p, plan->create[i]);
+        return done;
+    }
+    plan->cost_us = driver_us(p, v, plan);
+    for (size_t i = 0; i < plan->moves; i++)
+        *pages += v->extent[plan->move[i]].pages;
+    for (size_t i = 0; i < plan->creates; i++)
+        *pages += plan->create[i];
+    return done;
+}

@@ -1,0 +1,233 @@
+#include "remap/view.h"
+
+#include "remap/hole.h"
+
+#include <stdlib.h>
+
+/* Room for one more element; keeps the array if there is none to be had. */
+static bool room(void **array, size_t *capacity, size_t used, size_t element)
+{
+    if (used < *capacity)
+        return true;
+    size_t wanted = *capacity ? *capacity * 2 : 64;
+    void *larger = realloc(*array, wanted * element);
+    if (!larger)
+        return false;
+    *array = larger;
+    *capacity = wanted;
+    return true;
+}
+
+struct collector {
+    struct view *view;
+    const struct arena *arena;
+    const struct stream *stream;
+    enum view_reach reach;
+};
+
+/* By the region's own fence, not by where its hint was: see region.c. What of it is in reach; pages 0: nothing. */
+static struct view_region in_reach(const struct collector *collector, const struct found *found)
+{
+    const struct streams *streams = &collector->arena->streams;
+    struct fence fence = page_fence(page_at(&collector->arena->space.pages, found->page));
+    struct view_region region = {found->page, found->pages, *found, false};
+    bool whole = collector->reach == VIEW_ALL      ? fence_waitable(streams, fence)
+                 : collector->reach == VIEW_USABLE ? fence_usable(streams, fence, collector->stream)
+                                                   : fence_passed(streams, fence);
+    region.part = !whole;
+    if (region.part)
+        region_longest_part(&collector->arena->space, found, &region.page, &region.pages);
+    return region;
+}
+
+static bool add_region(const struct found *found, void *data)
+{
+    const struct collector *collector = data;
+    struct view *view = collector->view;
+    struct view_region region = in_reach(collector, found);
+    if (!region.pages)
+        return true;
+    if (!room((void **)&view->region, &view->region_capacity, view->regions, sizeof *view->region)) {
+        view->out_of_memory = true;
+        return false;
+    }
+    view->region[view->regions++] = region;
+    return true;
+}
+
+static bool add_hole(const struct found *found, void *data)
+{
+    struct view *view = data;
+    if (!room((void **)&view->hole, &view->hole_capacity, view->holes, sizeof *view->hole)) {
+        view->out_of_memory = true;
+        return false;
+    }
+    view->hole[view->holes++] = (struct policy_hole){found->page, found->pages};
+    return true;
+}
+
+static int by_page(const void *one, const void *other)
+{
+    /* Of struct view_region and of struct policy_hole the page is the first member. */
+    uint64_t a = *(const uint64_t *)one, b = *(const uint64_t *)other;
+    return a < b ? -1 : a > b;
+}
+
+static uint32_t cut_off(uint64_t pages)
+{
+    return pages > UINT32_MAX ? UINT32_MAX : (uint32_t)pages;
+}
+
+/* The extents that lie wholly inside the run. */
+static bool add_extents(struct view *view, const struct arena *arena, struct policy_run *run, uint32_t index)
+{
+    uint64_t end = run->page + run->pages;
+    run->first_extent = (uint32_t)view->extents;
+    for (uint64_t page = run->page; page < end;) {
+        const struct extent *extent = page_extent(page_at(&arena->space.pages, page));
+        if (!extent) /* the run was handed out, freed and built over since it was seen: its claim will fail */
+            break;
+        uint64_t first = load_relaxed_u64(&extent->page);
+        if (first + extent->pages <= page)
+            break;
+        if (first >= run->page && first + extent->pages <= end) {
+            if (!room((void **)&view->extent, &view->extent_capacity, view->extents, sizeof *view->extent))
+                return false;
+            view->extent[view->extents++] = (struct policy_extent){first, extent->pages, index};
+        }
+        page = first + extent->pages;
+    }
+    run->extents = (uint32_t)view->extents - run->first_extent;
+    return true;
+}
+
+/* In VIEW_ALL, what one stream would have to wait for is not joined to anything. */
+static bool is_usable(const struct arena *arena, const struct stream *stream, const struct view_region *region)
+{
+    struct fence fence = page_fence(page_at(&arena->space.pages, region->found.page));
+    return region->part ||
+           (stream ? fence_usable(&arena->streams, fence, stream) : fence_passed(&arena->streams, fence));
+}
+
+/* How many regions from the ith on adjoin and are usable without waiting; at least 1. */
+static uint32_t count_pieces(const struct view *view, const struct arena *arena, const struct stream *stream, size_t i)
+{
+    uint32_t n = 1;
+    if (!is_usable(arena, stream, &view->region[i]))
+        return n;
+    while (i + n < view->regions &&
+           view->region[i + n].page == view->region[i + n - 1].page + view->region[i + n - 1].pages &&
+           is_usable(arena, stream, &view->region[i + n]))
+        n++;
+    return n;
+}
+
+static bool add_run(struct view *view, struct arena *arena, size_t first, uint32_t regions)
+{
+    const struct view_region *last = &view->region[first + regions - 1];
+    if (!room((void **)&view->run, &view->run_capacity, view->runs, sizeof *view->run) ||
+        !room((void **)&view->pieces, &view->pieces_capacity, view->runs, sizeof *view->pieces))
+        return false;
+    uint64_t page = view->region[first].page, end = last->page + last->pages;
+    bool at_end = last->pages == pages_to_chunk_end(&arena->space.pages, last->page);
+    view->pieces[view->runs] = (struct view_pieces){(uint32_t)first, regions};
+    view->run[view->runs] = (struct policy_run){.page = page,
+                                                .pages = (uint32_t)(end - page),
+                                                .hole_before = cut_off(hole_until(arena, page)),
+                                                .hole_after = at_end ? 0 : cut_off(hole_from(arena, end))};
+    view->runs++;
+    return add_extents(view, arena, &view->run[view->runs - 1], (uint32_t)view->runs - 1);
+}
+
+static bool add_runs(struct view *view, struct arena *arena, const struct stream *stream)
+{
+    uint32_t regions;
+    for (size_t i = 0; i < view->regions; i += regions) {
+        regions = count_pieces(view, arena, stream, i);
+        if (!add_run(view, arena, i, regions))
+            return false;
+    }
+    return true;
+}
+
+static bool claim_piece(const struct view_region *seen, struct arena *arena, struct region *region)
+{
+    if (!region_claim(&arena->space, &seen->found, region))
+        return false;
+    if (seen->part)
+        *region = region_take_out(&arena->space, *region, seen->page, seen->pages);
+    return true;
+}
+
+bool view_claim_run(const struct view *view, struct arena *arena, uint32_t run, struct region *region)
+{
+    const struct view_pieces *pieces = &view->pieces[run];
+    struct region next;
+    if (!claim_piece(&view->region[pieces->first], arena, region))
+        return false;
+    for (uint32_t i = 1; i < pieces->regions; i++) {
+        if (!claim_piece(&view->region[pieces->first + i], arena, &next)) {
+            region_publish(&arena->space, *region);
+            return false;
+        }
+        *region = region_unite(&arena->space, *region, next);
+    }
+    return true;
+}
+
+/* A region that changed while it was looked for may have been met twice. */
+static void drop_doubles(struct view *view)
+{
+    size_t kept = 0;
+    for (size_t i = 0; i < view->regions; i++)
+        if (!kept || view->region[i].page >= view->region[kept - 1].page + view->region[kept - 1].pages)
+            view->region[kept++] = view->region[i];
+    view->regions = kept;
+}
+
+bool view_make(struct view *view, struct arena *arena, const struct stream *stream, enum view_reach reach)
+{
+    view->regions = view->runs = view->extents = view->holes = 0;
+    view->out_of_memory = false;
+    struct collector collector = {view, arena, stream, reach};
+    hints_each(&arena->space.passed, &arena->space.pages, PAGE_FREE, add_region, &collector);
+    if (reach == VIEW_USABLE)
+        hints_each(&stream->free[SPACE_PAGES], &arena->space.pages, PAGE_FREE, add_region, &collector);
+    bool others = reach == VIEW_ALL || load_relaxed_u32(&arena->space.mixed);
+    for (uint32_t slot = 1; others && slot < load_acquire_u32(&arena->streams.slots); slot++)
+        if (reach != VIEW_USABLE || slot != stream->slot)
+            hints_each(&stream_at(&arena->streams, slot)->free[SPACE_PAGES], &arena->space.pages, PAGE_FREE, add_region,
+                       &collector);
+    hints_each(&arena->holes, &arena->space.pages, PAGE_HOLE, add_hole, view);
+    if (view->out_of_memory)
+        return false;
+    if (view->regions)
+        qsort(view->region, view->regions, sizeof *view->region, by_page);
+    if (view->holes)
+        qsort(view->hole, view->holes, sizeof *view->hole, by_page);
+    drop_doubles(view);
+    return add_runs(view, arena, stream);
+}
+
+void view_free(struct view *view)
+{
+    free(view->region);
+    free(view->pieces);
+    free(view->run);
+    free(view->extent);
+    free(view->hole);
+    *view = (struct view){0};
+}
+
+struct policy_view view_for_policy(const struct view *view, bool with_runs, uint64_t mapped_pages,
+                                   uint64_t creatable_pages)
+{
+    return (struct policy_view){.run = view->run,
+                                .runs = with_runs ? view->runs : 0,
+                                .extent = view->extent,
+                                .extents = with_runs ? view->extents : 0,
+                                .hole = view->hole,
+                                .holes = view->holes,
+                                .mapped_pages = mapped_pages,
+                                .creatable_pages = creatable_pages};
+}

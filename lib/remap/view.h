@@ -1,0 +1,55 @@
+/*
+ * view.h - what the policy is shown: the free runs, the extents that can move, and the holes, as they stand now.
+ *
+ * Made under the build turn from the hints. Runs are seen, not claimed: a malloc or free elsewhere may change one at
+ * any moment, which the claim by its word then finds out. Extents are changed under the turn alone, so those of a run
+ * that is claimed are as they were seen.
+ */
+#ifndef VPMM_LIB_VIEW_H
+#define VPMM_LIB_VIEW_H
+
+#include "remap/arena.h"
+#include "space/region.h"
+
+enum view_reach {
+    VIEW_PASSED, /* what waits for nothing */
+    VIEW_USABLE, /* that, and what the stream itself freed */
+    VIEW_ALL,    /* all free memory: its user may have to wait */
+};
+
+/* A free region, and what of it is in reach: all, or of another stream's the longest run of pieces that has passed. */
+struct view_region {
+    uint64_t page, pages; /* first: views are sorted by it */
+    struct found found;
+    bool part; /* of a region that has not passed as a whole */
+};
+
+/* The regions of a run: view.region[first .. first + regions), adjacent, kept apart by their fences alone. */
+struct view_pieces {
+    uint32_t first, regions;
+};
+
+struct view {
+    struct view_region *region;
+    size_t regions;
+    struct view_pieces *pieces; /* parallel to run */
+    struct policy_run *run;
+    struct policy_extent *extent;
+    struct policy_hole *hole;
+    size_t runs, extents, holes;
+    size_t run_capacity, pieces_capacity, region_capacity, extent_capacity, hole_capacity;
+    bool out_of_memory;
+};
+
+/* `stream` may be NULL but for VIEW_USABLE. false: no host memory. */
+bool view_make(struct view *, struct arena *, const struct stream *, enum view_reach);
+void view_free(struct view *);
+
+/* Takes a run as it was seen; false: some of it has changed, nothing is kept. */
+bool view_claim_run(const struct view *, struct arena *, uint32_t run, struct region *);
+
+/* The whole view as the policy reads it; runs can be left out, for a plan of new memory alone. */
+struct policy_view view_for_policy(const struct view *, bool with_runs, uint64_t mapped_pages,
+                                   uint64_t creatable_pages);
+
+#endif

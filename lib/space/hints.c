@@ -1,0 +1,308 @@
+#define _GNU_SOURCE
+#include "space/hints.h"
+
+#include <sys/mman.h>
+
+/*
+ * A block is 512 bytes and aligned to them, so that a slot's number fits below its address in `where`. `used` says
+ * which slots are taken; slot[i] is page + 1 once filled in.
+ */
+struct hint_block {
+    _Alignas(512) _Atomic(uint64_t) used;
+    _Atomic(void *) next;
+    struct hints *owner;
+    struct hint_bin *bin;
+    _Atomic(uint32_t) slot[HINT_SLOTS];
+};
+
+_Static_assert(sizeof(struct hint_block) == 512, "a block's address leaves nine bits for a slot");
+
+#define ALL_SLOTS ((UINT64_C(1) << HINT_SLOTS) - 1)
+
+enum { HINTS_COMPARED_IN_A_BIN = 64 };
+
+bool hint_arena_init(struct hint_arena *arena, size_t bytes)
+{
+    void *base = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    *arena = (struct hint_arena){.base = base, .bytes = bytes};
+    return base != MAP_FAILED;
+}
+
+void hint_arena_free(struct hint_arena *arena)
+{
+    if (arena->base)
+        munmap(arena->base, arena->bytes);
+}
+
+static unsigned bin_of(uint64_t pages)
+{
+    if (pages <= HINT_EXACT_BINS)
+        return (unsigned)pages - 1;
+    unsigned log = 63 - (unsigned)__builtin_clzll(pages); /* 6 or more */
+    unsigned eighth = (unsigned)(pages >> (log - 3)) & (HINT_BINS_A_DOUBLING - 1);
+    return HINT_EXACT_BINS + (log - 6) * HINT_BINS_A_DOUBLING + eighth;
+}
+
+/* ---- the bits of bins that are not empty ---- */
+
+static void set_bit(struct hints *hints, unsigned bin)
+{
+    uint64_t bit = UINT64_C(1) << bin % 64;
+    if (!(load_sc_u64(&hints->bits[bin / 64]) & bit))
+        fetch_or_sc_u64(&hints->bits[bin / 64], bit);
+}
+
+/*
+ * The count was raised before the bit is looked at (set_bit) and the bit is cleared before the count is looked at
+ * again: in the one order of these four sequentially consistent steps, either the insertion sees the bit cleared and
+ * sets it, or this sees the count and sets it back.
+ */
+static void clear_bit_if_empty(struct hints *hints, unsigned bin)
+{
+    uint64_t bit = UINT64_C(1) << bin % 64;
+    fetch_and_sc_u64(&hints->bits[bin / 64], ~bit);
+    if (load_sc_u64(&hints->bin[bin].count))
+        fetch_or_sc_u64(&hints->bits[bin / 64], bit);
+}
+
+/* ---- blocks ---- */
+
+static struct hint_block *next_block(const struct hint_block *block)
+{
+    return load_acquire_ptr(&block->next);
+}
+
+static struct hint_block *block_new(struct hints *hints, struct hint_bin *bin, struct hint_arena *arena)
+{
+    uint64_t at = fetch_add_relaxed_u64(&arena->used, sizeof(struct hint_block));
+    if (at + sizeof(struct hint_block) > arena->bytes) {
+        fetch_sub_relaxed_u64(&arena->used, sizeof(struct hint_block));
+        return NULL;
+    }
+    struct hint_block *block = (struct hint_block *)(void *)(arena->base + at);
+    block->owner = hints;
+    block->bin = bin;
+    return block;
+}
+
+/* Takes a clear slot. Lock-free: a failed exchange means that another thread took or cleared one. */
+static int take_slot(struct hint_block *block)
+{
+    uint64_t used = load_relaxed_u64(&block->used);
+    while (used != ALL_SLOTS) {
+        int slot = __builtin_ctzll(~used);
+        if (cas_acq_rel_u64(&block->used, &used, used | UINT64_C(1) << slot))
+            return slot;
+    }
+    return -1;
+}
+
+/* A slot in some block, from the one where room was last seen on, once around. */
+static struct hint_block *walk_for_room(struct hint_bin *bin, int *slot)
+{
+    struct hint_block *start = load_acquire_ptr(&bin->room);
+    for (struct hint_block *block = start; block; block = next_block(block))
+        if ((*slot = take_slot(block)) >= 0)
+            return block;
+    for (struct hint_block *block = load_acquire_ptr(&bin->first); block && block != start; block = next_block(block))
+        if ((*slot = take_slot(block)) >= 0)
+            return block;
+    return NULL;
+}
+
+/* In front, where readers find it by `first`. Lock-free: a failed exchange means that another thread added one. */
+static struct hint_block *add_block(struct hints *hints, struct hint_bin *bin, struct hint_arena *arena, int *slot)
+{
+    struct hint_block *fresh = block_new(hints, bin, arena);
+    if (!fresh)
+        return NULL;
+    *slot = take_slot(fresh);
+    void *first = load_acquire_ptr(&bin->first);
+    do
+        store_relaxed_ptr(&fresh->next, first);
+    while (!cas_acq_rel_ptr(&bin->first, &first, fresh)); /* pairs with the acquire of every walk */
+    fetch_add_relaxed_u64(&bin->blocks, 1);
+    return fresh;
+}
+
+static struct hint_block *find_room(struct hints *hints, struct hint_bin *bin, struct hint_arena *arena, int *slot)
+{
+    struct hint_block *room = load_acquire_ptr(&bin->room), *block;
+    if (room && (*slot = take_slot(room)) >= 0)
+        return room;
+    bool half_full = load_relaxed_u64(&bin->count) * 2 >= load_relaxed_u64(&bin->blocks) * HINT_SLOTS;
+    block = half_full ? add_block(hints, bin, arena, slot) : walk_for_room(bin, slot);
+    if (!block)
+        block = half_full ? walk_for_room(bin, slot) : add_block(hints, bin, arena, slot);
+    if (block)
+        store_release_ptr(&bin->room, block);
+    return block;
+}
+
+bool hints_enter(struct hints *hints, struct hint_arena *arena, struct page *descriptor, uint64_t page, uint64_t pages)
+{
+    unsigned number = bin_of(pages);
+    struct hint_bin *bin = &hints->bin[number];
+    int slot = -1;
+    struct hint_block *block = find_room(hints, bin, arena, &slot);
+    if (!block) {
+        store_relaxed_u64(&descriptor->where, 0);
+        return false;
+    }
+    store_relaxed_u64(&descriptor->where, (uint64_t)(uintptr_t)block | (unsigned)slot);
+    store_sc_u32(&block->slot[slot], (uint32_t)page + 1);
+    if (load_relaxed_ptr(&bin->full) != block)
+        store_release_ptr(&bin->full, block);
+    fetch_add_sc_u64(&bin->count, 1);
+    set_bit(hints, number);
+    return true;
+}
+
+void hints_remove(struct page *descriptor)
+{
+    uint64_t where = load_relaxed_u64(&descriptor->where);
+    if (!where)
+        return;
+    struct hint_block *block = (struct hint_block *)(uintptr_t)(where & ~UINT64_C(511));
+    unsigned slot = where & 511;
+    struct hint_bin *bin = block->bin;
+    store_relaxed_u64(&descriptor->where, 0);
+    store_sc_u32(&block->slot[slot], 0);
+    fetch_and_sc_u64(&block->used, ~(UINT64_C(1) << slot));
+    if (load_relaxed_ptr(&bin->room) != block)
+        store_release_ptr(&bin->room, block);
+    if (fetch_add_sc_u64(&bin->count, UINT64_MAX) == 1)
+        clear_bit_if_empty(block->owner, (unsigned)(bin - block->owner->bin));
+}
+
+/* ---- searching ---- */
+
+static bool look(const struct pages *pages, const struct hint_block *block, int slot, enum page_state state,
+                 struct found *found)
+{
+    uint32_t entry = load_sc_u32(&block->slot[slot]);
+    if (!entry)
+        return false;
+    found->page = entry - 1;
+    found->word = load_sc_u64(&page_at(pages, found->page)->word);
+    found->pages = word_pages(found->word);
+    return word_state(found->word) == state;
+}
+
+/* Walks from the block that lately got an entry to the chain's end, then from its beginning to there. */
+static const struct hint_block *walk_next(const struct hint_bin *bin, const struct hint_block *start,
+                                          const struct hint_block *block, bool *wrapped)
+{
+    const struct hint_block *next = next_block(block);
+    if (!next && !*wrapped) {
+        *wrapped = true;
+        next = load_acquire_ptr(&bin->first);
+    }
+    return *wrapped && next == start ? NULL : next;
+}
+
+static bool fits(struct want want, const struct found *found)
+{
+    return want_place(want, found->page) + want.pages <= found->page + found->pages;
+}
+
+/* The shortest fitting region of the first `most` of a bin; in an exact bin, the first. */
+static bool best_of_bin(struct hint_bin *bin, const struct pages *pages, enum page_state state, struct want want,
+                        bool exact, int most, struct found *best)
+{
+    const struct hint_block *start = load_acquire_ptr(&bin->full);
+    bool wrapped = false, any = false;
+    int compared = 0;
+    for (const struct hint_block *block = start; block; block = walk_next(bin, start, block, &wrapped)) {
+        for (uint64_t used = load_relaxed_u64(&block->used); used; used &= used - 1) {
+            struct found found;
+            if (!look(pages, block, __builtin_ctzll(used), state, &found))
+                continue;
+            if (!fits(want, &found)) {
+                if (++compared == most)
+                    return any;
+                continue;
+            }
+            if (!any || found.pages < best->pages) {
+                *best = found;
+                any = true;
+            }
+            if (exact || best->pages == want.pages || ++compared == most) {
+                if (block != start)
+                    store_release_ptr(&bin->full, (void *)block); /* the next search begins here */
+                return true;
+            }
+        }
+    }
+    return any;
+}
+
+bool hints_best(const struct hints *set, const struct pages *pages, enum page_state state, struct want want,
+                bool every_bin, struct found *best)
+{
+    struct hints *hints = (struct hints *)set; /* searches keep where they found something */
+    int most = every_bin ? INT32_MAX : HINTS_COMPARED_IN_A_BIN;
+    for (unsigned bin = bin_of(want.pages); bin < HINT_BINS; bin++) {
+        if (!every_bin) {
+            uint64_t bits = load_sc_u64(&hints->bits[bin / 64]) >> bin % 64;
+            if (!bits) {
+                bin = bin | 63;
+                continue;
+            }
+            bin += (unsigned)__builtin_ctzll(bits);
+        }
+        if (load_relaxed_u64(&hints->bin[bin].count) &&
+            best_of_bin(&hints->bin[bin], pages, state, want, bin < HINT_EXACT_BINS, most, best))
+            return true;
+    }
+    return false;
+}
+
+void hints_each(const struct hints *hints, const struct pages *pages, enum page_state state,
+                bool (*visit)(const struct found *, void *), void *data)
+{
+    for (unsigned bin = 0; bin < HINT_BINS; bin++) {
+        if (!load_sc_u64(&hints->bin[bin].count))
+            continue;
+        for (const struct hint_block *block = load_acquire_ptr(&hints->bin[bin].first); block;
+             block = next_block(block))
+            for (uint64_t used = load_relaxed_u64(&block->used); used; used &= used - 1) {
+                struct found found;
+                if (look(pages, block, __builtin_ctzll(used), state, &found) && !visit(&found, data))
+                    return;
+            }
+    }
+}
+
+uint64_t hints_count(const struct hints *hints)
+{
+    uint64_t count = 0;
+    for (unsigned bin = 0; bin < HINT_BINS; bin++)
+        count += load_relaxed_u64(&hints->bin[bin].count);
+    return count;
+}
+
+bool hints_holds(const struct hints *hints, const struct page *descriptor, uint64_t page)
+{
+    uint64_t where = load_relaxed_u64(&descriptor->where);
+    const struct hint_block *block = (const struct hint_block *)(uintptr_t)(where & ~UINT64_C(511));
+    return where && block->owner == hints && load_relaxed_u32(&block->slot[where & 511]) == (uint32_t)page + 1 &&
+           block->bin == &hints->bin[bin_of(word_pages(load_relaxed_u64(&descriptor->word)))];
+}
+
+uint64_t hints_longest(const struct hints *hints, const struct pages *pages, enum page_state state)
+{
+    for (unsigned bin = HINT_BINS; bin-- > 0;) {
+        uint64_t longest = 0;
+        const struct hint_block *block = load_acquire_ptr(&hints->bin[bin].first);
+        for (; block && load_relaxed_u64(&hints->bin[bin].count); block = next_block(block))
+            for (uint64_t used = load_relaxed_u64(&block->used); used; used &= used - 1) {
+                struct found found;
+                if (look(pages, block, __builtin_ctzll(used), state, &found) && found.pages > longest)
+                    longest = found.pages;
+            }
+        if (longest)
+            return longest;
+    }
+    return 0;
+}

@@ -1,0 +1,17 @@
+#include "space/space.h"
+
+#define HINT_ARENA_BYTES ((size_t)4 << 30) /* reserved, not committed: 8 million blocks of 60 hints */
+
+vpmm_status space_init(struct space *space, size_t page_size, size_t va_size)
+{
+    pages_init(&space->pages, page_size, va_size);
+    return hint_arena_init(&space->hint_arena, HINT_ARENA_BYTES)
+               ? VPMM_SUCCESS
+               : fail(VPMM_ERROR_HOST_MEMORY, "no address space for a pool's records");
+}
+
+void space_free(struct space *space)
+{
+    hint_arena_free(&space->hint_arena);
+    pages_free(&space->pages);
+}
