@@ -6,9 +6,9 @@
  */
 #include "play.h"
 
-#include "remap/cut.h"
-#include "pool/reaper.h"
 #include "cache/slices.h"
+#include "remap/cut.h"
+#include "remap/pass.h"
 
 enum { BIG = 64 << 10, A_SLAB = 2, SMALL = 256, GRANULES = 100 << 10 };
 
@@ -398,7 +398,7 @@ PLAY(close_deferred)
 {
     run_stream(play.s);
     run_stream(play.t);
-    reaper_refresh(&inside()->arena);
+    pass_refresh(&inside()->arena);
     explore_check(pile_empty(&slabs()->deferred) && !slabs()->waiting, "a slice that has passed is still deferred");
     close_world();
 }

@@ -1,13 +1,13 @@
 /*
  * bins.h - the memory of front caches' bins: small, of one size, used again, and never unmapped before the pool ends.
  *
- *   bin      BIN_BYTES of slots. What stands in them is a hint (front.h), so a thread that still looks into a bin which has
- *            become another cache's finds nothing that it could take by mistake
+ *   bin      BIN_BYTES of slots. What stands in them is a hint (front.h), so a thread that still looks into a bin which
+ *            has become another cache's finds nothing that it could take by mistake
  *   number   of a bin; it takes 2 bytes where a pointer would take 8. EMPTY_BIN is that of a bin which is all zeros for
  *            ever: a cache that has none of a length names it, so a hit needs no test
  *
- * A front takes bins for the lengths that its thread frees, at most FRONT_BINS, and takes them back from its caches that
- * have not been touched lately when it needs more. So a cache that is quiet costs its directory of numbers alone.
+ * A front takes bins for the lengths that its thread frees, at most FRONT_BINS, and takes them back from its caches
+ * that have not been touched lately when it needs more. So a cache that is quiet costs its directory of numbers alone.
  *
  *   bins_new     any thread; an atomic addition
  *   a bin        its owner's: the thread of the front that has it. Read by all

@@ -48,9 +48,9 @@ static bool flush_bins(struct fronts *fronts, struct stream *stream, struct cach
 }
 
 /*
- * The record of the cache with this thread counted among its users, until stream_leave; NULL: it is attached to none, or
- * its stream is being released. A record on which a user counts is not used for another stream (retire_record): counted
- * in first, then looked again whether the cache is still attached to it.
+ * The record of the cache with this thread counted among its users, until stream_leave; NULL: it is attached to none,
+ * or its stream is being released. A record on which a user counts is not used for another stream (retire_record):
+ * counted in first, then looked again whether the cache is still attached to it.
  */
 static struct stream *enter_stream(struct cache *cache)
 {
@@ -460,8 +460,8 @@ static uint32_t rearrange(struct cache *cache, uint64_t length)
 
 /*
  * Room for one more region in the bin of its length. CACHE_BINS: it is too long, the stream is being released, or there
- * is no memory. When the front is full, what others have taken is forgotten, and if that is not enough the older half of
- * each bin leaves.
+ * is no memory. When the front is full, what others have taken is forgotten, and if that is not enough the older half
+ * of each bin leaves.
  */
 static uint32_t make_room(struct cache *cache, uint64_t length)
 {

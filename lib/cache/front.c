@@ -105,7 +105,8 @@ static vpmm_status init_tables(struct fronts *fronts)
     fronts->cache = reserve(CACHES_MAX * sizeof(struct cache));
     fronts->slice_caches = reserve(CACHES_MAX * sizeof(struct slice_cache));
     fronts->noted_words = reserve(noted_bytes());
-    if (!fronts->cache || !fronts->slice_caches || !fronts->noted_words || !bins_init(&fronts->bins) || !bins_init(&fronts->slice_bins))
+    if (!fronts->cache || !fronts->slice_caches || !fronts->noted_words || !bins_init(&fronts->bins) ||
+        !bins_init(&fronts->slice_bins))
         return fail(VPMM_ERROR_HOST_MEMORY, "no address space for the front caches' records");
     tree_init(&fronts->noted_caches, fronts->noted_words, CACHES_MAX);
     return VPMM_SUCCESS;
@@ -366,8 +367,8 @@ static void unlink_from_stream(const struct cache *cache, struct stream *stream)
 /*
  * Takes a closed cache from its record, which can go to another stream from then on: not before, because a hit that has
  * found the cache open, and is still at it, takes what is cached for the record. Counted in while the cache is emptied.
- * False: the stream is being released, and who does that looks into the cache: its slots are not another stream's before
- * that has ended.
+ * False: the stream is being released, and who does that looks into the cache: its slots are not another stream's
+ * before that has ended.
  */
 static bool part(struct cache *cache)
 {
@@ -502,8 +503,7 @@ bool cache_is_current(const struct cache *cache)
 {
     const struct stream *stream = load_relaxed_ptr(&cache->stream);
     CUcontext current;
-    return stream &&
-           device_current_context(cache->front->fronts->space->streams->device, &current) == VPMM_SUCCESS &&
+    return stream && device_current_context(cache->front->fronts->space->streams->device, &current) == VPMM_SUCCESS &&
            current == stream->context;
 }
 
@@ -543,8 +543,7 @@ static void close_orphans(struct fronts *fronts)
     for (struct front *front = load_acquire_ptr(&fronts->first); front; front = front->next)
         for (struct cache *cache = load_acquire_ptr(&front->caches); cache; cache = cache->next) {
             struct stream *stream = load_sc_ptr(&cache->stream);
-            if (stream && load_sc_u32(&stream->state) == STREAM_ORPHAN &&
-                load_sc_ptr(&cache->handle) != CACHE_CLOSED)
+            if (stream && load_sc_u32(&stream->state) == STREAM_ORPHAN && load_sc_ptr(&cache->handle) != CACHE_CLOSED)
                 close_cache(cache);
         }
 }

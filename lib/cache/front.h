@@ -142,7 +142,7 @@ struct fronts {
     uint32_t orphans;                 /* of the streams, up to which caches of gone streams were closed; the reaper's */
     _Atomic(void *) first;            /* list of fronts, which only grows */
     _Atomic(uint32_t) closings;       /* caches closed by other threads than their own, so far */
-    uint64_t next_look_ns;            /* for idle caches; under the reaper's turn, as is noted */
+    uint64_t next_look_ns;            /* for idle caches; under the pass lock, as is noted */
     bool noted;                       /* something was cached at the last look */
 };
 
@@ -196,13 +196,13 @@ bool fronts_flush(struct fronts *, const struct stream *, bool mark);
 void fronts_flush_own(struct fronts *);
 
 /*
- * By who releases the stream, and is alone counted in: as fronts_flush, unmarked, of every bin; its caches are not filled
- * again. The record is theirs until their owners let go of them.
+ * By who releases the stream, and is alone counted in: as fronts_flush, unmarked, of every bin; its caches are not
+ * filled again. The record is theirs until their owners let go of them.
  */
 void fronts_close(struct fronts *, struct stream *);
 
 /*
- * Under the reaper's turn. Publishes, with marks, what no thread has touched since the last look, which was
+ * Under the pass lock. Publishes, with marks, what no thread has touched since the last look, which was
  * FRONT_IDLE_US ago, and what is in caches of streams that are gone. True: something is cached, so look again after
  * FRONT_IDLE_US.
  */
@@ -352,8 +352,8 @@ static inline bool cache_take_newest(struct cache *cache, const struct pages *pa
 }
 
 /*
- * True: freed; *unnoted: the bin, if cache_note is due for it, else CACHE_BINS. `first` and `word`: the address's page, and its word as
- * it was read: LIVE.
+ * True: freed; *unnoted: the bin, if cache_note is due for it, else CACHE_BINS. `first` and `word`: the address's page,
+ * and its word as it was read: LIVE.
  */
 static inline bool cache_give_newest(struct cache *cache, const struct pages *pages, CUdeviceptr address,
                                      struct page *first, uint64_t word, uint32_t *unnoted)

@@ -32,7 +32,8 @@
  * A word read before such a change does not match after it: the epoch differs, for 4096 changes of one slab in the
  * midst of one operation.
  *
- * Everything is lock-free but slabs_pass, which is under `watching`. A failed exchange is another thread's progress.
+ * Everything is lock-free but slabs_pass, which is under the event lock. A failed exchange is another thread's
+ * progress.
  */
 #ifndef VPMM_LIB_SLAB_H
 #define VPMM_LIB_SLAB_H
@@ -81,8 +82,8 @@ struct slabs {
     void *words;                    /* of these trees, */
     size_t word_bytes;
     _Atomic(uint64_t) empty;   /* slabs all of whose slices are free */
-    struct pile deferred;      /* slices behind fences of other streams than their slab's; taken under `watching` */
-    struct pile_node *waiting; /* under `watching`: those that had not passed at the last look */
+    struct pile deferred;      /* slices behind fences of other streams than their slab's; taken under the event lock */
+    struct pile_node *waiting; /* under the event lock: those that had not passed at the last look */
 };
 
 /* ---- sizes ---- */
@@ -144,8 +145,8 @@ static inline struct slab *slab_of_granule(const struct space *space, uint64_t g
 
 /*
  * The slice that an address is in, or before which it is, if it is in the slab at all; NULL: it is not. The slab may be
- * becoming another one, at another place and of another class, while it is looked at, if the address is not live: so the
- * slice has the last word (slice_is_live).
+ * becoming another one, at another place and of another class, while it is looked at, if the address is not live: so
+ * the slice has the last word (slice_is_live).
  */
 static inline struct slice *slab_slice_at(struct slab *slab, CUdeviceptr address)
 {
@@ -185,7 +186,7 @@ bool slab_adopt(struct slabs *, struct stream *, unsigned class, bool every_one)
 /* Gives a slice back that is in the caller's hands. Never fails. */
 void slab_give(struct slabs *, struct slice *, struct fence);
 
-/* Under `watching`: gives back what was deferred and has passed. */
+/* Under the event lock: gives back what was deferred and has passed. */
 void slabs_pass(struct slabs *);
 
 /* Makes granules of all slabs that have no slice in use. */

@@ -18,9 +18,9 @@ enum { SLICE_SLOTS = 62, SLICE_BIN_BYTES = 256 << 10 };
 struct slice_bin {
     _Alignas(64) _Atomic(uint32_t) count; /* slots in use, from the first on */
     uint16_t most;                        /* of SLICE_SLOTS, or of SLICE_BIN_BYTES; the owner's, as are the next two: */
-    uint16_t refill;                      /* so many slices are taken for it when it is empty, next time twice as many */
-    uint64_t bytes;                       /* of a slice of the class */
-    _Atomic(void *) slot[SLICE_SLOTS];    /* struct slice */
+    uint16_t refill;                   /* so many slices are taken for it when it is empty, next time twice as many */
+    uint64_t bytes;                    /* of a slice of the class */
+    _Atomic(void *) slot[SLICE_SLOTS]; /* struct slice */
 };
 
 _Static_assert(sizeof(struct slice_bin) == BIN_BYTES, "a bin of slices is a bin");
@@ -105,8 +105,7 @@ static inline bool slices_take_newest(struct cache *cache, unsigned class, size_
 }
 
 /* True: freed; *unnoted: the class, if slices_note is due for it, else SLICE_CLASSES. */
-static inline bool slices_give_newest(struct cache *cache, struct slice *slice, CUdeviceptr address,
-                                      unsigned *unnoted)
+static inline bool slices_give_newest(struct cache *cache, struct slice *slice, CUdeviceptr address, unsigned *unnoted)
 {
     struct front *front = cache->front;
     struct slice_cache *slices = load_relaxed_ptr(&cache->slices);

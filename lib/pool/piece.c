@@ -1,9 +1,9 @@
 #include "pool/piece.h"
 
-#include "remap/cut.h"
-#include "pool/reaper.h"
 #include "cache/slices.h"
 #include "pool/tiers.h"
+#include "remap/cut.h"
+#include "remap/pass.h"
 
 /* ---- a region of granules ---- */
 
@@ -62,7 +62,7 @@ static void gather(struct vpmm_pool *pool, const struct stream *stream)
 {
     fronts_flush_own(&pool->cut_fronts);
     fronts_flush(&pool->cut_fronts, stream, false);
-    reaper_refresh(&pool->arena);
+    pass_refresh(&pool->arena);
 }
 
 /* Free granules, or pages, that wait for nothing that the stream would have to wait for. */
@@ -79,7 +79,7 @@ static bool find_at_once(struct vpmm_pool *pool, struct want want, struct stream
 static bool find_elsewhere(struct vpmm_pool *pool, struct want want, struct stream *stream, struct found_piece *found)
 {
     fronts_flush(&pool->cut_fronts, NULL, true);
-    reaper_refresh(&pool->arena);
+    pass_refresh(&pool->arena);
     return find_granules(pool, want, stream, load_relaxed_u32(&pool->arena.reuse) != VPMM_REUSE_COMPLETED, found);
 }
 

@@ -3,12 +3,13 @@
  */
 #include "pool/pool.h"
 
+#include "cache/slices.h"
 #include "pool/audit.h"
-#include "remap/cut.h"
 #include "pool/piece.h"
 #include "pool/reaper.h"
-#include "cache/slices.h"
 #include "pool/tiers.h"
+#include "remap/cut.h"
+#include "remap/pass.h"
 
 #include <inttypes.h>
 #include <string.h>
@@ -64,7 +65,7 @@ static vpmm_status malloc_small(struct vpmm_pool *pool, size_t bytes, CUstream s
         status = small_malloc(&pool->small, bytes, stream, out);
     }
     if (status == VPMM_ERROR_OUT_OF_MEMORY && pool->paged) {
-        reaper_settle(&pool->arena);
+        pass_settle(&pool->arena);
         tiers_release_pages(pool);
         status = small_malloc(&pool->small, bytes, stream, out);
     }
@@ -126,7 +127,7 @@ static void leave(struct vpmm_pool *pool, struct stream *stream)
     if (stream)
         stream_finish(&pool->arena.streams, stream);
     if (is_private)
-        bell_ring(&pool->arena.bell); /* the reaper has looked away from what had no mark yet, and nobody else marks it */
+        bell_ring(&pool->arena.bell); /* what had no mark yet is left to the reaper, which no longer looks at it */
 }
 
 /* What a call answers, counted if it is a failure. */
@@ -471,12 +472,12 @@ vpmm_status vpmm_trim(vpmm_pool *pool, size_t keep_bytes, size_t *released)
         return status;
     if (pool->paged) {
         tiers_flush(pool);
-        status = reaper_pass_now(&pool->arena);
+        status = pass_now(&pool->arena);
         if (status == VPMM_SUCCESS && streams_unmarkable(&pool->arena.streams))
-            reaper_wait_for_contexts(&pool->arena); /* what cannot be waited for now stays */
-        cut_flush(&pool->arena); /* slabs of which the last slices have passed now */
+            pass_wait_for_contexts(&pool->arena); /* what cannot be waited for now stays */
+        cut_flush(&pool->arena);                  /* slabs of which the last slices have passed now */
         if (status == VPMM_SUCCESS)
-            status = reaper_release(&pool->arena, keep_bytes / pool->config.page_size, &pages);
+            status = pass_release(&pool->arena, keep_bytes / pool->config.page_size, &pages);
     }
     if (status == VPMM_SUCCESS && !keep_bytes)
         small_trim(&pool->small);
@@ -533,7 +534,7 @@ vpmm_status vpmm_poll_for(vpmm_pool *pool, unsigned budget_us)
     vpmm_status status = pool_check(pool, "vpmm_poll");
     if (status != VPMM_SUCCESS || !pool->paged)
         return status;
-    return reaper_pass(&pool->arena, budget_us);
+    return pass_try(&pool->arena, budget_us);
 }
 
 vpmm_status vpmm_poll(vpmm_pool *pool)
@@ -551,9 +552,9 @@ vpmm_status vpmm_check(vpmm_pool *pool)
     if (!pool->paged)
         return VPMM_SUCCESS;
     /* The reaper is the pool's own thread: it is kept from making a pass meanwhile. */
-    pthread_mutex_lock(&pool->arena.reaping);
+    pthread_mutex_lock(&pool->arena.pass_lock);
     vpmm_status status = audit(&pool->arena);
-    pthread_mutex_unlock(&pool->arena.reaping);
+    pthread_mutex_unlock(&pool->arena.pass_lock);
     return status;
 }
 

@@ -1,11 +1,12 @@
 #include "pool/pool.h"
 
-#include "remap/arena_life.h"
-#include "remap/build.h"
 #include "pool/config.h"
-#include "remap/cut.h"
 #include "pool/piece.h"
 #include "pool/reaper.h"
+#include "remap/arena_life.h"
+#include "remap/build.h"
+#include "remap/cut.h"
+#include "remap/pass.h"
 
 #include <inttypes.h>
 #include <stdlib.h>
@@ -35,9 +36,10 @@ static vpmm_status open_device(struct vpmm_pool *pool)
     pool->opened = true;
     status = config_check(config, pool->device.granularity);
     if (status == VPMM_SUCCESS && config->streams == VPMM_STREAMS_EAGER && !pool->device.driver.cuStreamGetId)
-        status = fail(VPMM_ERROR_NOT_SUPPORTED,
-                      "VPMM_STREAMS=eager needs cuStreamGetId, which this driver does not have (CUDA 12.0 and later do): "
-                      "a destroyed stream's handle could not be told from that of the next one");
+        status =
+            fail(VPMM_ERROR_NOT_SUPPORTED,
+                 "VPMM_STREAMS=eager needs cuStreamGetId, which this driver does not have (CUDA 12.0 and later do): "
+                 "a destroyed stream's handle could not be told from that of the next one");
     if (!config->page_size)
         config->page_size = pool->device.granularity;
     pool->paged = pool->device.has_vmm && config->page_size <= pool->device.total_bytes;
@@ -193,12 +195,14 @@ static uint64_t live_bytes(const struct vpmm_pool *pool)
 static vpmm_status wait_for_all(struct vpmm_pool *pool)
 {
     char words[256];
-    vpmm_status status = pool->paged ? reaper_settle(&pool->arena) : VPMM_SUCCESS;
+    vpmm_status status = pool->paged ? pass_settle(&pool->arena) : VPMM_SUCCESS;
     if (status == VPMM_SUCCESS || device_dead(&pool->device))
         return VPMM_SUCCESS;
     snprintf(words, sizeof words, "%s", vpmm_last_error());
-    return fail(VPMM_ERROR_BUSY, "the work on freed memory cannot be waited for now, so nothing is unmapped; destroy the "
-                                 "pool again: %s", words);
+    return fail(VPMM_ERROR_BUSY,
+                "the work on freed memory cannot be waited for now, so nothing is unmapped; destroy the "
+                "pool again: %s",
+                words);
 }
 
 vpmm_status vpmm_pool_destroy(vpmm_pool *pool)

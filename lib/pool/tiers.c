@@ -1,9 +1,9 @@
 #include "pool/tiers.h"
 
-#include "remap/build.h"
 #include "base/clock.h"
+#include "remap/build.h"
 #include "remap/cut.h"
-#include "pool/reaper.h"
+#include "remap/pass.h"
 
 #include <inttypes.h>
 
@@ -102,7 +102,7 @@ static enum region_source find_with_own_cache(struct vpmm_pool *pool, struct str
 static vpmm_status refresh_and_build(struct vpmm_pool *pool, struct stream *stream, uint64_t pages, bool may_wait,
                                      struct build_limits *limits, struct region *region, enum region_source *source)
 {
-    reaper_refresh(&pool->arena);
+    pass_refresh(&pool->arena);
     *source =
         tiers_find_thoroughly(&pool->arena, &pool->arena.space, stream, (struct want){pages, 1}, may_wait, region);
     if (*source != REGION_NONE)
@@ -152,7 +152,7 @@ static vpmm_status reclaim(struct vpmm_pool *pool, struct stream *stream, uint64
     struct build_limits all = {.reach = VIEW_ALL, .creatable_pages = device_gave};
     stats_count(&pool->stats, STAT_reclaims);
     tiers_flush(pool);
-    reaper_pass_now(arena);
+    pass_now(arena);
     cut_flush(arena); /* now that slices have passed, slabs are empty */
     vpmm_status status = find_or_build(pool, stream, pages, policy_waits(arena), &usable, region, source);
     if (tiers_is_shortage(status)) {
@@ -160,7 +160,7 @@ static vpmm_status reclaim(struct vpmm_pool *pool, struct stream *stream, uint64
         status = find_or_build(pool, stream, pages, true, &all, region, source);
     }
     if (tiers_is_shortage(status)) {
-        reaper_settle(arena); /* for what could not be waited for, and so that the driver's pool can let go */
+        pass_settle(arena); /* for what could not be waited for, and so that the driver's pool can let go */
         small_trim(&pool->small);
         cut_flush(arena);
         all.creatable_pages = UINT64_MAX;
@@ -213,7 +213,7 @@ void tiers_release_pages(struct vpmm_pool *pool)
     if (device_enter(&pool->device, &scope) != VPMM_SUCCESS)
         return;
     tiers_flush(pool);
-    reaper_pass_now(&pool->arena);
-    reaper_release(&pool->arena, 0, &released);
+    pass_now(&pool->arena);
+    pass_release(&pool->arena, 0, &released);
     device_leave(&pool->device, &scope);
 }

@@ -5,21 +5,22 @@
  *   cut        the same of granules                                           lock-free (cut.h)
  *   slabs      of slices, among the granules                                  lock-free (slab.h)
  *   streams    records of streams and of their fences                         lock-free (stream.h)
- *   holes      hints of HOLE regions                                          under the build turn
- *   policy     where to build and of what                                     under the build turn
+ *   holes      hints of HOLE regions                                          under the plan lock
+ *   policy     where to build and of what                                     under the plan lock
  *   zombies    old addresses, pushed by builders, taken by the reaper         lock-free (queue.h)
  *
- * The build turn is a lock over planning and bookkeeping alone: no driver call is made and nothing is waited for
+ * The plan lock is a lock over planning and bookkeeping alone: no driver call is made and nothing is waited for
  * while it is held. What a plan claims (FREE regions by exchange, holes by carving) belongs to its builder, who calls
- * the driver after giving the turn up; builders therefore never wait for one another's driver calls.
+ * the driver after giving the lock up; builders therefore never wait for one another's driver calls.
  *
- * `reserving` is held over cuMemAddressReserve (about a microsecond) and the adding of the chunk: of the threads that
- * find no hole for their request at the same time one reserves, and the others wait for that and look again. It is
- * taken before the turn, never inside it, and only by who needs a chunk: no other build meets it.
+ * The reserve lock is held over cuMemAddressReserve (about a microsecond) and the adding of the chunk: of the threads
+ * that find no hole for their request at the same time one reserves, and the others wait for that and look again. It is
+ * taken before the plan lock, never inside it, and only by who needs a chunk: no other build meets it.
  *
- * The reaper's turn is held by whoever makes a pass (the pool's thread, vpmm_poll, reclaim) or gives memory back
- * (trim): one at a time unmaps zombies, works ahead and releases extents. `watching` is held by whoever asks the driver
- * about events: a pass, or a malloc that is about to build. No malloc or free of tiers 1 to 4 takes any of the three.
+ * The pass lock is held by whoever makes a pass (the pool's thread, vpmm_poll, reclaim) or gives memory back
+ * (trim): one at a time unmaps zombies, works ahead and releases extents. The event lock is held by whoever asks the
+ * driver about events: a pass, or a malloc that is about to build. No malloc or free of tiers 1 to 4 takes any of the
+ * three.
  */
 #ifndef VPMM_LIB_ARENA_H
 #define VPMM_LIB_ARENA_H
@@ -47,16 +48,16 @@ struct arena {
     struct slabs slabs; /* and the slabs among them (slab.h) */
     struct streams streams;
 
-    pthread_mutex_t reserving;
-    pthread_mutex_t turn;
+    pthread_mutex_t reserve_lock;
+    pthread_mutex_t plan_lock;
     struct hints holes;
     struct policy policy;
-    struct view *view;          /* under the turn: scratch of the plan that is being made */
+    struct view *view;          /* under the plan lock: scratch of the plan that is being made */
     struct policy_plan *plan;   /* likewise */
-    uint64_t budgeted_pages;    /* mapped, and promised to builds under way; under the turn, as is the next: */
+    uint64_t budgeted_pages;    /* mapped, and promised to builds under way; under the plan lock, as is the next: */
     uint64_t quarantined_pages; /* given back, and not yet taken by the driver: the cap is for both (zombie.h) */
-    bool gave_back;             /* memory was given back, and no malloc has made any since: work ahead makes none either.
-                                   Under the turn */
+    bool gave_back; /* memory was given back, and no malloc has made any since: work ahead makes none either. Under the
+                       plan lock */
 
     struct pile zombies;
     _Atomic(uint64_t) grown_pages; /* new memory since the growth that was last counted */
@@ -64,9 +65,9 @@ struct arena {
     _Atomic(uint32_t) builders;    /* threads between claiming and publishing */
     struct bell bell;              /* the reaper's */
 
-    pthread_mutex_t watching; /* asking about events and publishing completed; taken after reaping if both */
-    pthread_mutex_t reaping;
-    struct zombie *waiting; /* under reaping: zombies not yet unmapped */
+    pthread_mutex_t event_lock; /* asking about events, publishing completed; after the pass lock if both are taken */
+    pthread_mutex_t pass_lock;
+    struct zombie *waiting; /* under the pass lock: zombies not yet unmapped */
     struct decay decay;
     _Atomic(uint64_t) passed_at_ns; /* when the latest pass ended, or the reaper woke up; at first, the beginning */
 };

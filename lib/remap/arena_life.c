@@ -3,7 +3,7 @@
 #include "base/clock.h"
 #include "remap/cut.h"
 #include "remap/mapping.h"
-#include "pool/reaper.h"
+#include "remap/pass.h"
 #include "remap/view.h"
 #include "remap/zombie.h"
 
@@ -42,10 +42,10 @@ vpmm_status arena_init(struct arena *arena, struct device *device, struct stats 
     arena->stats = stats;
     store_relaxed_u32(&arena->exportable, config->exportable && device->can_export);
     store_relaxed_u32(&arena->rdma, config->rdma && device->can_rdma);
-    pthread_mutex_init(&arena->reserving, NULL);
-    pthread_mutex_init(&arena->turn, NULL);
-    pthread_mutex_init(&arena->watching, NULL);
-    pthread_mutex_init(&arena->reaping, NULL);
+    pthread_mutex_init(&arena->reserve_lock, NULL);
+    pthread_mutex_init(&arena->plan_lock, NULL);
+    pthread_mutex_init(&arena->event_lock, NULL);
+    pthread_mutex_init(&arena->pass_lock, NULL);
     store_relaxed_u64(&arena->passed_at_ns, clock_now_ns());
     pile_init(&arena->zombies);
     wakeup_init(&arena->bell.work);
@@ -97,10 +97,10 @@ void arena_free(struct arena *arena)
     free(arena->view);
     space_free(&arena->cut);
     space_free(&arena->space);
-    pthread_mutex_destroy(&arena->reserving);
-    pthread_mutex_destroy(&arena->turn);
-    pthread_mutex_destroy(&arena->watching);
-    pthread_mutex_destroy(&arena->reaping);
+    pthread_mutex_destroy(&arena->reserve_lock);
+    pthread_mutex_destroy(&arena->plan_lock);
+    pthread_mutex_destroy(&arena->event_lock);
+    pthread_mutex_destroy(&arena->pass_lock);
 }
 
 /* ---- giving everything back ---- */
@@ -169,7 +169,7 @@ static void free_chunk(struct giving_back *back, uint32_t chunk)
 
 vpmm_status arena_give_back(struct arena *arena)
 {
-    struct giving_back back = {.arena = arena, .status = reaper_settle(arena)};
+    struct giving_back back = {.arena = arena, .status = pass_settle(arena)};
     cut_flush(arena); /* what a lost device kept from passing stays cut, and is given up with the rest */
     snprintf(back.words, sizeof back.words, "%s", vpmm_last_error());
     for (uint32_t chunk = 0; chunk < load_acquire_u32(&arena->space.pages.chunks) && !device_lost(arena->device);

@@ -97,7 +97,7 @@ static vpmm_status no_host_memory(void)
     return fail(VPMM_ERROR_HOST_MEMORY, "no host memory for the records of a mapping");
 }
 
-/* ---- claiming, under the turn ---- */
+/* ---- claiming, under the plan lock ---- */
 
 static void publish_part(struct arena *arena, struct region whole, uint64_t from, uint64_t to)
 {
@@ -225,7 +225,7 @@ static uint64_t creatable(const struct arena *arena, const struct build_limits *
     return cap < limits->creatable_pages ? cap : limits->creatable_pages;
 }
 
-/* ---- mapping, without the turn ---- */
+/* ---- mapping, without the plan lock ---- */
 
 static CUmemAllocationProp properties(const struct arena *arena)
 {
@@ -295,8 +295,8 @@ static vpmm_status map_all(struct build *build)
 }
 
 /*
- * For one region. Where no point could be recorded (its stream is being released, or begins to capture) the answer changes
- * with the moment: it is tried again while it may be had. What can no longer be had is left to reclaim.
+ * For one region. Where no point could be recorded (its stream is being released, or begins to capture) the answer
+ * changes with the moment: it is tried again while it may be had. What can no longer be had is left to reclaim.
  */
 static vpmm_status wait_for_region(struct build *build, struct fence fence)
 {
@@ -442,7 +442,7 @@ static bool unmap_target(struct build *build)
     return gone;
 }
 
-/* Under the turn: what was made leaves the budget only as the driver takes it. */
+/* Under the plan lock: what was made leaves the budget only as the driver takes it. */
 static void quarantine(struct arena *arena, uint64_t pages)
 {
     arena->quarantined_pages += pages;
@@ -489,12 +489,12 @@ static void unwind(struct build *build)
     for (size_t i = build->moved; i < build->moved + build->created; i++)
         made += build->extent[i]->pages;
     disown_created(build);
-    lock_take(&arena->turn);
+    lock_take(&arena->plan_lock);
     if (gone)
         hole_add(arena, build->target.page, build->target.pages);
     quarantine(arena, made);
     arena->budgeted_pages -= build->new_pages;
-    pthread_mutex_unlock(&arena->turn);
+    pthread_mutex_unlock(&arena->plan_lock);
     give_up_target(build, gone);
     return_donors(build);
     return_base(build);
@@ -529,7 +529,7 @@ static vpmm_status carry_out(struct build *build, struct build_limits *limits, s
     return status;
 }
 
-/* Under the turn. The granules of a chunk are numbered as its pages are, so both get it or neither. */
+/* Under the plan lock. The granules of a chunk are numbered as its pages are, so both get it or neither. */
 static vpmm_status add_chunk(struct arena *arena, CUdeviceptr base)
 {
     void *pages = NULL, *granules = NULL;
@@ -557,7 +557,7 @@ static vpmm_status reserve_failed(const struct arena *arena, size_t bytes)
                 bytes);
 }
 
-/* Under `reserving`. */
+/* Under the reserve lock. */
 static vpmm_status reserve_one(struct arena *arena)
 {
     CUdeviceptr base = 0;
@@ -567,11 +567,11 @@ static vpmm_status reserve_one(struct arena *arena)
         CUDA_SUCCESS) {
         status = reserve_failed(arena, bytes);
     } else {
-        lock_take(&arena->turn);
+        lock_take(&arena->plan_lock);
         status = add_chunk(arena, base);
         if (status == VPMM_SUCCESS)
             stats_add(arena->stats, STAT_reserved_bytes, bytes);
-        pthread_mutex_unlock(&arena->turn);
+        pthread_mutex_unlock(&arena->plan_lock);
     }
     if (status != VPMM_SUCCESS && base)
         arena->device->driver.cuMemAddressFree(base, bytes);
@@ -585,17 +585,17 @@ static vpmm_status reserve_chunk(struct arena *arena, uint32_t seen)
     vpmm_status status = device_enter(arena->device, &scope);
     if (status != VPMM_SUCCESS)
         return status;
-    lock_take(&arena->reserving);
+    lock_take(&arena->reserve_lock);
     if (load_acquire_u32(&arena->space.pages.chunks) == seen)
         status = reserve_one(arena);
-    pthread_mutex_unlock(&arena->reserving);
+    pthread_mutex_unlock(&arena->reserve_lock);
     device_leave(arena->device, &scope);
     return status;
 }
 
 enum claim_result { CLAIM_DONE, CLAIM_AGAIN, CLAIM_FAILED };
 
-/* Under the turn: from the policy's plan to a build that owns all it needs. */
+/* Under the plan lock: from the policy's plan to a build that owns all it needs. */
 static enum claim_result claim_plan(struct build *build, const struct view *view, const struct policy_plan *plan,
                                     vpmm_status *status)
 {
@@ -665,15 +665,15 @@ vpmm_status build_region(struct arena *arena, struct stream *stream, uint64_t pa
         struct build build = {.arena = arena, .stream = stream};
         bool needs_chunk = false;
         vpmm_status status = VPMM_SUCCESS;
-        lock_take(&arena->turn);
+        lock_take(&arena->plan_lock);
         *source = stream ? region_take(&arena->space, stream, (struct want){pages, 1}, false, result) : REGION_NONE;
         if (*source != REGION_NONE) {
-            pthread_mutex_unlock(&arena->turn);
-            return VPMM_SUCCESS; /* freed while this thread waited for the turn */
+            pthread_mutex_unlock(&arena->plan_lock);
+            return VPMM_SUCCESS; /* freed while this thread waited for the plan lock */
         }
         uint32_t seen = load_acquire_u32(&arena->space.pages.chunks);
         enum claim_result claimed = plan_and_claim(&build, pages, limits, i < TRIES, &needs_chunk, &status);
-        pthread_mutex_unlock(&arena->turn);
+        pthread_mutex_unlock(&arena->plan_lock);
         if (claimed == CLAIM_DONE) {
             status = carry_out(&build, limits, result);
             finish(&build);
@@ -708,10 +708,10 @@ static void count_removed(struct arena *arena, uint64_t pages, uint64_t promised
 {
     stats_sub(arena->stats, STAT_mapped_bytes, pages << arena->space.pages.page_shift);
     stats_count(arena->stats, STAT_extents_released);
-    lock_take(&arena->turn);
+    lock_take(&arena->plan_lock);
     arena->budgeted_pages -= pages - promised;
     quarantine(arena, pages);
-    pthread_mutex_unlock(&arena->turn);
+    pthread_mutex_unlock(&arena->plan_lock);
 }
 
 static void forget_extent(struct arena *arena, uint64_t page, uint64_t pages)
@@ -758,7 +758,7 @@ static enum removal remove_extent(struct arena *arena, struct extent *extent, ui
     return REMOVED_NONE;
 }
 
-/* Claims the run of one extent under the turn, and keeps the extent alone. */
+/* Claims the run of one extent under the plan lock, and keeps the extent alone. */
 static struct extent *claim_extent(struct arena *arena, const struct view *view, uint32_t index, struct region *kept)
 {
     const struct policy_extent *seen = &view->extent[index];
@@ -778,9 +778,9 @@ static uint32_t release_extent(struct arena *arena, struct region kept, struct e
 {
     enum removal removal = remove_extent(arena, extent, 0, spare);
     if (removal != REMOVED_NONE) {
-        lock_take(&arena->turn);
+        lock_take(&arena->plan_lock);
         hole_add(arena, kept.page, kept.pages);
-        pthread_mutex_unlock(&arena->turn);
+        pthread_mutex_unlock(&arena->plan_lock);
     }
     return removal == REMOVED ? (uint32_t)kept.pages : 0;
 }
@@ -805,14 +805,14 @@ static bool release_one(struct arena *arena, uint64_t keep_pages, bool more, uin
     struct extent *extent = NULL;
     struct zombie *spare = zombie_create(1);
     *status = spare ? VPMM_SUCCESS : no_host_memory();
-    lock_take(&arena->turn);
+    lock_take(&arena->plan_lock);
     uint64_t mapped = arena->budgeted_pages;
     if (spare && mapped > keep_pages && view_make(arena->view, arena, NULL, VIEW_PASSED)) {
         uint32_t chosen = choose_release(arena->view, mapped - keep_pages, more);
         if (chosen != UINT32_MAX)
             extent = claim_extent(arena, arena->view, chosen, &kept);
     }
-    pthread_mutex_unlock(&arena->turn);
+    pthread_mutex_unlock(&arena->plan_lock);
     if (!extent) {
         free(spare);
         return false;
@@ -824,10 +824,10 @@ static bool release_one(struct arena *arena, uint64_t keep_pages, bool more, uin
 /* What was needed before is no measure of what is needed from here on. */
 static void note_giving_back(struct arena *arena, uint64_t keep_pages)
 {
-    lock_take(&arena->turn);
+    lock_take(&arena->plan_lock);
     arena->gave_back = true;
     policy_forget(&arena->policy, keep_pages);
-    pthread_mutex_unlock(&arena->turn);
+    pthread_mutex_unlock(&arena->plan_lock);
 }
 
 vpmm_status build_release(struct arena *arena, uint64_t keep_pages, uint64_t *released_pages)
@@ -860,11 +860,11 @@ static vpmm_status recut(struct arena *arena, struct build *build, struct region
         build->target = kept;
         return carry_out(build, &limits, result);
     }
-    lock_take(&arena->turn);
+    lock_take(&arena->plan_lock);
     if (removal == REMOVED_PLACE)
         hole_add(arena, kept.page, kept.pages);
     arena->budgeted_pages -= build->new_pages;
-    pthread_mutex_unlock(&arena->turn);
+    pthread_mutex_unlock(&arena->plan_lock);
     return VPMM_ERROR_DRIVER;
 }
 
@@ -878,7 +878,7 @@ static vpmm_status ahead_recut(struct arena *arena, struct build *build, const s
     creates_alone.moves = 0;
     if (spare && build_alloc(build, arena->view, &creates_alone))
         extent = claim_extent(arena, arena->view, plan->move[0], &kept);
-    pthread_mutex_unlock(&arena->turn);
+    pthread_mutex_unlock(&arena->plan_lock);
     if (!extent) {
         free(spare);
         build_free(build);
@@ -902,7 +902,7 @@ vpmm_status build_ahead(struct arena *arena, double budget_us, double *spent_us)
     vpmm_status status = VPMM_SUCCESS;
     uint32_t pages = 0;
     *spent_us = 0;
-    lock_take(&arena->turn);
+    lock_take(&arena->plan_lock);
     limits.creatable_pages = arena->gave_back || !load_relaxed_u64(&arena->decay.ms) ? 0 : UINT64_MAX;
     plan->place = POLICY_NOTHING;
     if (view_make(arena->view, arena, NULL, VIEW_PASSED)) {
@@ -911,7 +911,7 @@ vpmm_status build_ahead(struct arena *arena, double budget_us, double *spent_us)
             plan->place = POLICY_NOTHING;
     }
     if (plan->place >= POLICY_NOTHING) {
-        pthread_mutex_unlock(&arena->turn);
+        pthread_mutex_unlock(&arena->plan_lock);
         return VPMM_SUCCESS;
     }
     *spent_us = plan->cost_us > 1 ? plan->cost_us : 1;
@@ -919,7 +919,7 @@ vpmm_status build_ahead(struct arena *arena, double budget_us, double *spent_us)
         status = ahead_recut(arena, &build, plan, &region);
     } else {
         enum claim_result claimed = claim_plan(&build, arena->view, plan, &status);
-        pthread_mutex_unlock(&arena->turn);
+        pthread_mutex_unlock(&arena->plan_lock);
         if (claimed != CLAIM_DONE) {
             build_free(&build);
             return VPMM_ERROR_BUSY; /* what was seen free is in use: so much the better */

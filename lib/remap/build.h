@@ -1,10 +1,10 @@
 /*
  * build.h - making a free region where there is none: extend, harvest, create.
  *
- *   plan     under the build turn: the policy is shown what is free, and says what to map where
- *   claim    under the turn: the plan's free regions by exchange, its hole by carving, its new pages from the budget.
- *            What of a claimed region is not moved is published again at once
- *   map      without the turn: create the new handles, map everything, one cuMemSetAccess over the range
+ *   plan     under the plan lock: the policy is shown what is free, and says what to map where
+ *   claim    under the plan lock: the plan's free regions by exchange, its hole by carving, its new pages from the
+ *            budget. What of a claimed region is not moved is published again at once
+ *   map      without the plan lock: create the new handles, map everything, one cuMemSetAccess over the range
  *   commit   no call left that can fail: extents learn their new place, old addresses become zombies
  *   unwind   on any failure: unmap what was mapped (an unmap that the driver refuses leaves a zombie, never a hole),
  *            release what was created, put the hole back, publish the claimed regions with their old fences. The budget
@@ -31,7 +31,7 @@ struct build_limits {
  * A region of at least `pages` pages for the stream, in the caller's hands. OUT_OF_MEMORY: what may be moved and
  * created does not suffice; limits->creatable_pages then says how much the device gave. OUT_OF_ADDRESS_SPACE, DRIVER,
  * HOST_MEMORY. The message is set. The source is REGION_NONE for memory that was built, else what tier 2 or 3 found: it
- * was freed while the thread waited for the turn.
+ * was freed while the thread waited for the plan lock.
  */
 vpmm_status build_region(struct arena *, struct stream *, uint64_t pages, struct build_limits *, struct region *,
                          enum region_source *);
@@ -41,21 +41,21 @@ vpmm_status build_initial(struct arena *, uint64_t pages);
 
 /*
  * One step of the policy's work ahead of need, of at most budget_us. *spent_us: what it cost by the policy's model;
- * 0: there was nothing worth doing. Under the reaper's turn. A failure is the reaper's to ignore.
+ * 0: there was nothing worth doing. Under the pass lock. A failure is the reaper's to ignore.
  * After memory was given back a step creates none beyond what it replaces, until a malloc has had to create some: what
  * was given back stays given back. With decay_ms 0 no step creates any.
  */
 vpmm_status build_ahead(struct arena *, double budget_us, double *spent_us);
 
 /*
- * Gives wholly free extents back until at most keep_pages are mapped. Under the reaper's turn, so that no work ahead is
+ * Gives wholly free extents back until at most keep_pages are mapped. Under the pass lock, so that no work ahead is
  * on its way meanwhile.
  */
 vpmm_status build_release(struct arena *, uint64_t keep_pages, uint64_t *released_pages);
 
 /*
  * Gives back one wholly free extent, the longest that leaves at least keep_pages mapped. False: there is none. Under
- * the reaper's turn.
+ * the pass lock.
  */
 bool build_release_within(struct arena *, uint64_t keep_pages, uint32_t *released_pages);
 

@@ -6,14 +6,16 @@
  *            ends, or live where the statistics note peaks in between (stats.h): in mallocs past the front caches, so
  *            that it costs a hit nothing. What a hit takes is in use already
  *   claim    of a past epoch, on memory that is not used now: its peak at first, and evenly less until decay_ms are
- * over floor    what stays however long nothing happens target   what stays now
+ *            over
+ *   floor    what stays however long nothing happens
+ *   target   what stays now
  *
  *   claim(e) = peak(e) * (1 - (now - end(e)) / decay)     while that is above 0
  *   floor    = max(release_threshold, use)
  *   target   = max(floor, peak(present epoch), claim(e) of each past epoch); with decay_ms 0, the floor
  *   a step gives extents back only as long as mapped - target >= the extent: mapped never falls below the target by it
  *
- * A step is a part of a pass of the reaper's thread or of vpmm_poll, so one runs at a time, under the reaper's turn. It
+ * A step is a part of a pass of the reaper's thread or of vpmm_poll, so one runs at a time, under the pass lock. It
  * is small (DECAY_EXTENTS), gives way to mallocs that are building, and takes only wholly free extents that wait for
  * nothing, as a trim does (build.h); mallocs and frees go on beside it, and keep what they claim first. Work ahead does
  * not make again what decay gave back.
@@ -47,9 +49,9 @@ struct decay {
     _Atomic(uint64_t) ms;                /* likewise */
     _Atomic(uint32_t) changes;           /* of the two: stored after them, and before the reaper is rung for */
 
-    _Atomic(uint32_t) changes_seen; /* stored under the reaper's turn */
+    _Atomic(uint32_t) changes_seen; /* stored under the pass lock */
 
-    /* Below: under the reaper's turn. */
+    /* Below: under the pass lock. */
     struct {
         uint64_t peak, end_ns; /* end_ns 0: none yet */
     } epoch[DECAY_EPOCHS];

@@ -1,7 +1,7 @@
 /*
  * hole.h - address space without memory: carved for a build, given back when its mappings are gone.
  *
- * Everything here is under the build turn. Two holes of a chunk never adjoin.
+ * Everything here is under the plan lock. Two holes of a chunk never adjoin.
  */
 #ifndef VPMM_LIB_HOLE_H
 #define VPMM_LIB_HOLE_H

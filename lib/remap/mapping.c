@@ -14,8 +14,8 @@ CUresult mapping_map(struct arena *arena, uint64_t page, const struct extent *ex
     for (int i = 0; result == CUDA_ERROR_UNKNOWN && i < (load_relaxed_u32(&arena->rdma) ? TRIES : 1); i++) {
         if (i)
             clock_spin_ns(PAUSE_NS);
-        result = device_call(arena->device, cuMemMap, page_address(&arena->space.pages, page), bytes_of(arena, extent->pages),
-                             0, extent->handle, 0);
+        result = device_call(arena->device, cuMemMap, page_address(&arena->space.pages, page),
+                             bytes_of(arena, extent->pages), 0, extent->handle, 0);
     }
     return result;
 }

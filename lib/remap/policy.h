@@ -2,7 +2,7 @@
  * policy.h - where memory is placed, and of what extents it is made.
  *
  * A module of its own: it sees counts of pages, never a driver, a stream or a lock. The caller (build.c or the reaper,
- * holding the build turn) shows it what is free now; it answers with a plan; the caller carries it out or drops it.
+ * holding the plan lock) shows it what is free now; it answers with a plan; the caller carries it out or drops it.
  *
  *   run     a maximal run of mapped free pages that the request may use without waiting
  *   extent  a physical handle that lies wholly inside one run, and so can be moved to another address
@@ -81,7 +81,7 @@ struct policy {
 
     _Atomic(uint32_t) longest_asked; /* by any thread, relaxed: a hint, nothing is ordered by it */
 
-    /* Below: whoever has the build turn. */
+    /* Below: whoever has the plan lock. */
     uint32_t longest_before; /* longest_asked of the MISSES_REMEMBERED misses before the present ones */
     uint32_t misses;         /* of the present ones */
     uint64_t peak_use;       /* the most pages that were live, or asked for, at a miss since memory was given back */

@@ -1,9 +1,9 @@
 /*
  * view.h - what the policy is shown: the free runs, the extents that can move, and the holes, as they stand now.
  *
- * Made under the build turn from the hints. Runs are seen, not claimed: a malloc or free elsewhere may change one at
- * any moment, which the claim by its word then finds out. Extents are changed under the turn alone, so those of a run
- * that is claimed are as they were seen.
+ * Made under the plan lock from the hints. Runs are seen, not claimed: a malloc or free elsewhere may change one at
+ * any moment, which the claim by its word then finds out. Extents are changed under the plan lock alone, so those of a
+ * run that is claimed are as they were seen.
  */
 #ifndef VPMM_LIB_VIEW_H
 #define VPMM_LIB_VIEW_H

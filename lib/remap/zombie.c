@@ -53,9 +53,9 @@ static bool release(struct arena *arena, struct extent *extent)
         extent->release_refused = true;
         return false;
     }
-    lock_take(&arena->turn);
+    lock_take(&arena->plan_lock);
     arena->quarantined_pages -= extent->pages;
-    pthread_mutex_unlock(&arena->turn);
+    pthread_mutex_unlock(&arena->plan_lock);
     stats_sub(arena->stats, STAT_quarantined_bytes, (uint64_t)extent->pages << arena->space.pages.page_shift);
     free(extent);
     return true;
@@ -81,12 +81,12 @@ static void advance(struct arena *arena, struct zombie *zombie, uint32_t mapping
     zombie->unmapped += mappings;
     zombie->page += pages;
     zombie->pages -= pages;
-    lock_take(&arena->turn);
+    lock_take(&arena->plan_lock);
     if (zombie->pages)
         page_set(page_at(&arena->space.pages, zombie->page), PAGE_ZOMBIE, zombie->pages);
     page_set(first, PAGE_NONE, 0);
     hole_add(arena, unmapped, pages);
-    pthread_mutex_unlock(&arena->turn);
+    pthread_mutex_unlock(&arena->plan_lock);
     stats_sub(arena->stats, STAT_pending_unmap_bytes, pages << arena->space.pages.page_shift);
 }
 

@@ -13,7 +13,7 @@
  * handle, and takes the pages out of quarantine. Who gives an extent up puts them in before that.
  *
  * A zombie is made ahead of the driver calls that need it, so that nothing can fail once memory has moved. Any thread
- * pushes; the holder of the reaper's turn takes and retires. The driver serialises unmapping with everything else,
+ * pushes; the holder of the pass lock takes and retires. The driver serialises unmapping with everything else,
  * so a call takes at most ZOMBIE_MAPPINGS_A_CALL mappings: others wait for no more than that.
  */
 #ifndef VPMM_LIB_ZOMBIE_H
@@ -53,10 +53,10 @@ void zombie_push(struct arena *, struct zombie *);
  */
 bool zombie_let_go(struct arena *, struct zombie *);
 
-/* Under the reaper's turn: unmaps what is due. True: a zombie was retired or advanced. */
+/* Under the pass lock: unmaps what is due. True: a zombie was retired or advanced. */
 bool zombies_retire(struct arena *);
 
-/* Under the reaper's turn: whether the driver has left anything to be tried again. */
+/* Under the pass lock: whether the driver has left anything to be tried again. */
 bool zombies_wait(const struct arena *);
 
 /* At the pool's end, everything synchronised and unmapped otherwise: drops the records. */

@@ -70,7 +70,7 @@ vpmm_status region_not_live(CUdeviceptr);
 /* A live allocation back into the caller's hands, its fence not yet set. INVALID_POINTER. */
 vpmm_status region_take_back(struct space *, CUdeviceptr, struct region *);
 
-/* Moves the regions behind a stream's passed fences to those that wait for nothing. Under `watching`. */
+/* Moves the regions behind a stream's passed fences to those that wait for nothing. Under the event lock. */
 void region_pass(struct space *, struct stream *);
 
 #endif

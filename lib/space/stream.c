@@ -124,7 +124,7 @@ static struct stream *record_new(struct streams *streams)
     }
     stream->slot = slot;
     store_release_ptr(&segment->record[slot % STREAMS_A_SEGMENT], stream); /* pairs with stream_seen's acquire */
-    store_release_u32(&streams->slots, slot + 1); /* pairs with the reaper's acquire */
+    store_release_u32(&streams->slots, slot + 1);                          /* pairs with the reaper's acquire */
     return stream;
 }
 
@@ -269,9 +269,9 @@ static bool has_wait_block(const struct streams *streams, CUcontext context)
 }
 
 /*
- * The block that a wait for the context takes, which is hard to have when it is needed: when the device is full. What lies
- * in caches of a private stream may have no other end than such a wait. Where there is no memory for it now, it is tried
- * then. The record is where it is kept; whose it is by now does not matter.
+ * The block that a wait for the context takes, which is hard to have when it is needed: when the device is full. What
+ * lies in caches of a private stream may have no other end than such a wait. Where there is no memory for it now, it is
+ * tried then. The record is where it is kept; whose it is by now does not matter.
  */
 static void keep_wait_block(struct streams *streams, struct stream *holder, CUcontext context)
 {
@@ -462,8 +462,8 @@ static struct mark *claim_newest(struct stream *stream)
 {
     struct mark *newest = &stream->mark[(stream->next_mark + STREAM_MARKS - 1) % STREAM_MARKS];
     uint64_t word = load_sc_u64(&newest->word);
-    bool claimed = mark_state(word) == MARK_RECORDED &&
-                   cas_sc_u64(&newest->word, &word, mark_word(mark_number(word), MARK_BUSY));
+    bool claimed =
+        mark_state(word) == MARK_RECORDED && cas_sc_u64(&newest->word, &word, mark_word(mark_number(word), MARK_BUSY));
     return claimed ? newest : NULL;
 }
 
@@ -490,8 +490,7 @@ static bool mark_once(struct streams *streams, struct stream *stream, bool by_ot
         return false;
     if (!is_free)
         newest = claim_newest(stream);
-    if (!(newest ? mark_again(streams, stream, newest, number)
-                 : mark_place(streams, stream, place, number, by_other)))
+    if (!(newest ? mark_again(streams, stream, newest, number) : mark_place(streams, stream, place, number, by_other)))
         return false;
     raise_relaxed_u64(&stream->recorded, number);
     stats_count(streams->device->stats, STAT_marks);
@@ -774,16 +773,17 @@ vpmm_status stream_release(struct streams *streams, CUstream handle, void (*flus
                              "since it was created or last released");
     bool marked = empty_and_mark(streams, stream, flush, data);
     end_release(streams, stream, marked);
-    return marked ? VPMM_SUCCESS
-                  : fail(VPMM_ERROR_DRIVER, "the stream's last point cannot be recorded now: synchronise the stream, call "
-                                            "vpmm_poll, and release it again");
+    return marked
+               ? VPMM_SUCCESS
+               : fail(VPMM_ERROR_DRIVER, "the stream's last point cannot be recorded now: synchronise the stream, call "
+                                         "vpmm_poll, and release it again");
 }
 
 /* ---- the reaper's part ---- */
 
 /*
- * Whether the ith taken mark has passed; no: not yet, or it cannot be told. `word`: as the mark was before its event was
- * asked. One that is being recorded again is still to come.
+ * Whether the ith taken mark has passed; no: not yet, or it cannot be told. `word`: as the mark was before its event
+ * was asked. One that is being recorded again is still to come.
  */
 static bool has_passed(struct streams *streams, const struct stream *stream, uint32_t i, uint64_t *word)
 {
@@ -964,9 +964,9 @@ static void complete_until(struct stream *stream, uint64_t published)
 }
 
 /*
- * Waits for everything that the context's streams were given. cuMemFree does (an H200 waits 50 ms for a kernel of 50 ms,
- * of a stream that is destroyed as well), and leaves captures alone in relaxed mode; cuCtxSynchronize would destroy each
- * capture in the context, whatever the mode.
+ * Waits for everything that the context's streams were given. cuMemFree does (an H200 waits 50 ms for a kernel of 50
+ * ms, of a stream that is destroyed as well), and leaves captures alone in relaxed mode; cuCtxSynchronize would destroy
+ * each capture in the context, whatever the mode.
  */
 static vpmm_status wait_for_context(struct streams *streams, struct stream *holder, CUcontext context)
 {
@@ -990,7 +990,7 @@ static vpmm_status wait_for_context(struct streams *streams, struct stream *hold
     return VPMM_SUCCESS;
 }
 
-/* The record that has a block of the context, which is the only one that its freeing surely waits for; else `stream`. */
+/* The record that has a block of the context, the only one whose end the block's freeing waits for; else `stream`. */
 static struct stream *holder_of(struct streams *streams, uint32_t slots, struct stream *stream)
 {
     struct stream *empty = stream;

@@ -17,8 +17,8 @@
  *               a number up to n was freed before n was read, so its stream's work is before the event.
  *               A number is never published for a point that is not yet recorded; a late mark only waits longer
  *
- * Whose handle. A handle is the program's: it destroys the stream, or begins a capture on it, as soon as no call that was
- * given the stream is under way. The library therefore uses a handle in two ways, and in no third:
+ * Whose handle. A handle is the program's: it destroys the stream, or begins a capture on it, as soon as no call that
+ * was given the stream is under way. The library therefore uses a handle in two ways, and in no third:
  *   in a call that was given the stream   the handle is good, and no capture begins on it, while the call is counted in
  *                                         `users`. Only here is cuStreamGetId asked: of a stream that captures it
  *                                         answers an error and destroys the capture
@@ -44,15 +44,16 @@
  * Who may do what
  *   lookup, fence_take, fence_passed, mark, wait   any thread, lock-free but for the first sight of a stream
  *   mark            under the record's try-lock: who loses it leaves, the holder looks again after unlocking
- *   complete        one thread at a time (`watching`, arena.h): alone asks the driver, publishes completed
+ *   complete        one thread at a time (the event lock, arena.h): alone asks the driver, publishes completed
  *   orphan, a change of state                      under the registry's lock
- *   release         one thread at a time for a record: who finds it RELEASING waits. It first makes the record RELEASING,
- *                   so that nobody else is counted in for good, and waits until it alone is: from then on nobody moves
- *                   addresses in the stream's caches, or takes a fence of it
+ *   release         one thread at a time for a record: who finds it RELEASING waits. It first makes the record
+ *                   RELEASING, so that nobody else is counted in for good, and waits until it alone is: from then on
+ *                   nobody moves addresses in the stream's caches, or takes a fence of it
  *   users           a thread is counted in the record while it uses the handle or takes fences of the stream
  *
- * Marks. Each of a record's STREAM_MARKS places has an event, created there once and recorded again only on the record's
- * stream, so that a late waiter waits for a later point of the same stream. A place's word is number:62 | state:2:
+ * Marks. Each of a record's STREAM_MARKS places has an event, created there once and recorded again only on the
+ * record's stream, so that a late waiter waits for a later point of the same stream. A place's word is number:62 |
+ * state:2:
  *   FREE       its mark has passed, or it never had one           -> RECORDED by a marker
  *   RECORDED   the event covers the number, and will pass         -> FREE by the reaper, in the order of marking; BUSY
  *   BUSY       it is the newest, and is being recorded again      -> RECORDED, with a higher number
@@ -89,7 +90,7 @@ enum stream_state {
     STREAM_ACTIVE,    /* in the registry */
     STREAM_RELEASING, /* in the registry; vpmm_stream_release is at it: becomes RELEASED, or ACTIVE again */
     STREAM_RELEASED,  /* out of the registry; everything is marked, and passes by itself */
-    STREAM_ORPHAN,    /* out of the registry, its handle gone: what is not marked passes when its context is waited for */
+    STREAM_ORPHAN,    /* out of the registry, its handle gone: what has no mark passes by a wait for its context */
 };
 
 struct mark {
@@ -111,7 +112,7 @@ struct stream {
     _Atomic(uint32_t) users;
     _Atomic(uint32_t) caches[SPACES];                     /* front caches attached: their memory has no fence yet */
     _Atomic(void *) neighbour[SPACES][STREAM_NEIGHBOURS]; /* some of them, for threads that look for memory (front.h) */
-    void *attached[SPACES]; /* all of them, a list under the registry's lock, or as it is while the record is RELEASING */
+    void *attached[SPACES]; /* all of them, a list: under the registry's lock, or alone while it is RELEASING */
     _Alignas(64) _Atomic(uint64_t) published;
     _Atomic(uint64_t) recorded;
     _Alignas(64) _Atomic(uint64_t) completed;
@@ -136,7 +137,7 @@ struct streams {
     struct device *device;
     bool is_private;           /* constant, as is the next: every stream is, with EAGER or `captures` */
     bool cached;               /* there are front caches: what lies in those of a legacy stream has no mark */
-    pthread_mutex_t wait_lock; /* the wait for a context, over its driver calls; met by others who wait alone, and by who
+    pthread_mutex_t wait_lock; /* over the driver calls of a wait for a context; only others who wait meet it, and who
                                   meets a legacy stream for the first time */
     pthread_mutex_t lock; /* registry writers, changes of state, unused records */
     uint32_t unused;      /* first slot of a list; 0: none */
@@ -210,8 +211,8 @@ static inline bool fence_usable(const struct streams *streams, struct fence fenc
 }
 
 /*
- * Covers what is published with an event, in a call that was given the stream. Nothing is lost if the driver refuses, or
- * the stream captures: a later mark covers it.
+ * Covers what is published with an event, in a call that was given the stream. Nothing is lost if the driver refuses,
+ * or the stream captures: a later mark covers it.
  */
 void stream_mark(struct streams *, struct stream *);
 
@@ -234,7 +235,7 @@ vpmm_status stream_wait(struct streams *, struct stream *waiter, struct fence);
 vpmm_status stream_wait_host(struct streams *, struct fence);
 
 /*
- * Under `watching` (arena.h). Asks the driver for each stream's oldest marks and publishes those that have passed;
+ * Under the event lock (arena.h). Asks the driver for each stream's oldest marks and publishes those that have passed;
  * marks what is left over; frees records whose work has ended. True: something has passed. May lose the device.
  */
 bool streams_complete(struct streams *);
@@ -249,8 +250,9 @@ bool streams_unmarked(const struct streams *);
 bool streams_unmarkable(const struct streams *);
 
 /*
- * Under `watching`. The last resort: waits for each context with streams whose end no event can show, and publishes what
- * was freed on them before. No capture is harmed. The first failure; the other contexts are waited for all the same.
+ * Under the event lock. The last resort: waits for each context with streams whose end no event can show, and publishes
+ * what was freed on them before. No capture is harmed. The first failure; the other contexts are waited for all the
+ * same.
  */
 vpmm_status streams_synchronise(struct streams *);
 

@@ -1,0 +1,56 @@
+/*
+ * pass.h - a pass: what is done behind the threads that allocate.
+ *
+ * A pass, under the pass lock:
+ *   1 publishes what has lain untouched in front caches, and gives back pages of which all granules are free
+ *   2 asks the driver which marks have passed, and publishes them (under the event lock)
+ *   3 moves the regions behind those marks to the ones that wait for nothing, which also merges them across streams,
+ *     and gives deferred slices to their slabs (under the event lock)
+ *   4 unmaps zombies that are due (zombie.h)
+ *   5 gives back what is no longer needed (decay.h)
+ *   6 does the policy's work ahead of need, as far as there is time for it (build.h)
+ *
+ * The pool's thread makes passes (pool/reaper.h), and so do vpmm_poll and a malloc that is about to fail. A malloc that
+ * is about to build makes 2 and 3 alone.
+ */
+#ifndef VPMM_LIB_PASS_H
+#define VPMM_LIB_PASS_H
+
+#include "remap/arena.h"
+
+/* A whole pass, with so much time for work ahead, unless another thread is making one. */
+vpmm_status pass_try(struct arena *, unsigned budget_us);
+
+/* What the reaper's thread has to look at after a pass. */
+struct pass_outlook {
+    bool any;           /* something was done, and more may follow from it */
+    bool refused;       /* the driver has left zombies to be tried again */
+    bool cached;        /* front caches hold something that may turn out to be untouched */
+    uint64_t decays_us; /* until memory is due to decay; 0: none is */
+};
+
+/* A whole pass after waiting for the pass lock. The outlook is filled in whatever the status is. */
+vpmm_status pass_of_reaper(struct arena *, unsigned budget_us, struct pass_outlook *);
+
+/*
+ * Steps 2 and 3 alone, unless another thread is at them for long. For a malloc that is about to build, to which a few
+ * queries are nothing, and whose memory may just have become free.
+ */
+void pass_refresh(struct arena *);
+
+/* Steps 1 to 4 after waiting for the pass lock. For a malloc that is about to fail. */
+vpmm_status pass_now(struct arena *);
+
+/* build_release after waiting for the pass lock. For a trim, and for who needs the device's memory elsewhere. */
+vpmm_status pass_release(struct arena *, uint64_t keep_pages, uint64_t *released_pages);
+
+/*
+ * Waits until everything that was freed before has passed, and makes two passes. Stream by stream, by events, and then
+ * by context for what no event can show the end of. No capture is harmed. A failure: not everything has passed.
+ */
+vpmm_status pass_settle(struct arena *);
+
+/* Waits for the contexts of the streams on which there is freed memory that has not passed, and publishes it. */
+vpmm_status pass_wait_for_contexts(struct arena *);
+
+#endif
