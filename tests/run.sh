@@ -12,8 +12,8 @@ simulated GPU.
   1  gcc, release                          every test, some a second time with front caches, the examples, the replay
                                            program on tests/traces, and the server example's metrics as Prometheus and
                                            its tools see them
-  2  gcc, AddressSanitizer and UBSan       the same, but for the metrics
-  3  gcc, ThreadSanitizer                  tests/tsan_*.c and the programs
+  2  gcc, AddressSanitizer and UBSan       the same, but for the metrics; with the library's assertions
+  3  gcc, ThreadSanitizer                  tests/tsan_*.c and the programs; with the library's assertions
   4  clang, release                        every test
 
 --quick runs 1 alone. The last line is "N passed, N failed", over all runs; the exit status is 0 if none failed.
@@ -283,7 +283,7 @@ stage_end
 
 stage asan "gcc, AddressSanitizer and UBSan"
 export VPMM_TEST_SCHEDULES=500 # of each scenario: other builds run them all
-make_stage -DCMAKE_C_COMPILER=gcc -DVPMM_SANITIZE=address -DVPMM_DEBUG_CHECKS=ON && {
+make_stage -DCMAKE_C_COMPILER=gcc -DVPMM_SANITIZE=address -DVPMM_DEBUG_CHECKS=ON -DVPMM_DEBUG_WALKS=ON && {
   run_every_test
   run_cached_tests
 }
@@ -291,7 +291,7 @@ unset VPMM_TEST_SCHEDULES
 stage_end
 
 stage tsan "gcc, ThreadSanitizer"
-if make_stage -DCMAKE_C_COMPILER=gcc -DVPMM_SANITIZE=thread; then
+if make_stage -DCMAKE_C_COMPILER=gcc -DVPMM_SANITIZE=thread -DVPMM_DEBUG_CHECKS=ON; then
   run_plain_tests
   export VPMM_VA_SIZE=128G # ThreadSanitizer leaves 1 TiB of address space
   run_programs

@@ -17,6 +17,11 @@
 #include <stdint.h>
 
 #define VPMM_DEFINE_ATOMIC(type, suffix)                                                                               \
+    /* For assertions: relaxed, and no point of a schedule. */                                                         \
+    static inline type peek_##suffix(const _Atomic(type) *p)                                                           \
+    {                                                                                                                  \
+        return atomic_load_explicit((_Atomic(type) *)p, memory_order_relaxed);                                         \
+    }                                                                                                                  \
     static inline type load_relaxed_##suffix(const _Atomic(type) *p)                                                   \
     {                                                                                                                  \
         vpmm_schedule_point(p, false);                                                                                 \

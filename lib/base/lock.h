@@ -9,6 +9,7 @@
 #ifndef VPMM_LIB_LOCK_H
 #define VPMM_LIB_LOCK_H
 
+#include "base/assert.h"
 #include "base/schedule.h"
 
 #include <pthread.h>
@@ -43,6 +44,15 @@ static inline bool lock_try(pthread_mutex_t *lock)
         return false;
     lock_count();
     return true;
+}
+
+/* For assertions: whether some thread has the lock. That it is this one, no portable mutex tells. */
+static inline bool lock_is_taken(pthread_mutex_t *lock)
+{
+    if (pthread_mutex_trylock(lock))
+        return true;
+    pthread_mutex_unlock(lock);
+    return false;
 }
 
 #endif

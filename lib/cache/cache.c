@@ -410,8 +410,8 @@ static uint32_t choose_bin(struct cache *cache, uint64_t pages, bool *any)
     uint32_t second = cache_bin_of(cache, pages), first = pages <= CACHE_EXACT ? second : second ^ 1;
     if (load_relaxed_u32(&cache_bin_at(cache, second)->pages) == pages)
         return second;
-    bool is_first = load_relaxed_u32(&cache_bin_at(cache, first)->count) <
-                    load_relaxed_u32(&cache_bin_at(cache, second)->count);
+    bool is_first =
+        load_relaxed_u32(&cache_bin_at(cache, first)->count) < load_relaxed_u32(&cache_bin_at(cache, second)->count);
     uint32_t index = is_first ? first : second;
     if (load_relaxed_u16(&cache->bin[index]) != EMPTY_BIN) {
         drop_stale(cache, index);

@@ -48,9 +48,9 @@
 #ifndef VPMM_LIB_FRONT_H
 #define VPMM_LIB_FRONT_H
 
+#include "base/tree.h"
 #include "cache/bins.h"
 #include "space/region.h"
-#include "base/tree.h"
 
 enum {
     CACHE_BINS = 64,
@@ -103,23 +103,23 @@ struct front {
     struct stats_tally tally;
     /* The tally's live_bytes when the peak was last looked at, or forgotten. */
     _Atomic(uint64_t) live_noted;
-    uint64_t highs;          /* times that a new peak was seen beside other threads that allocate */
-    uint64_t stock;          /* bytes: see front_held */
-    uint64_t limit;          /* bytes: the pool's first limit, or its last one while the pool does not grow */
-    uint32_t growths;        /* the pool's, when the limit was last reset, */
-    uint64_t refused;        /* frees of what was too long for the limit */
-    uint64_t steady_at;      /* frees, with those, at which the limit may rise */
-    struct fronts *fronts;   /* constant */
-    struct cache **by_slot;  /* the attached caches, by their records' slots */
-    uint32_t slots;          /* of by_slot */
-    uint32_t closings;       /* of the pool's, up to which closed caches were detached */
-    struct cache *spare;     /* attached to nothing */
-    struct bin_stock bins;   /* of regions, */
+    uint64_t highs;              /* times that a new peak was seen beside other threads that allocate */
+    uint64_t stock;              /* bytes: see front_held */
+    uint64_t limit;              /* bytes: the pool's first limit, or its last one while the pool does not grow */
+    uint32_t growths;            /* the pool's, when the limit was last reset, */
+    uint64_t refused;            /* frees of what was too long for the limit */
+    uint64_t steady_at;          /* frees, with those, at which the limit may rise */
+    struct fronts *fronts;       /* constant */
+    struct cache **by_slot;      /* the attached caches, by their records' slots */
+    uint32_t slots;              /* of by_slot */
+    uint32_t closings;           /* of the pool's, up to which closed caches were detached */
+    struct cache *spare;         /* attached to nothing */
+    struct bin_stock bins;       /* of regions, */
     struct bin_stock slice_bins; /* and of slices */
-    struct cache *reclaimed; /* the cache whose bins were last taken back for others */
-    _Atomic(uint64_t) owner; /* the thread's number; 0: its thread has ended */
-    _Atomic(void *) caches;  /* list of caches, which only grows */
-    struct front *next;      /* of the pool's, constant */
+    struct cache *reclaimed;     /* the cache whose bins were last taken back for others */
+    _Atomic(uint64_t) owner;     /* the thread's number; 0: its thread has ended */
+    _Atomic(void *) caches;      /* list of caches, which only grows */
+    struct front *next;          /* of the pool's, constant */
 };
 
 /* A pool's. */
@@ -134,16 +134,16 @@ struct fronts {
     struct slabs *slabs;              /* those of the space; NULL: it is one of pages */
     struct fronts *next_pool, **link; /* of all pools with caches, under their lock */
     struct bins bins, slice_bins;
-    struct cache *cache;              /* CACHES_MAX of them, reserved; constant, as are the next two */
-    void *slice_caches;               /* struct slice_cache, one for each of them */
-    void *noted_words;                /* of noted_caches */
-    _Atomic(uint32_t) caches;         /* so many are in use */
-    struct tree noted_caches;         /* a cache that has a bin noted is there, or is about to be */
-    uint32_t orphans;                 /* of the streams, up to which caches of gone streams were closed; the reaper's */
-    _Atomic(void *) first;            /* list of fronts, which only grows */
-    _Atomic(uint32_t) closings;       /* caches closed by other threads than their own, so far */
-    uint64_t next_look_ns;            /* for idle caches; under the pass lock, as is noted */
-    bool noted;                       /* something was cached at the last look */
+    struct cache *cache;        /* CACHES_MAX of them, reserved; constant, as are the next two */
+    void *slice_caches;         /* struct slice_cache, one for each of them */
+    void *noted_words;          /* of noted_caches */
+    _Atomic(uint32_t) caches;   /* so many are in use */
+    struct tree noted_caches;   /* a cache that has a bin noted is there, or is about to be */
+    uint32_t orphans;           /* of the streams, up to which caches of gone streams were closed; the reaper's */
+    _Atomic(void *) first;      /* list of fronts, which only grows */
+    _Atomic(uint32_t) closings; /* caches closed by other threads than their own, so far */
+    uint64_t next_look_ns;      /* for idle caches; under the pass lock, as is noted */
+    bool noted;                 /* something was cached at the last look */
 };
 
 #define FRONTS_NONE UINT64_MAX

@@ -1,6 +1,7 @@
 #define _GNU_SOURCE
 #include "cache/slab.h"
 
+#include "base/assert.h"
 #include "space/region.h"
 
 #include <stdlib.h>
@@ -203,6 +204,12 @@ static void unlist(const struct slabs *slabs, const struct slab *slab, uint32_t 
 
 /* ---- formatting and dissolving ---- */
 
+/* For assertions. */
+static enum page_state state_at(const struct slabs *slabs, uint64_t granule)
+{
+    return word_state(peek_u64(&page_at(&slabs->space->pages, granule)->word));
+}
+
 struct want slab_want(unsigned class)
 {
     uint64_t bytes = slice_size[class].bytes;
@@ -231,6 +238,8 @@ bool slab_format(struct slabs *slabs, const struct region *region, struct stream
     if (!slab)
         return false;
     CUdeviceptr base = page_address(&slabs->space->pages, region->page);
+    vpmm_assert(state_at(slabs, region->page) == PAGE_OWN && region->pages == slab_want(class).pages);
+    vpmm_assert(!owner_of(peek_u64(&slab->word)) && !free_of(peek_u64(&slab->word)));
     slab->granule = region->page;
     store_relaxed_u64(&slab->base, base);
     store_relaxed_u64(&slab->reciprocal, slice_size[class].reciprocal);
@@ -256,6 +265,7 @@ static void dissolve(struct slabs *slabs, struct slab *slab, uint32_t owner)
     struct want want = slab_want(class);
     struct fence fence = {owner, number_of(slab)};
     struct region region = {slab->granule, want.pages, fence.number ? fence : FENCE_PASSED, false};
+    vpmm_assert(state_at(slabs, region.page) == PAGE_CUT);
     fetch_add_relaxed_u64(&slabs->empty, UINT64_MAX);
     unlist(slabs, slab, owner, class);
     name_slab(slabs, region.page, region.pages, NULL);
@@ -300,8 +310,9 @@ static uint32_t lowest_bits(uint32_t bits, unsigned most)
 /* Sets bits of slices that the caller has, and that work on the slab's stream may use. */
 static void set_bits(struct slabs *slabs, struct slab *slab, uint64_t word, uint32_t bits)
 {
-    while (!cas_sc_u64(&slab->word, &word, word | bits))
-        ;
+    do
+        vpmm_assert(!(word & bits)); /* they are the caller's */
+    while (!cas_sc_u64(&slab->word, &word, word | bits));
     if ((free_of(word) | bits) == all_slices(slab))
         fetch_add_relaxed_u64(&slabs->empty, 1);
     if (!free_of(word))
@@ -339,6 +350,7 @@ unsigned slab_take(struct slabs *slabs, struct stream *stream, unsigned class, u
         unsigned n = 0;
         for (; bits; bits &= bits - 1) {
             taken[n] = &slab->slice[__builtin_ctz(bits)];
+            vpmm_assert(slice_state(peek_u64(&taken[n]->word)) == SLICE_FREE);
             store_relaxed_u64(&taken[n++]->word, slice_word(SLICE_OWN, 0, class, 0));
         }
         if (n)
@@ -429,8 +441,10 @@ void slab_give(struct slabs *slabs, struct slice *slice, struct fence fence)
     unsigned class = load_relaxed_u32(&slab->class);
     bool passed = fence_passed(slabs->space->streams, fence);
     uint64_t word = load_sc_u64(&slab->word);
+    vpmm_assert(slice_state(peek_u64(&slice->word)) == SLICE_OWN);
     store_relaxed_u64(&slice->word, slice_word(SLICE_FREE, 0, class, 0));
     do {
+        vpmm_assert(!(word & bit));
         if (!passed && owner_of(word) != fence.stream) {
             defer(slabs, slice, fence, class);
             return;

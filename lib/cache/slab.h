@@ -38,8 +38,8 @@
 #ifndef VPMM_LIB_SLAB_H
 #define VPMM_LIB_SLAB_H
 
-#include "space/space.h"
 #include "base/tree.h"
+#include "space/space.h"
 
 struct region;
 

@@ -1,6 +1,5 @@
 #include "cache/slices.h"
 
-
 /* Of a bin that is new: what a thread needs once it does not need by the dozen. */
 enum { FIRST_REFILL = 4 };
 

@@ -28,8 +28,8 @@
 #ifndef VPMM_LIB_SMALL_H
 #define VPMM_LIB_SMALL_H
 
-#include "driver/device.h"
 #include "base/queue.h"
+#include "driver/device.h"
 
 #include <pthread.h>
 

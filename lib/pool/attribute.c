@@ -3,9 +3,9 @@
  *
  * Each attribute is one atomic number, which calls read without a lock whenever they need it.
  */
-#include "remap/decay.h"
 #include "cache/front.h"
 #include "pool/pool.h"
+#include "remap/decay.h"
 
 #include <inttypes.h>
 

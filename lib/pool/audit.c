@@ -1,7 +1,7 @@
 #include "pool/audit.h"
 
-#include "remap/cut.h"
 #include "cache/slices.h"
+#include "remap/cut.h"
 #include "remap/zombie.h"
 
 #include <inttypes.h>

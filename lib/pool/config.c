@@ -1,7 +1,7 @@
 #include "pool/config.h"
 
-#include "remap/decay.h"
 #include "base/status.h"
+#include "remap/decay.h"
 
 #include <limits.h>
 #include <stdarg.h>

@@ -9,10 +9,10 @@
 #ifndef VPMM_LIB_POOL_H
 #define VPMM_LIB_POOL_H
 
-#include "remap/arena.h"
 #include "cache/front.h"
-#include "pool/process.h"
 #include "driver/small.h"
+#include "pool/process.h"
+#include "remap/arena.h"
 
 struct vpmm_pool {
     vpmm_config config; /* with page_size filled in */

@@ -25,10 +25,10 @@
 #ifndef VPMM_LIB_ARENA_H
 #define VPMM_LIB_ARENA_H
 
-#include "remap/decay.h"
-#include "driver/device.h"
-#include "remap/policy.h"
 #include "cache/slab.h"
+#include "driver/device.h"
+#include "remap/decay.h"
+#include "remap/policy.h"
 #include "space/space.h"
 
 #include <pthread.h>

@@ -1,9 +1,10 @@
 #include "remap/build.h"
 
+#include "base/assert.h"
 #include "base/clock.h"
+#include "base/lock.h"
 #include "remap/cut.h"
 #include "remap/hole.h"
-#include "base/lock.h"
 #include "remap/mapping.h"
 #include "remap/zombie.h"
 
@@ -112,6 +113,7 @@ static void donor_add(struct build *build, struct extent *extent, uint64_t page,
                       bool first_of_run)
 {
     struct donor *last = build->donors ? &build->donor[build->donors - 1] : NULL;
+    vpmm_assert(extent && peek_u64(&extent->page) == page); /* it lies where the view has seen it */
     build->extent[index] = extent;
     if (!first_of_run && last->region.page + last->region.pages == page) {
         last->region.pages += extent->pages;
@@ -205,6 +207,7 @@ static void carve(struct build *build, const struct view *view, const struct pol
         page = build->base.page - pages;
     build->base_first = plan->place == POLICY_EXTEND_UP;
     build->target = (struct region){page, pages, FENCE_PASSED, false};
+    vpmm_assert(pages > 0 && lock_is_taken(&build->arena->plan_lock));
     hole_carve(build->arena, hole_around(view, page)->page, page, pages);
     for (size_t i = build->moved; i < build->extents; i++)
         build->new_pages += build->extent[i]->pages;
@@ -354,6 +357,7 @@ static void place_extents(struct build *build)
     uint64_t page = build->target.page;
     for (size_t i = 0; i < build->extents; i++) {
         struct extent *extent = build->extent[i];
+        vpmm_assert(peek_u32(&extent->holders) > 0);
         store_relaxed_u64(&extent->page, page);
         for (uint32_t j = 0; j < extent->pages; j++)
             store_relaxed_ptr(&page_at(&arena->space.pages, page + j)->extent, extent);
@@ -366,6 +370,7 @@ static void bury_donors(struct build *build)
     for (size_t i = 0; i < build->donors; i++) {
         struct donor *donor = &build->donor[i];
         struct zombie *zombie = donor->zombie;
+        vpmm_assert(zombie && zombie->parts == donor->extents);
         zombie->page = donor->region.page;
         zombie->pages = donor->region.pages;
         zombie->fence = donor->region.fence;
@@ -490,6 +495,7 @@ static void unwind(struct build *build)
         made += build->extent[i]->pages;
     disown_created(build);
     lock_take(&arena->plan_lock);
+    vpmm_assert(made <= build->new_pages && build->new_pages <= arena->budgeted_pages);
     if (gone)
         hole_add(arena, build->target.page, build->target.pages);
     quarantine(arena, made);
@@ -709,6 +715,7 @@ static void count_removed(struct arena *arena, uint64_t pages, uint64_t promised
     stats_sub(arena->stats, STAT_mapped_bytes, pages << arena->space.pages.page_shift);
     stats_count(arena->stats, STAT_extents_released);
     lock_take(&arena->plan_lock);
+    vpmm_assert(promised <= pages && pages - promised <= arena->budgeted_pages);
     arena->budgeted_pages -= pages - promised;
     quarantine(arena, pages);
     pthread_mutex_unlock(&arena->plan_lock);

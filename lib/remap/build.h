@@ -17,8 +17,8 @@
 #define VPMM_LIB_BUILD_H
 
 #include "remap/arena.h"
-#include "space/region.h"
 #include "remap/view.h"
+#include "space/region.h"
 
 struct build_limits {
     enum view_reach reach;

@@ -19,8 +19,8 @@
 #ifndef VPMM_LIB_CUT_H
 #define VPMM_LIB_CUT_H
 
-#include "remap/arena.h"
 #include "cache/front.h"
+#include "remap/arena.h"
 #include "space/region.h"
 
 enum { CUT_PAGES_KEPT = 2 };

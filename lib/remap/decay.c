@@ -1,7 +1,7 @@
 #include "remap/decay.h"
 
-#include "remap/build.h"
 #include "base/clock.h"
+#include "remap/build.h"
 #include "remap/cut.h"
 
 void decay_init(struct decay *decay, const vpmm_config *config)

@@ -1,5 +1,8 @@
 #include "remap/hole.h"
 
+#include "base/assert.h"
+#include "base/lock.h"
+
 static struct page *at(const struct arena *arena, uint64_t page)
 {
     return page_at(&arena->space.pages, page);
@@ -36,6 +39,7 @@ static void hole_take(struct arena *arena, uint64_t page)
 
 void hole_add(struct arena *arena, uint64_t page, uint64_t pages)
 {
+    vpmm_assert(lock_is_taken(&arena->plan_lock) && pages > 0 && !hole_from(arena, page));
     uint64_t before = hole_until(arena, page);
     uint64_t after = pages < pages_to_chunk_end(&arena->space.pages, page) ? hole_from(arena, page + pages) : 0;
     if (after)
@@ -49,6 +53,7 @@ void hole_add(struct arena *arena, uint64_t page, uint64_t pages)
 void hole_carve(struct arena *arena, uint64_t hole, uint64_t page, uint64_t pages)
 {
     uint64_t length = hole_from(arena, hole);
+    vpmm_assert(lock_is_taken(&arena->plan_lock) && page >= hole && page + pages <= hole + length);
     hole_take(arena, hole);
     page_set(at(arena, page), PAGE_OWN, pages);
     hole_put(arena, hole, page - hole);

@@ -1,7 +1,8 @@
 #include "remap/zombie.h"
 
-#include "remap/hole.h"
+#include "base/assert.h"
 #include "base/lock.h"
+#include "remap/hole.h"
 #include "remap/mapping.h"
 
 #include <stdlib.h>
@@ -16,6 +17,7 @@ struct zombie *zombie_create(uint32_t parts)
 
 void zombie_hold(struct zombie *zombie, uint32_t i, struct extent *extent)
 {
+    vpmm_assert(i < zombie->parts && !zombie->part[i].extent && peek_u32(&extent->holders) > 0);
     zombie->part[i] = (struct zombie_part){extent->pages, extent};
     fetch_add_relaxed_u32(&extent->holders, 1); /* the caller is a holder itself */
 }
@@ -23,6 +25,8 @@ void zombie_hold(struct zombie *zombie, uint32_t i, struct extent *extent)
 void zombie_push(struct arena *arena, struct zombie *zombie)
 {
     zombie->has_pages = zombie->pages != 0;
+    vpmm_assert(!zombie->has_pages ||
+                word_state(peek_u64(&page_at(&arena->space.pages, zombie->page)->word)) == PAGE_OWN);
     if (zombie->has_pages) {
         for (uint64_t page = zombie->page; page < zombie->page + zombie->pages; page++)
             store_relaxed_ptr(&page_at(&arena->space.pages, page)->extent, NULL);
@@ -54,6 +58,7 @@ static bool release(struct arena *arena, struct extent *extent)
         return false;
     }
     lock_take(&arena->plan_lock);
+    vpmm_assert(!peek_u32(&extent->holders) && arena->quarantined_pages >= extent->pages);
     arena->quarantined_pages -= extent->pages;
     pthread_mutex_unlock(&arena->plan_lock);
     stats_sub(arena->stats, STAT_quarantined_bytes, (uint64_t)extent->pages << arena->space.pages.page_shift);
@@ -78,6 +83,8 @@ static void advance(struct arena *arena, struct zombie *zombie, uint32_t mapping
 {
     struct page *first = page_at(&arena->space.pages, zombie->page);
     uint64_t unmapped = zombie->page;
+    vpmm_assert(lock_is_taken(&arena->pass_lock) && zombie->unmapped + mappings <= zombie->parts);
+    vpmm_assert(pages <= zombie->pages && word_state(peek_u64(&first->word)) == PAGE_ZOMBIE);
     zombie->unmapped += mappings;
     zombie->page += pages;
     zombie->pages -= pages;

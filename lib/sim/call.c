@@ -173,16 +173,16 @@ static CUresult sim_leave(struct sim_frame *frame, CUresult result)
         return sim_leave(&frame, result);                                                                              \
     }
 
-#define SIM_SLOT_0(name, v, p, a) SIM_TRAMPOLINE(0, slot_0_##name, SIM_##name, sim_##name, p, a)
-#define SIM_SLOT_1(name, v, p, a) SIM_TRAMPOLINE(1, slot_1_##name, SIM_##name, sim_##name, p, a)
-#define SIM_SLOT_2(name, v, p, a) SIM_TRAMPOLINE(2, slot_2_##name, SIM_##name, sim_##name, p, a)
-#define SIM_SLOT_3(name, v, p, a) SIM_TRAMPOLINE(3, slot_3_##name, SIM_##name, sim_##name, p, a)
-#define SIM_SLOT_4(name, v, p, a) SIM_TRAMPOLINE(4, slot_4_##name, SIM_##name, sim_##name, p, a)
-#define SIM_SLOT_5(name, v, p, a) SIM_TRAMPOLINE(5, slot_5_##name, SIM_##name, sim_##name, p, a)
-#define SIM_SLOT_6(name, v, p, a) SIM_TRAMPOLINE(6, slot_6_##name, SIM_##name, sim_##name, p, a)
-#define SIM_SLOT_7(name, v, p, a) SIM_TRAMPOLINE(7, slot_7_##name, SIM_##name, sim_##name, p, a)
-#define SIM_SLOT_8(name, v, p, a) SIM_TRAMPOLINE(8, slot_8_##name, SIM_##name, sim_##name, p, a)
-#define SIM_SLOT_9(name, v, p, a) SIM_TRAMPOLINE(9, slot_9_##name, SIM_##name, sim_##name, p, a)
+#define SIM_SLOT_0(name, v, p, a)  SIM_TRAMPOLINE(0, slot_0_##name, SIM_##name, sim_##name, p, a)
+#define SIM_SLOT_1(name, v, p, a)  SIM_TRAMPOLINE(1, slot_1_##name, SIM_##name, sim_##name, p, a)
+#define SIM_SLOT_2(name, v, p, a)  SIM_TRAMPOLINE(2, slot_2_##name, SIM_##name, sim_##name, p, a)
+#define SIM_SLOT_3(name, v, p, a)  SIM_TRAMPOLINE(3, slot_3_##name, SIM_##name, sim_##name, p, a)
+#define SIM_SLOT_4(name, v, p, a)  SIM_TRAMPOLINE(4, slot_4_##name, SIM_##name, sim_##name, p, a)
+#define SIM_SLOT_5(name, v, p, a)  SIM_TRAMPOLINE(5, slot_5_##name, SIM_##name, sim_##name, p, a)
+#define SIM_SLOT_6(name, v, p, a)  SIM_TRAMPOLINE(6, slot_6_##name, SIM_##name, sim_##name, p, a)
+#define SIM_SLOT_7(name, v, p, a)  SIM_TRAMPOLINE(7, slot_7_##name, SIM_##name, sim_##name, p, a)
+#define SIM_SLOT_8(name, v, p, a)  SIM_TRAMPOLINE(8, slot_8_##name, SIM_##name, sim_##name, p, a)
+#define SIM_SLOT_9(name, v, p, a)  SIM_TRAMPOLINE(9, slot_9_##name, SIM_##name, sim_##name, p, a)
 #define SIM_SLOT_10(name, v, p, a) SIM_TRAMPOLINE(10, slot_10_##name, SIM_##name, sim_##name, p, a)
 #define SIM_SLOT_11(name, v, p, a) SIM_TRAMPOLINE(11, slot_11_##name, SIM_##name, sim_##name, p, a)
 #define SIM_SLOT_12(name, v, p, a) SIM_TRAMPOLINE(12, slot_12_##name, SIM_##name, sim_##name, p, a)
@@ -206,16 +206,16 @@ VPMM_DRIVER_ENTRIES(SIM_SLOT_13)
 VPMM_DRIVER_ENTRIES(SIM_SLOT_14)
 VPMM_DRIVER_ENTRIES(SIM_SLOT_15)
 
-#define SIM_ROW_0(name, v, p, a) .name = slot_0_##name,
-#define SIM_ROW_1(name, v, p, a) .name = slot_1_##name,
-#define SIM_ROW_2(name, v, p, a) .name = slot_2_##name,
-#define SIM_ROW_3(name, v, p, a) .name = slot_3_##name,
-#define SIM_ROW_4(name, v, p, a) .name = slot_4_##name,
-#define SIM_ROW_5(name, v, p, a) .name = slot_5_##name,
-#define SIM_ROW_6(name, v, p, a) .name = slot_6_##name,
-#define SIM_ROW_7(name, v, p, a) .name = slot_7_##name,
-#define SIM_ROW_8(name, v, p, a) .name = slot_8_##name,
-#define SIM_ROW_9(name, v, p, a) .name = slot_9_##name,
+#define SIM_ROW_0(name, v, p, a)  .name = slot_0_##name,
+#define SIM_ROW_1(name, v, p, a)  .name = slot_1_##name,
+#define SIM_ROW_2(name, v, p, a)  .name = slot_2_##name,
+#define SIM_ROW_3(name, v, p, a)  .name = slot_3_##name,
+#define SIM_ROW_4(name, v, p, a)  .name = slot_4_##name,
+#define SIM_ROW_5(name, v, p, a)  .name = slot_5_##name,
+#define SIM_ROW_6(name, v, p, a)  .name = slot_6_##name,
+#define SIM_ROW_7(name, v, p, a)  .name = slot_7_##name,
+#define SIM_ROW_8(name, v, p, a)  .name = slot_8_##name,
+#define SIM_ROW_9(name, v, p, a)  .name = slot_9_##name,
 #define SIM_ROW_10(name, v, p, a) .name = slot_10_##name,
 #define SIM_ROW_11(name, v, p, a) .name = slot_11_##name,
 #define SIM_ROW_12(name, v, p, a) .name = slot_12_##name,

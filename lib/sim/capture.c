@@ -227,11 +227,8 @@ CUresult sim_cuStreamBeginCapture(CUstream hStream, CUstreamCaptureMode mode)
     struct sim_capture *capture = calloc(1, sizeof *capture);
     if (!capture)
         return CUDA_ERROR_OUT_OF_MEMORY;
-    *capture = (struct sim_capture){.id = ++sim->capture_ids,
-                                    .origin = lane,
-                                    .thread = sim_thread(sim)->id,
-                                    .mode = mode,
-                                    .next = sim->captures};
+    *capture = (struct sim_capture){
+        .id = ++sim->capture_ids, .origin = lane, .thread = sim_thread(sim)->id, .mode = mode, .next = sim->captures};
     sim->captures = lane->capture = capture;
     set_status(sim, lane, CU_STREAM_CAPTURE_STATUS_ACTIVE);
     return CUDA_SUCCESS;

@@ -14,7 +14,7 @@ struct point {
 };
 
 #define UNMEASURED 0.1
-#define BY_SIZE (-1.0) /* the entry charges for itself, when it knows the size */
+#define BY_SIZE    (-1.0) /* the entry charges for itself, when it knows the size */
 
 static const double prices[SIM_ENTRIES] = {
     [SIM_cuMemAddressReserve] = 1.0, /* 8 GiB .. 64 TiB alike */

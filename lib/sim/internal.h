@@ -58,8 +58,8 @@ enum {
 
 /* Reservations come from [1 TiB, 1 TiB + va_bytes); plain memory and pools have their addresses below that. */
 #define SIM_PLAIN_BASE ((CUdeviceptr)8 << 30)
-#define SIM_VA_BASE ((CUdeviceptr)1 << 40)
-#define SIM_VA_LIMIT ((size_t)126 << 40)
+#define SIM_VA_BASE    ((CUdeviceptr)1 << 40)
+#define SIM_VA_LIMIT   ((size_t)126 << 40)
 
 /* One number for each entry of the table. */
 enum sim_entry {
@@ -110,7 +110,7 @@ struct sim_context;
 
 struct sim_device {
     int fd;
-    char *bytes; /* the memfd, all of it */
+    char *bytes;                             /* the memfd, all of it */
     uint32_t pages, pages_used, pages_fresh; /* pages from pages_fresh up were never handed out */
     uint32_t *free_pages;                    /* a stack of the ones that came back */
     uint32_t free_count;
@@ -390,7 +390,7 @@ void sim_charge(vpmm_sim *sim, double microseconds);
 
 /* ---- object.c ---- */
 
-uint64_t sim_object_add(vpmm_sim *sim, enum sim_kind kind, void *object); /* 0: no memory, or too many */
+uint64_t sim_object_add(vpmm_sim *sim, enum sim_kind kind, void *object);  /* 0: no memory, or too many */
 void *sim_object_find(vpmm_sim *sim, enum sim_kind kind, uint64_t handle); /* NULL: counted as misuse, and said */
 void *sim_object_peek(vpmm_sim *sim, enum sim_kind kind, uint64_t handle); /* NULL: silently */
 void sim_object_remove(vpmm_sim *sim, enum sim_kind kind, uint64_t handle);

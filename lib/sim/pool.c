@@ -12,7 +12,7 @@
 #include <string.h>
 
 #define BLOCK_BYTES ((size_t)32 << 20)
-#define GRAIN ((size_t)512)
+#define GRAIN       ((size_t)512)
 
 struct block;
 

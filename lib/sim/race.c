@@ -116,8 +116,8 @@ static void print_site(const struct sim_site *site, const char *lead)
     fprintf(stderr, "    %s %s, %zu bytes at 0x%llx, ", lead, sim_entry_name(site->entry), site->bytes,
             (unsigned long long)site->address);
     if (site->number)
-        fprintf(stderr, "stream %p (operation %llu of lane %u)", (void *)site->stream,
-                (unsigned long long)site->number, site->lane);
+        fprintf(stderr, "stream %p (operation %llu of lane %u)", (void *)site->stream, (unsigned long long)site->number,
+                site->lane);
     else
         fprintf(stderr, "the host");
     if (!dladdr(site->caller, &info) || !info.dli_fname)

@@ -107,8 +107,7 @@ static bool worth_a_dependency(vpmm_sim *sim, const struct sim_lane *lane, const
 {
     if (on->numbered == 0 || on == lane)
         return false;
-    return on->done < on->numbered ||
-           (sim->config.detect_races && !sim_clock_knows(lane->clock, on->id, on->numbered));
+    return on->done < on->numbered || (sim->config.detect_races && !sim_clock_knows(lane->clock, on->id, on->numbered));
 }
 
 static bool depend_on_legacy(vpmm_sim *sim, struct sim_lane *lane, struct sim_op *op)

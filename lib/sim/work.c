@@ -85,8 +85,8 @@ static CUresult translate_rows(vpmm_sim *sim, struct sim_lane *lane, struct sim_
     CUresult result = CUDA_SUCCESS;
     for (size_t row = 0; row < op->height && result == CUDA_SUCCESS; row++) {
         if (rows->host) {
-            result = add_piece(pieces, rows->host + row * rows->pitch, op->width) ? CUDA_SUCCESS
-                                                                                  : CUDA_ERROR_OUT_OF_MEMORY;
+            result =
+                add_piece(pieces, rows->host + row * rows->pitch, op->width) ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
             continue;
         }
         CUdeviceptr at = rows->device + row * rows->pitch, end = at + op->width;

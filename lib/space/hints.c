@@ -1,6 +1,8 @@
 #define _GNU_SOURCE
 #include "space/hints.h"
 
+#include "base/assert.h"
+
 #include <sys/mman.h>
 
 /*
@@ -142,6 +144,7 @@ static struct hint_block *find_room(struct hints *hints, struct hint_bin *bin, s
 bool hints_enter(struct hints *hints, struct hint_arena *arena, struct page *descriptor, uint64_t page, uint64_t pages)
 {
     unsigned number = bin_of(pages);
+    vpmm_assert(pages > 0 && number < HINT_BINS);
     struct hint_bin *bin = &hints->bin[number];
     int slot = -1;
     struct hint_block *block = find_room(hints, bin, arena, &slot);
@@ -166,6 +169,7 @@ void hints_remove(struct page *descriptor)
     struct hint_block *block = (struct hint_block *)(uintptr_t)(where & ~UINT64_C(511));
     unsigned slot = where & 511;
     struct hint_bin *bin = block->bin;
+    vpmm_assert(slot < HINT_SLOTS && peek_u32(&block->slot[slot]) && peek_u64(&block->used) >> slot & 1);
     store_relaxed_u64(&descriptor->where, 0);
     store_sc_u32(&block->slot[slot], 0);
     fetch_and_sc_u64(&block->used, ~(UINT64_C(1) << slot));

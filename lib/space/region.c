@@ -1,8 +1,16 @@
 #include "space/region.h"
 
+#include "base/assert.h"
+
 static struct page *at(const struct space *space, uint64_t page)
 {
     return page_at(&space->pages, page);
+}
+
+/* For assertions: the region is in the hands of one thread, which is the caller. */
+static bool is_owned(const struct space *space, uint64_t page)
+{
+    return word_state(peek_u64(&at(space, page)->word)) == PAGE_OWN;
 }
 
 static struct hints *shard_of(struct space *space, struct fence fence)
@@ -50,6 +58,15 @@ static void ensure_pieces(struct space *space, struct region region)
         write_piece(space, region.page, region.pages, region.fence);
 }
 
+/* For assertions: the pieces follow each other from the region's first page to its end. */
+static bool pieces_fill(const struct space *space, struct region region)
+{
+    uint64_t page = region.page, end = region.page + region.pages;
+    while (page < end && piece_pages(space, page))
+        page += piece_pages(space, page);
+    return page == end;
+}
+
 /* The latest of a region's pieces, which are all of one stream or passed. */
 static struct fence latest_fence(const struct space *space, uint64_t page, uint64_t end)
 {
@@ -64,6 +81,7 @@ static struct fence latest_fence(const struct space *space, uint64_t page, uint6
 /* Cuts an owned region in two at `pages`; the piece that lies across becomes two. */
 static struct region cut_off_front(struct space *space, struct region region, uint64_t pages)
 {
+    vpmm_assert(is_owned(space, region.page) && pages > 0 && pages < region.pages);
     struct region rest = {region.page + pages, region.pages - pages, region.fence, region.has_pieces};
     if (!region.has_pieces)
         return rest;
@@ -129,6 +147,7 @@ bool region_claim(struct space *space, const struct found *found, struct region 
     struct fence fence = page_fence(first);
     if (!page_take(first, found->word))
         return false;
+    vpmm_assert(word_state(found->word) == PAGE_FREE && word_pages(found->word) == found->pages);
     hints_remove(first);
     count_whole(space, 0 - whole_pages(space, found->page, found->pages));
     *region = (struct region){found->page, found->pages, fence, true};
@@ -152,6 +171,7 @@ static void note_mixture(struct space *space, struct fence a, struct fence b)
 /* Both are in the caller's hands, `left` ends where `right` begins: they become one. */
 static struct region unite(struct space *space, struct region left, struct region right, struct fence fence)
 {
+    vpmm_assert(is_owned(space, left.page) && is_owned(space, right.page) && left.page + left.pages == right.page);
     note_mixture(space, left.fence, right.fence);
     ensure_pieces(space, left);
     ensure_pieces(space, right);
@@ -178,8 +198,10 @@ static struct region grow(struct space *space, struct region region)
 static struct found set_free(struct space *space, struct region region)
 {
     struct page *first = at(space, region.page);
+    vpmm_assert(is_owned(space, region.page) && region.pages <= pages_to_chunk_end(&space->pages, region.page));
     region.has_pieces = region.has_pieces && region.fence.stream;
     ensure_pieces(space, region);
+    vpmm_assert_walk(pieces_fill(space, region));
     page_set_fence(first, region.fence);
     store_sc_u32(&at(space, region.page + region.pages - 1)->back, (uint32_t)region.pages);
     hints_enter(shard_of(space, region.fence), &space->hint_arena, first, region.page, region.pages);
@@ -227,6 +249,7 @@ static bool passed_meanwhile(struct space *space, struct found self, struct regi
 
 void region_publish(struct space *space, struct region region)
 {
+    vpmm_assert(region.pages > 0 && is_owned(space, region.page));
     do {
         region.fence = settled(space, region.fence);
         region = grow(space, region);
@@ -399,6 +422,7 @@ struct region region_keep_front(struct space *space, struct region region, uint6
 struct region region_take_out(struct space *space, struct region region, uint64_t page, uint64_t pages)
 {
     struct region run = region;
+    vpmm_assert(page >= region.page && pages > 0 && page + pages <= region.page + region.pages);
     if (page > region.page)
         run = region_drop_front(space, region, page - region.page);
     if (run.pages > pages)
@@ -454,6 +478,7 @@ CUdeviceptr region_hand_out(struct space *space, struct region region, uint64_t 
 {
     struct page *first = at(space, region.page);
     struct region rest = {0};
+    vpmm_assert(is_owned(space, region.page) && pages > 0 && pages <= region.pages);
     if (region.pages > pages) {
         rest = cut_off_front(space, region, pages);
         page_set(at(space, rest.page), PAGE_OWN, rest.pages);
@@ -484,6 +509,7 @@ vpmm_status region_take_back(struct space *space, CUdeviceptr address, struct re
     if (word_state(word) != PAGE_LIVE || !page_take(first, word))
         return region_not_live(address);
     *region = (struct region){page, word_pages(word), FENCE_PASSED, false};
+    vpmm_assert(is_owned(space, page) && region->pages > 0);
     stats_end_live(space->stats, space->live_stat, region->pages << space->pages.page_shift,
                    load_relaxed_u64(&first->requested));
     return VPMM_SUCCESS;

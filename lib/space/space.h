@@ -14,9 +14,9 @@
 #define VPMM_LIB_SPACE_H
 
 #include "base/bell.h"
+#include "base/stats.h"
 #include "space/hints.h"
 #include "space/pages.h"
-#include "base/stats.h"
 #include "space/stream.h"
 
 enum { GRANULE_BYTES = 8192 };

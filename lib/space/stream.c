@@ -128,6 +128,13 @@ static struct stream *record_new(struct streams *streams)
     return stream;
 }
 
+/* For assertions: nothing waits for the record's stream, and no cache holds memory of it. */
+static bool is_at_rest(const struct stream *stream)
+{
+    return peek_u64(&stream->completed) == peek_u64(&stream->published) && !peek_u32(&stream->caches[SPACE_PAGES]) &&
+           !peek_u32(&stream->caches[SPACE_GRANULES]) && !peek_u32(&stream->outstanding);
+}
+
 /* Under the lock. Events belong to a context: those of another one are of no use to the new stream. */
 static struct stream *record_take(struct streams *streams, CUcontext context)
 {
@@ -136,6 +143,7 @@ static struct stream *record_take(struct streams *streams, CUcontext context)
         return record_new(streams);
     struct stream *stream = stream_at(streams, slot);
     streams->unused = stream->next_unused;
+    vpmm_assert(is_at_rest(stream));
     if (stream->context != context)
         destroy_events(streams, stream);
     return stream;
@@ -251,6 +259,7 @@ static vpmm_status identify(struct streams *streams, CUstream handle, struct ide
 /* Under the lock. */
 static void unregister(struct streams *streams, struct stream *stream, enum stream_state state)
 {
+    vpmm_assert(lock_is_taken(&streams->lock) && object_map_get(streams->registry, stream->key) == stream);
     store_sc_u32(&stream->state, state); /* before users is read: see enter_known */
     if (state == STREAM_ORPHAN)
         fetch_add_sc_u32(&streams->orphans, 1); /* after the state: see close_orphans in front.c */
@@ -343,6 +352,7 @@ static bool enter_known(struct stream *stream, struct object_key key)
 
 void stream_leave(struct stream *stream)
 {
+    vpmm_assert(peek_u32(&stream->users) > 0);
     fetch_add_sc_u32(&stream->users, UINT32_MAX);
 }
 
@@ -448,6 +458,7 @@ static bool mark_place(struct streams *streams, struct stream *stream, struct ma
                        bool by_other)
 {
     CUevent event = event_of(streams, mark);
+    vpmm_assert(mark_state(peek_u64(&mark->word)) == MARK_FREE);
     if (!event || !record(streams, stream, event, by_other))
         return false;
     store_release_u64(&mark->word, mark_word(number, MARK_RECORDED)); /* pairs with the acquire in covering_event */
@@ -471,6 +482,7 @@ static struct mark *claim_newest(struct stream *stream)
 static bool mark_again(struct streams *streams, struct stream *stream, struct mark *newest, uint64_t number)
 {
     uint64_t before = mark_number(load_relaxed_u64(&newest->word));
+    vpmm_assert(mark_state(peek_u64(&newest->word)) == MARK_BUSY && before <= number);
     bool recorded = record(streams, stream, load_relaxed_ptr(&newest->event), false);
     /* Pairs with the acquire in covering_event, and in has_passed. */
     store_release_u64(&newest->word, mark_word(recorded ? number : before, MARK_RECORDED));
@@ -493,6 +505,7 @@ static bool mark_once(struct streams *streams, struct stream *stream, bool by_ot
     if (!(newest ? mark_again(streams, stream, newest, number) : mark_place(streams, stream, place, number, by_other)))
         return false;
     raise_relaxed_u64(&stream->recorded, number);
+    vpmm_assert(peek_u32(&stream->marking) && peek_u64(&stream->recorded) <= peek_u64(&stream->published));
     stats_count(streams->device->stats, STAT_marks);
     return true;
 }
@@ -731,6 +744,7 @@ static enum release begin_release(struct streams *streams, const struct identity
 static void end_release(struct streams *streams, struct stream *stream, bool marked)
 {
     lock_take(&streams->lock);
+    vpmm_assert(peek_u32(&stream->state) == STREAM_RELEASING && peek_u32(&stream->users) > 0);
     if (marked)
         unregister(streams, stream, STREAM_RELEASED);
     else
@@ -849,7 +863,9 @@ static bool complete_stream(struct streams *streams, struct stream *stream)
         return false;
     if (mark_number(last) > load_relaxed_u64(&stream->completed))
         store_sc_u64(&stream->completed, mark_number(last)); /* pairs with fence_passed, and before a place is free */
+    vpmm_assert(mark_number(last) <= peek_u64(&stream->published));
     uint32_t retired = retire_marks(stream, passed, last);
+    vpmm_assert(retired <= stream->taken_marks && retired <= peek_u32(&stream->outstanding));
     stream->taken_marks -= retired;
     memmove(stream->taken, stream->taken + retired, stream->taken_marks * sizeof stream->taken[0]);
     fetch_add_acq_rel_u32(&stream->outstanding, 0 - retired);

@@ -69,9 +69,10 @@
 #ifndef VPMM_LIB_STREAM_H
 #define VPMM_LIB_STREAM_H
 
+#include "base/assert.h"
+#include "base/queue.h"
 #include "driver/device.h"
 #include "space/hints.h"
-#include "base/queue.h"
 
 #include <pthread.h>
 
@@ -124,7 +125,7 @@ struct stream {
     _Atomic(uint32_t) outstanding;
     CUdeviceptr wait_block; /* under wait_lock, as are the next two: a block to wait for a context by; 0: none */
     CUcontext wait_context;
-    bool wait_refused;      /* the driver has said no to taking it back, which need not be true */
+    bool wait_refused;                /* the driver has said no to taking it back, which need not be true */
     _Atomic(void *) slabs;            /* its slabs with free slices (slab.h); they stay with the record */
     _Atomic(uint32_t) freed_small;    /* to the driver's own pool, with no fence of ours, since the last settling */
     struct mark *taken[STREAM_MARKS]; /* the reaper's: from the ring, oldest first, not yet seen to have passed */
@@ -139,8 +140,8 @@ struct streams {
     bool cached;               /* there are front caches: what lies in those of a legacy stream has no mark */
     pthread_mutex_t wait_lock; /* over the driver calls of a wait for a context; only others who wait meet it, and who
                                   meets a legacy stream for the first time */
-    pthread_mutex_t lock; /* registry writers, changes of state, unused records */
-    uint32_t unused;      /* first slot of a list; 0: none */
+    pthread_mutex_t lock;      /* registry writers, changes of state, unused records */
+    uint32_t unused;           /* first slot of a list; 0: none */
     struct object_map *registry;
     _Atomic(uint32_t) orphans; /* changes when a record has become one, or a cache was attached to one */
     _Atomic(void *) segment[STREAMS_MAX / STREAMS_A_SEGMENT]; /* struct stream_segment */
@@ -194,6 +195,7 @@ vpmm_status stream_release(struct streams *, CUstream, void (*flush)(struct stre
 /* The fence of memory freed on the stream now; one may serve a batch. */
 static inline struct fence fence_take(struct stream *stream)
 {
+    vpmm_assert(peek_u32(&stream->users) > 0);
     return (struct fence){stream->slot, fetch_add_sc_u64(&stream->published, 1) + 1};
 }
 
