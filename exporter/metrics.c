@@ -241,7 +241,7 @@ static void write_settings(const struct writer *w)
         "1: the driver has failed for good, every call answers VPMM_ERROR_DRIVER",
         "memory of the pool's device",
         "the pool's page",
-        "the pool's cap on mapped_bytes; 0: none",
+        "the pool's cap on mapped and quarantined bytes; 0: none",
     };
     for (enum setting setting = 0; setting < SETTINGS; setting++) {
         family(w, name[setting], GAUGE, help[setting], NULL);

@@ -3,7 +3,7 @@
 
 usage: draw.py PROMETHEUS_URL SECONDS OUT.png
 
-The latest SECONDS of all pools together. Needs python3-matplotlib. The picture in the README is of
+The latest SECONDS of all pools together. Needs python3-matplotlib. The picture in exporter/README.md is of
   vpmm-server --metrics-port 9435 --seconds 60
 scraped each half second.
 """
