@@ -166,15 +166,16 @@ typedef struct vpmm_config {
     vpmm_small small;          /*                                                      VPMM_SMALL=slab|async */
     vpmm_reuse reuse;          /*                                                      VPMM_REUSE=device|completed|host */
     vpmm_streams streams;      /*                                                      VPMM_STREAMS=checked|trusted|eager */
-    bool reaper;               /* true: a thread of the pool's own; false: the caller calls vpmm_poll */
-    bool exportable;           /* handles can be exported as POSIX file descriptors, where the device can  */
-    bool rdma;                 /* handles can be registered for GPUDirect RDMA, where the device can; false       */
+    bool reaper;               /* true: a thread of the pool's own; false: the caller calls vpmm_poll     VPMM_REAPER */
+    bool exportable;           /* handles can be exported as POSIX file descriptors, where the device can; true
+                                                                                                     VPMM_EXPORTABLE */
+    bool rdma;                 /* handles can be registered for GPUDirect RDMA, where the device can; false  VPMM_RDMA */
     size_t release_threshold;  /* bytes that stay mapped however long nothing happens, at least what initial_pages
                                   says; 0                                                    VPMM_RELEASE_THRESHOLD */
     uint64_t decay_ms;         /* memory that is not needed goes back to the device little by little over so many
                                   milliseconds, at most 1000000000; 0: as soon as it is free; VPMM_DECAY_NEVER: only by
                                   vpmm_trim, or before a request fails; 10000               VPMM_DECAY_MS=...|never */
-    bool captures;             /* the program captures streams without releasing them first: see below       VPMM_CAPTURES */
+    bool captures;             /* the program captures streams without releasing them first: see above       VPMM_CAPTURES */
 } vpmm_config;                 /* more fields may follow: start from vpmm_config_default() */
 
 vpmm_config vpmm_config_default(void);
