@@ -121,7 +121,7 @@ static bool lies(const struct fault *fault)
 static size_t small_bytes(struct run *r)
 {
     cuuint64_t bytes = 0;
-    CUmemoryPool pool = r->w.pool->small.pool;
+    CUmemoryPool pool = r->w.pool->async.pool;
     if (pool != NULL)
         run_assert(r, r->w.driver->cuMemPoolGetAttribute(pool, CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT, &bytes) ==
                           CUDA_SUCCESS);

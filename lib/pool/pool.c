@@ -59,15 +59,15 @@ static vpmm_status malloc_small(struct vpmm_pool *pool, size_t bytes, CUstream s
                     "%zu bytes are less than a page of %zu, and the device has no memory pools "
                     "to take them from",
                     bytes, pool->config.page_size);
-    vpmm_status status = small_malloc(&pool->small, bytes, stream, out);
+    vpmm_status status = async_pool_malloc(&pool->async, bytes, stream, out);
     if (status == VPMM_ERROR_OUT_OF_MEMORY && pool->paged) {
         tiers_release_pages(pool);
-        status = small_malloc(&pool->small, bytes, stream, out);
+        status = async_pool_malloc(&pool->async, bytes, stream, out);
     }
     if (status == VPMM_ERROR_OUT_OF_MEMORY && pool->paged) {
         pass_settle(&pool->arena);
         tiers_release_pages(pool);
-        status = small_malloc(&pool->small, bytes, stream, out);
+        status = async_pool_malloc(&pool->async, bytes, stream, out);
     }
     if (status == VPMM_ERROR_OUT_OF_MEMORY)
         return tiers_out_of_memory(pool, bytes);
@@ -300,7 +300,7 @@ static vpmm_status free_or_cache(struct vpmm_pool *pool, CUdeviceptr address, st
 
 static vpmm_status free_small(struct vpmm_pool *pool, CUdeviceptr address, CUstream handle, struct stream *stream)
 {
-    vpmm_status status = small_free(&pool->small, address, handle);
+    vpmm_status status = async_pool_free(&pool->async, address, handle);
     if (stream && stream->is_private)
         fence_take(stream); /* the call marks it at its end: nobody else could */
     else if (stream)
@@ -480,7 +480,7 @@ vpmm_status vpmm_trim(vpmm_pool *pool, size_t keep_bytes, size_t *released)
             status = pass_release(&pool->arena, keep_bytes / pool->config.page_size, &pages);
     }
     if (status == VPMM_SUCCESS && !keep_bytes)
-        small_trim(&pool->small);
+        async_pool_trim(&pool->async);
     device_leave(&pool->device, &scope);
     if (released)
         *released = (size_t)pages * pool->config.page_size;

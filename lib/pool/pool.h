@@ -10,7 +10,7 @@
 #define VPMM_LIB_POOL_H
 
 #include "cache/front.h"
-#include "driver/small.h"
+#include "driver/async_pool.h"
 #include "pool/process.h"
 #include "remap/arena.h"
 
@@ -23,7 +23,7 @@ struct vpmm_pool {
     struct fronts fronts;     /* caches of pages, */
     struct fronts cut_fronts; /* and of parts of pages */
     struct arena arena;
-    struct small small;
+    struct async_pool async;
     bool paged;  /* false: no page could serve any request, or the device has no virtual memory management */
     bool opened; /* the device's context is retained */
     uint32_t generation;

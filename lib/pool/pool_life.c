@@ -3,7 +3,7 @@
 #include "pool/config.h"
 #include "pool/piece.h"
 #include "pool/reaper.h"
-#include "remap/arena_life.h"
+#include "remap/arena.h"
 #include "remap/build.h"
 #include "remap/cut.h"
 #include "remap/pass.h"
@@ -75,7 +75,7 @@ static vpmm_status init_small(struct vpmm_pool *pool)
     vpmm_status status = device_enter(&pool->device, &scope);
     if (status != VPMM_SUCCESS)
         return status;
-    status = small_init(&pool->small, &pool->device);
+    status = async_pool_init(&pool->async, &pool->device);
     device_leave(&pool->device, &scope);
     return status;
 }
@@ -112,7 +112,7 @@ static vpmm_status close_pool(struct vpmm_pool *pool)
     fronts_free(&pool->cut_fronts);
     if (pool->arena.device)
         arena_free(&pool->arena);
-    later = small_destroy(&pool->small);
+    later = async_pool_destroy(&pool->async);
     if (status == VPMM_SUCCESS && later != VPMM_SUCCESS) {
         status = later;
         snprintf(words, sizeof words, "%s", vpmm_last_error());
@@ -212,7 +212,7 @@ vpmm_status vpmm_pool_destroy(vpmm_pool *pool)
     vpmm_status status = pool_check(pool, "vpmm_pool_destroy");
     if (status == VPMM_ERROR_NOT_SUPPORTED)
         return status;
-    uint64_t live = live_bytes(pool), small = load_relaxed_u64(&pool->small.count);
+    uint64_t live = live_bytes(pool), small = load_relaxed_u64(&pool->async.count);
     if (status == VPMM_SUCCESS && (live || small))
         return fail(VPMM_ERROR_BUSY,
                     "the pool has %" PRIu64 " bytes and %" PRIu64 " allocations of the driver's pool live: free "

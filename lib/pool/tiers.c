@@ -161,7 +161,7 @@ static vpmm_status reclaim(struct vpmm_pool *pool, struct stream *stream, uint64
     }
     if (tiers_is_shortage(status)) {
         pass_settle(arena); /* for what could not be waited for, and so that the driver's pool can let go */
-        small_trim(&pool->small);
+        async_pool_trim(&pool->async);
         cut_flush(arena);
         all.creatable_pages = UINT64_MAX;
         status = find_or_build(pool, stream, pages, true, &all, region, source);

@@ -72,4 +72,20 @@ struct arena {
     _Atomic(uint64_t) passed_at_ns; /* when the latest pass ended, or the reaper woke up; at first, the beginning */
 };
 
+/* What vpmm_pool_set_attribute changes later. A pool without pages keeps its attributes here too, and nothing else. */
+void arena_set_up(struct arena *, const vpmm_config *);
+
+/* HOST_MEMORY. What was made is given back by arena_free, also after a failure. The arena is zero-filled before. */
+vpmm_status arena_init(struct arena *, struct device *, struct stats *, const vpmm_config *);
+
+/*
+ * With no allocation live and no other thread inside: waits for what was freed, then gives every mapping, handle and
+ * address range back. DRIVER: the first refusal; everything else was tried all the same. A lost device is asked for
+ * nothing: what it holds is given up.
+ */
+vpmm_status arena_give_back(struct arena *);
+
+/* The host's records. */
+void arena_free(struct arena *);
+
 #endif

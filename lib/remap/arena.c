@@ -1,4 +1,4 @@
-#include "remap/arena_life.h"
+#include "remap/arena.h"
 
 #include "base/clock.h"
 #include "remap/cut.h"
