@@ -181,15 +181,32 @@ static bool only_reads(const char *method)
     return !strcmp(method, MHD_HTTP_METHOD_GET) || !strcmp(method, MHD_HTTP_METHOD_HEAD);
 }
 
-static enum MHD_Result route(struct http *http, struct MHD_Connection *connection, const char *url, const char *method)
+/*
+ * A request's path. libmicrohttpd hands the target over as it came, but for its query and its percent-encoding: it is
+ * the path, or the absolute form, http://host/path (RFC 9112 3.2.2). There the target's host counts and not the Host
+ * header's; no page depends on either. Its scheme is the connection's: what is for https is not told without TLS
+ * (RFC 9110 7.4). What is in neither form is handed on, and is no page's path.
+ */
+static const char *path_of(const struct http *http, const char *target)
+{
+    const char *scheme = http->tls ? "https://" : "http://";
+    if (strncasecmp(target, scheme, strlen(scheme)) != 0)
+        return target;
+    const char *host = target + strlen(scheme), *end = host + strcspn(host, "/@");
+    if (end == host || *host == ':' || *end == '@') /* no host, or a user before it: both are errors by RFC 9110 4.2 */
+        return target;
+    return *end ? end : "/";
+}
+
+static enum MHD_Result route(struct http *http, struct MHD_Connection *connection, const char *path, const char *method)
 {
     static const struct {
-        const char *url;
+        const char *path;
         enum MHD_Result (*serve)(struct http *, struct MHD_Connection *);
     } pages[] = {
         {"/metrics", serve_metrics}, {"/-/healthy", serve_healthy}, {"/-/ready", serve_ready}, {"/", serve_front}};
     for (size_t i = 0; i < sizeof pages / sizeof *pages; i++) {
-        if (strcmp(url, pages[i].url) != 0)
+        if (strcmp(path, pages[i].path) != 0)
             continue;
         if (only_reads(method))
             return pages[i].serve(http, connection);
@@ -203,7 +220,7 @@ static enum MHD_Result route(struct http *http, struct MHD_Connection *connectio
  * Called when a request's headers are there, and again when the request is whole. GET and HEAD are answered then, which
  * leaves the connection open for more; others at once, so that no body is read. A GET with a body ends the connection.
  */
-static enum MHD_Result serve(void *data, struct MHD_Connection *connection, const char *url, const char *method,
+static enum MHD_Result serve(void *data, struct MHD_Connection *connection, const char *target, const char *method,
                              const char *version, const char *upload, size_t *upload_bytes, void **request)
 {
     struct http *http = data;
@@ -221,7 +238,7 @@ static enum MHD_Result serve(void *data, struct MHD_Connection *connection, cons
         return too_many(http, connection, REFUSAL_rate);
     switch (authenticate(http, connection)) {
     case AUTH_PASSED:
-        return route(http, connection, url, method);
+        return route(http, connection, path_of(http, target), method);
     case AUTH_TOO_OFTEN:
         return too_many(http, connection, REFUSAL_passwords);
     default:
@@ -337,9 +354,8 @@ static void log_nothing(void *data, const char *format, va_list arguments)
 
 static vpmm_status start_daemon(struct http *http, const struct settings *settings)
 {
-    bool tls = settings->cert;
     bool v6 = settings->socket_address.ss_family == AF_INET6;
-    unsigned flags = MHD_USE_EPOLL | MHD_USE_ERROR_LOG | (tls ? MHD_USE_TLS : 0) | (v6 ? MHD_USE_IPv6 : 0);
+    unsigned flags = MHD_USE_EPOLL | MHD_USE_ERROR_LOG | (http->tls ? MHD_USE_TLS : 0) | (v6 ? MHD_USE_IPv6 : 0);
     struct MHD_OptionItem tls_options[] = {
         {MHD_OPTION_HTTPS_MEM_CERT, 0, settings->cert},
         {MHD_OPTION_HTTPS_MEM_KEY, 0, settings->key},
@@ -350,7 +366,7 @@ static vpmm_status start_daemon(struct http *http, const struct settings *settin
                                     http->limits.connections + CLIENTS_LEAVING, MHD_OPTION_CONNECTION_MEMORY_LIMIT,
                                     (size_t)http->limits.header_bytes, MHD_OPTION_STRICT_FOR_CLIENT, 1,
                                     MHD_OPTION_NOTIFY_CONNECTION, notice_connection, http, MHD_OPTION_ARRAY,
-                                    tls ? tls_options : tls_options + 3, MHD_OPTION_END);
+                                    http->tls ? tls_options : tls_options + 3, MHD_OPTION_END);
     if (!http->daemon)
         return vpmm_error_set(VPMM_ERROR_HOST_MEMORY, "libmicrohttpd could not be started: no memory or no descriptor");
     http->listener = -1; /* the daemon's from here on */
@@ -389,7 +405,8 @@ static void free_parts(struct http *http)
 
 vpmm_status http_start(struct http *http, const struct settings *settings, struct pools *pools)
 {
-    *http = (struct http){.limits = settings->limits, .pools = pools, .listener = -1, .epoll = -1, .stop = -1};
+    *http = (struct http){
+        .limits = settings->limits, .pools = pools, .tls = settings->cert, .listener = -1, .epoll = -1, .stop = -1};
     vpmm_status status = make_parts(http, settings);
     if (status == VPMM_SUCCESS)
         status = listen_on(http, settings);

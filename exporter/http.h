@@ -31,6 +31,7 @@ struct http {
     vpmm_exporter_limits limits; /* constant, like all down to `thread` */
     struct pools *pools;
     uint16_t port;
+    bool tls;
     struct MHD_Daemon *daemon;
     int listener, epoll, stop; /* stop: an event descriptor */
     pthread_t thread;

@@ -364,6 +364,46 @@ Test(exporter, other_paths_and_methods)
     must_work(vpmm_exporter_stop(exporter));
 }
 
+/* RFC 9112 3.2: a server takes the absolute form as well as the path; of the other two forms it has no page. */
+Test(exporter, the_absolute_form_names_the_same_pages)
+{
+    static const struct {
+        const char *method, *target;
+        int status;
+    } cases[] = {{"GET", "http://test/metrics", 200},
+                 {"HEAD", "http://test/metrics", 200},
+                 {"POST", "http://test/metrics", 405},
+                 {"GET", "http://test/metrics?name=x", 200},
+                 {"GET", "http://test/", 200},
+                 {"GET", "http://test", 200},
+                 {"GET", "http://test?name=x/y", 200},
+                 {"GET", "HTTP://test/-/healthy", 200},
+                 {"GET", "http://test:9464/-/ready", 200},
+                 {"GET", "http://[::1]:9464/metrics", 200},
+                 {"GET", "http://not.the.host.header/metrics", 200},
+                 {"GET", "http://test/metric", 404},
+                 {"GET", "http://test//metrics", 404},
+                 {"GET", "http://test/http://test/metrics", 404},
+                 {"GET", "https://test/metrics", 404}, /* the connection has no TLS */
+                 {"GET", "ftp://test/metrics", 404},
+                 {"GET", "http:/metrics", 404},
+                 {"GET", "http://", 404}, /* and two more without a host */
+                 {"GET", "http:///metrics", 404},
+                 {"GET", "http://:9464/metrics", 404},
+                 {"GET", "http://user@test/metrics", 404},
+                 {"GET", "http://user:password@test", 404},
+                 {"GET", "//test/metrics", 404},
+                 {"OPTIONS", "*", 404},
+                 {"CONNECT", "test:9464", 404}};
+    vpmm_exporter *exporter = start(NULL);
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        struct reply reply = client_ask_from(1, vpmm_exporter_port(exporter), cases[i].method, cases[i].target, "");
+        require(reply.status == cases[i].status, "%s %s gives %d", cases[i].method, cases[i].target, reply.status);
+        reply_free(&reply);
+    }
+    must_work(vpmm_exporter_stop(exporter));
+}
+
 Test(exporter, a_connection_serves_many_requests)
 {
     vpmm_exporter *exporter = start(NULL);

@@ -228,7 +228,7 @@ static void make_certificate(void)
 }
 
 /* The status of a GET over TLS by these versions; 0: no handshake. */
-static int tls_status(uint16_t port, const char *versions, const char *headers)
+static int tls_status_of(uint16_t port, const char *versions, const char *target, const char *headers)
 {
     gnutls_session_t session;
     gnutls_certificate_credentials_t credentials;
@@ -242,7 +242,7 @@ static int tls_status(uint16_t port, const char *versions, const char *headers)
     gnutls_handshake_set_timeout(session, 5000);
     if (gnutls_handshake(session) == 0) {
         int count =
-            snprintf(bytes, sizeof bytes, "GET /metrics HTTP/1.1\r\nHost: t\r\nConnection: close\r\n%s\r\n", headers);
+            snprintf(bytes, sizeof bytes, "GET %s HTTP/1.1\r\nHost: t\r\nConnection: close\r\n%s\r\n", target, headers);
         gnutls_record_send(session, bytes, (size_t)count);
         ssize_t got = gnutls_record_recv(session, bytes, sizeof bytes - 1);
         bytes[got > 0 ? got : 0] = '\0';
@@ -252,6 +252,11 @@ static int tls_status(uint16_t port, const char *versions, const char *headers)
     gnutls_certificate_free_credentials(credentials);
     close(fd);
     return status;
+}
+
+static int tls_status(uint16_t port, const char *versions, const char *headers)
+{
+    return tls_status_of(port, versions, "/metrics", headers);
 }
 
 Test(exporter_access, tls)
@@ -267,6 +272,8 @@ Test(exporter_access, tls)
     cr_assert_eq(tls_status(port, "NORMAL:-VERS-ALL:+VERS-TLS1.3", ""), 200);
     cr_assert_eq(tls_status(port, "NORMAL:-VERS-ALL:+VERS-TLS1.2", ""), 200);
     cr_assert_eq(tls_status(port, "NORMAL:-VERS-ALL:+VERS-TLS1.1:+VERS-TLS1.0", ""), 0);
+    cr_assert_eq(tls_status_of(port, "NORMAL", "https://t/metrics", ""), 200);
+    cr_assert_eq(tls_status_of(port, "NORMAL", "http://t/metrics", ""), 404, "the scheme is not the connection's");
     struct reply reply = client_get(port, "/metrics", "");
     cr_assert_eq(reply.status, 0, "plain HTTP is answered");
     reply_free(&reply);
