@@ -2,10 +2,10 @@
  * pairs.h - vpmm-pairs's parts.
  *
  *   pairs.c         options, and one case after the other
- *   pairs_target.c  what is measured: a device, and an allocator on it
  *   pairs_run.c     a case: its threads, its passes, its figures
  *   pairs_report.c  the table and the JSON
  *   pairs_metrics.c the pools' metrics over HTTP, where the exporter is built
+ *   target.c        what is measured, as in the other programs
  */
 #ifndef VPMM_STRESS_PAIRS_H
 #define VPMM_STRESS_PAIRS_H
@@ -16,8 +16,9 @@
 #include <stdio.h>
 
 #include <vpmm/exporter.h>
-#include <vpmm/sim.h>
 #include <vpmm/vpmm.h>
+
+#include "target.h"
 
 enum { PAIRS_LIST = 16, PAIRS_WINDOW = 64, PAIRS_LONGEST = 4 /* of a window's lengths, in --bytes */ };
 
@@ -51,61 +52,6 @@ typedef struct pairs_case {
     size_t bytes;
     unsigned threads;
 } pairs_case;
-
-/* The device, once for all cases. What goes wrong is told on stderr. */
-typedef struct gpu {
-    vpmm_sim *sim; /* NULL on cuda */
-    const vpmm_driver *driver;
-    CUdevice device;
-    CUcontext context;
-} gpu;
-
-bool gpu_open(gpu *, const pairs_options *);
-bool gpu_enter(const gpu *); /* in each thread that calls */
-bool gpu_close(gpu *);       /* false: something leaked, or a destroyed object was used */
-bool gpu_ok(const gpu *, const char *what, CUresult result);
-
-/* The allocator of a case. */
-typedef struct target {
-    gpu *gpu;
-    vpmm_pool *pool;          /* NULL: cuMemAllocAsync */
-    CUmemoryPool memory_pool; /* of cuMemAllocAsync */
-    vpmm_exporter *exporter;  /* that shows the pool, or NULL */
-} target;
-
-bool vpmm_ok(const char *what, vpmm_status); /* false: told on stderr */
-bool target_open(target *, gpu *, const pairs_case *);
-bool target_audit(target *);
-bool target_close(target *);
-bool target_release_stream(target *, CUstream);
-bool target_stats(target *, vpmm_stats *); /* zeros for cuMemAllocAsync */
-bool target_peak_mapped(target *, uint64_t *bytes);
-
-/* False: told on stderr. In two parts, so that the timed loop holds no more than the call and a test of its result. */
-bool target_malloc_failed(const target *, size_t bytes, vpmm_status, CUresult);
-bool target_free_failed(const target *, vpmm_status, CUresult);
-
-static inline bool target_malloc(target *t, size_t bytes, CUstream stream, CUdeviceptr *out)
-{
-    vpmm_status status = VPMM_SUCCESS;
-    CUresult result = CUDA_SUCCESS;
-    if (t->pool != NULL)
-        status = vpmm_malloc(t->pool, bytes, stream, out);
-    else
-        result = t->gpu->driver->cuMemAllocFromPoolAsync(out, bytes, t->memory_pool, stream);
-    return (status == VPMM_SUCCESS && result == CUDA_SUCCESS) || target_malloc_failed(t, bytes, status, result);
-}
-
-static inline bool target_free(target *t, CUdeviceptr address, CUstream stream)
-{
-    vpmm_status status = VPMM_SUCCESS;
-    CUresult result = CUDA_SUCCESS;
-    if (t->pool != NULL)
-        status = vpmm_free(t->pool, address, stream);
-    else
-        result = t->gpu->driver->cuMemFreeAsync(address, stream);
-    return (status == VPMM_SUCCESS && result == CUDA_SUCCESS) || target_free_failed(t, status, result);
-}
 
 /* What a case came to. */
 typedef struct pairs_result {

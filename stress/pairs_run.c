@@ -124,9 +124,29 @@ struct bench {
     pthread_mutex_t gate; /* held until the barrier is there */
     pthread_barrier_t barrier;
     atomic_bool failed;
+    bool shown;            /* by the exporter */
     bool stop;             /* at the barrier: the threads are to end */
     uint64_t pairs, every; /* of the pass; every: 0 timed, else each so many pairs are sampled */
 };
+
+/* False: told. Apart, so that the timed loop holds no more than the call and a test of its result. */
+static bool malloc_failed(const target *t, size_t bytes, target_status status)
+{
+    if (status != TARGET_REFUSED)
+        return false;
+    target_tell_refused(t);
+    fprintf(stderr,
+            "vpmm-pairs: a request of %zu bytes was refused: use fewer --threads or --bytes (window and handoff "
+            "keep %d allocations in flight a thread or couple), or raise VPMM_MAX_MAPPED if it is set\n",
+            bytes, PAIRS_WINDOW);
+    return false;
+}
+
+static inline bool allocate(target *t, size_t bytes, CUstream stream, CUdeviceptr *out)
+{
+    target_status status = target_malloc(t, bytes, stream, out);
+    return status == TARGET_OK || malloc_failed(t, bytes, status);
+}
 
 static bool window_move(struct worker *w, const struct move *move)
 {
@@ -134,7 +154,7 @@ static bool window_move(struct worker *w, const struct move *move)
     CUdeviceptr old = *place;
     *place = 0;
     return (old == 0 || target_free(&w->target, old, w->stream)) &&
-           target_malloc(&w->target, move->length * w->bytes, w->stream, place);
+           allocate(&w->target, move->length * w->bytes, w->stream, place);
 }
 
 static inline bool consume(struct worker *w)
@@ -149,11 +169,11 @@ static inline bool calls(struct worker *w, enum role role, uint64_t i)
 {
     switch (role) {
     case ROLE_PAIR:
-        return target_malloc(&w->target, w->bytes, w->stream, &w->held) && consume(w);
+        return allocate(&w->target, w->bytes, w->stream, &w->held) && consume(w);
     case ROLE_WINDOW:
         return window_move(w, &w->moves[i % MOVES]);
     case ROLE_PRODUCER:
-        return target_malloc(&w->target, w->bytes, w->stream, &w->held);
+        return allocate(&w->target, w->bytes, w->stream, &w->held);
     case ROLE_CONSUMER:
         return consume(w);
     }
@@ -330,7 +350,7 @@ static bool meet_streams(struct bench *b)
 {
     CUdeviceptr address;
     for (unsigned i = 0; i < b->knowns; i++)
-        if (!target_malloc(&b->target, b->of->bytes, b->known[i], &address) ||
+        if (!allocate(&b->target, b->of->bytes, b->known[i], &address) ||
             !target_free(&b->target, address, b->known[i]))
             return false;
     return true;
@@ -413,12 +433,20 @@ static void stop_threads(struct bench *b)
     pthread_barrier_destroy(&b->barrier);
 }
 
+/* The exporter shows vpmm's pools alone. */
+static bool show_pool(struct bench *b)
+{
+    b->shown = b->target.pool != NULL && metrics_add(b->of->exporter, b->target.pool);
+    return b->shown || b->target.pool == NULL;
+}
+
 static bool bench_open(struct bench *b, gpu *g, const pairs_case *c)
 {
     unsigned streams = c->pattern == PATTERN_HANDOFF ? c->threads / 2 : c->threads;
     *b = (struct bench){.of = c};
     pthread_mutex_init(&b->gate, NULL);
-    return target_open(&b->target, g, c) && make_streams(g, &b->known, c->options->streams_known, &b->knowns) &&
+    return target_open(&b->target, g, c->async ? NULL : &c->options->config) && show_pool(b) &&
+           make_streams(g, &b->known, c->options->streams_known, &b->knowns) &&
            make_streams(g, &b->stream, streams, &b->streams) && meet_streams(b) && make_workers(b) && start_threads(b);
 }
 
@@ -435,12 +463,11 @@ static bool bench_close(struct bench *b)
     free(b->worker);
     free(b->ring);
     pthread_mutex_destroy(&b->gate);
-    if (b->target.gpu == NULL)
-        return false;
     ok = target_audit(&b->target) && ok;
     ok = unmake_streams(&b->target, b->stream, b->streams) && ok;
     ok = unmake_streams(&b->target, b->known, b->knowns) && ok;
-    return target_close(&b->target) && ok;
+    ok = (!b->shown || metrics_remove(b->of->exporter, b->target.pool)) && ok;
+    return target_close(&b->target) == 0 && ok;
 }
 
 /* ---- passes ---- */

@@ -11,6 +11,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+const char program_name[] = "vpmm-replay";
+
 enum { EXIT_BAD = 1, EXIT_USAGE = 2 };
 enum { MAX_LAG = 1000000, MAX_PASSES = 1000, MAX_THREADS = 256 };
 

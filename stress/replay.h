@@ -2,10 +2,10 @@
  * replay.h - vpmm-replay's parts.
  *
  *   replay.c         options, and one trace after the other
- *   replay_target.c  what is measured: an allocator on a driver
  *   replay_run.c     a trace's passes, by one thread or several
  *   replay_lag.c     the simulated GPU's distance behind the host
  *   replay_report.c  the table and the JSON
+ *   target.c         what is measured, as in the other programs
  */
 #ifndef VPMM_STRESS_REPLAY_H
 #define VPMM_STRESS_REPLAY_H
@@ -19,6 +19,7 @@
 #include <vpmm/sim.h>
 #include <vpmm/vpmm.h>
 
+#include "target.h"
 #include "trace.h"
 
 typedef struct replay_options {
@@ -33,46 +34,6 @@ typedef struct replay_options {
     double scale;
     const char *json; /* NULL: none; "-": standard output */
 } replay_options;
-
-/*
- * Target: the allocator under test and the device it is on. Calls come from any thread that target_enter has been
- * called in. A call that fails says why on stderr, in `target_error`'s words.
- */
-
-typedef struct target {
-    const replay_options *options;
-    vpmm_sim *sim; /* NULL on cuda */
-    const vpmm_driver *driver;
-    CUdevice device;
-    CUcontext context;
-    vpmm_pool *pool;          /* NULL: cuMemAllocAsync */
-    CUmemoryPool memory_pool; /* of cuMemAllocAsync */
-    size_t page_size;
-} target;
-
-typedef enum target_status { TARGET_OK, TARGET_REFUSED /* out of memory */, TARGET_FAILED } target_status;
-
-bool target_open(target *, const replay_options *);
-/* The number of leaks and refusals, each told on stderr. */
-unsigned target_close(target *);
-bool target_enter(const target *);
-
-target_status target_malloc(target *, size_t bytes, CUstream, CUdeviceptr *);
-bool target_free(target *, CUdeviceptr, CUstream);
-bool target_release_stream(target *, CUstream);
-bool target_poll(target *, unsigned budget_us);
-bool target_audit(target *);
-/* Physical memory held now. The driver's pool beside vpmm's pages (VPMM_SMALL=async) counts with what is live in it. */
-typedef struct target_level {
-    uint64_t mapped, slab, slab_live; /* slabs: vpmm's alone */
-} target_level;
-target_level target_held(target *);
-void target_stats(target *, vpmm_stats *);
-/* Driver time of this thread so far, by the simulator's account; 0 on cuda. */
-double target_charged_us(const target *);
-
-/* result is CUDA_SUCCESS, or it is told on stderr. */
-bool target_cuda_ok(const target *, const char *what, CUresult result);
 
 /*
  * Lag: after each event, lag_advance runs what was queued `events` or more events ago on the simulator's stepped

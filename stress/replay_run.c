@@ -11,10 +11,11 @@
 
 #include "verify.h"
 
-#define IDLE_POLL_US    2.0    /* a poll charged less found nothing to do: looking at one event costs 1.3 */
-#define SPIN_NS         100000 /* the last stretch before an event's time is spun, since sleeping overshoots */
-#define PROGRESS_EVENTS 2048
-#define SMALL_UNIT      256 /* a request below a page is rounded to it, whoever serves it */
+#define IDLE_POLL_US     2.0    /* a poll charged less found nothing to do: looking at one event costs 1.3 */
+#define SPIN_NS          100000 /* the last stretch before an event's time is spun, since sleeping overshoots */
+#define PROGRESS_EVENTS  2048
+#define SIM_MEMORY_BYTES ((size_t)128 << 30)
+#define SMALL_UNIT       256 /* a request below a page is rounded to it, whoever serves it */
 
 /* What a player holds of a slot. address 0: nothing, or an allocation that was refused. */
 typedef struct holding {
@@ -36,7 +37,9 @@ typedef struct tally {
 typedef struct run {
     const replay_options *options;
     const trace *trace;
+    gpu gpu;
     target target;
+    size_t page_size;
     char name[64];
     unsigned pass;
     pthread_barrier_t gate; /* players and the main thread, before and after each pass */
@@ -78,24 +81,26 @@ static void raise_to(atomic_uint_fast64_t *peak, uint64_t value)
 
 static bool is_small(const run *r, uint64_t bytes)
 {
-    return bytes < r->target.page_size;
+    return bytes < r->page_size;
 }
 
 /* What a request needs if it is rounded to no more than it must be: below a page to 256 bytes, from there to pages. */
 static uint64_t use_of(const run *r, uint64_t bytes)
 {
-    uint64_t unit = is_small(r, bytes) ? SMALL_UNIT : r->target.page_size;
+    uint64_t unit = is_small(r, bytes) ? SMALL_UNIT : r->page_size;
     return (bytes + unit - 1) / unit * unit;
 }
 
 /* One event. */
 
-static void sample_held(run *r)
+static bool sample_held(run *r)
 {
-    target_level level = target_held(&r->target);
+    target_level level;
+    bool ok = target_held(&r->target, &level);
     raise_to(&r->peak_mapped, level.mapped);
     raise_to(&r->peak_slab, level.slab);
     raise_to(&r->peak_slab_live, level.slab_live);
+    return ok;
 }
 
 static void count_small(player *p, double us, double charged_us)
@@ -139,7 +144,7 @@ static bool fill(player *p, const trace_event *e, holding *h)
         return true;
     CUresult result = verifier_fill(p->verifier, &block, p->streams[e->stream]);
     h->pattern = block.pattern;
-    return target_cuda_ok(&p->run->target, "filling an allocation", result);
+    return gpu_ok(&p->run->gpu, "filling an allocation", result);
 }
 
 static bool play_malloc(player *p, const trace_event *e)
@@ -147,33 +152,32 @@ static bool play_malloc(player *p, const trace_event *e)
     run *r = p->run;
     holding *h = &p->holdings[e->slot];
     CUdeviceptr address = 0;
-    double charged_us = target_charged_us(&r->target);
+    double charged_us = gpu_charged_us(&r->gpu);
     uint64_t start = now_ns();
     target_status status = target_malloc(&r->target, e->bytes, p->streams[e->stream], &address);
     uint64_t end = now_ns();
-    charged_us = target_charged_us(&r->target) - charged_us;
+    charged_us = gpu_charged_us(&r->gpu) - charged_us;
     if (status == TARGET_FAILED)
         return false;
     count_malloc(p, e->bytes, (double)(end - start) / 1e3, charged_us);
-    sample_held(r);
+    bool ok = sample_held(r);
     if (status == TARGET_REFUSED) {
         refuse_malloc(p, e);
-        return true;
+        return ok;
     }
     *h = (holding){.address = address, .bytes = e->bytes, .stream = e->stream};
     count_use(r, e->bytes);
-    return fill(p, e, h);
+    return fill(p, e, h) && ok;
 }
 
 /* Orders `stream` after what was queued on `before` until now. */
 static bool order_streams(player *p, unsigned before, unsigned stream)
 {
-    const target *t = &p->run->target;
+    const gpu *g = &p->run->gpu;
     if (before == stream)
         return true;
-    return target_cuda_ok(t, "cuEventRecord", t->driver->cuEventRecord(p->events[before], p->streams[before])) &&
-           target_cuda_ok(t, "cuStreamWaitEvent",
-                          t->driver->cuStreamWaitEvent(p->streams[stream], p->events[before], 0));
+    return gpu_ok(g, "cuEventRecord", g->driver->cuEventRecord(p->events[before], p->streams[before])) &&
+           gpu_ok(g, "cuStreamWaitEvent", g->driver->cuStreamWaitEvent(p->streams[stream], p->events[before], 0));
 }
 
 static bool check(player *p, uint32_t slot, const holding *h, unsigned stream)
@@ -182,8 +186,7 @@ static bool check(player *p, uint32_t slot, const holding *h, unsigned stream)
     if (p->verifier == NULL)
         return true;
     return order_streams(p, h->stream, stream) &&
-           target_cuda_ok(&p->run->target, "checking an allocation",
-                          verifier_check(p->verifier, &block, p->streams[stream]));
+           gpu_ok(&p->run->gpu, "checking an allocation", verifier_check(p->verifier, &block, p->streams[stream]));
 }
 
 static bool free_slot(player *p, uint32_t slot, unsigned stream)
@@ -194,9 +197,9 @@ static bool free_slot(player *p, uint32_t slot, unsigned stream)
         return true;
     p->holdings[slot].address = 0;
     bool ok = check(p, slot, &h, stream);
-    double charged_us = target_charged_us(&r->target);
+    double charged_us = gpu_charged_us(&r->gpu);
     ok = target_free(&r->target, h.address, p->streams[stream]) && ok;
-    charged_us = target_charged_us(&r->target) - charged_us;
+    charged_us = gpu_charged_us(&r->gpu) - charged_us;
     p->tally.driver_us_free += charged_us;
     p->clock_us += charged_us;
     p->tally.frees++;
@@ -208,9 +211,9 @@ static bool free_slot(player *p, uint32_t slot, unsigned stream)
 
 static bool poll_reaper(player *p, unsigned budget_us, double *charged_us)
 {
-    double before = target_charged_us(&p->run->target);
+    double before = gpu_charged_us(&p->run->gpu);
     bool ok = target_poll(&p->run->target, budget_us);
-    *charged_us = target_charged_us(&p->run->target) - before;
+    *charged_us = gpu_charged_us(&p->run->gpu) - before;
     p->tally.driver_us_background += *charged_us;
     return ok;
 }
@@ -227,8 +230,7 @@ static bool pace_reaper(player *p, double us)
         idle = charged_us < IDLE_POLL_US ? idle + 1 : 0;
     }
     p->clock_us = fmax(p->clock_us, us);
-    sample_held(p->run);
-    return true;
+    return sample_held(p->run);
 }
 
 static void wait_until(uint64_t ns)
@@ -247,7 +249,7 @@ static bool before_event(player *p, const trace_event *e)
 {
     if (!p->run->options->pace)
         return true;
-    if (p->run->target.sim != NULL)
+    if (p->run->gpu.sim != NULL)
         return pace_reaper(p, (double)e->us);
     wait_until(p->start_ns + e->us * 1000);
     return true;
@@ -257,7 +259,7 @@ static bool after_event(player *p)
 {
     double charged_us;
     lag_advance(&p->lag, p->streams);
-    return p->run->options->pace || p->run->target.sim == NULL || poll_reaper(p, 0, &charged_us);
+    return p->run->options->pace || p->run->gpu.sim == NULL || poll_reaper(p, 0, &charged_us);
 }
 
 static bool play_event(player *p, const trace_event *e)
@@ -273,10 +275,10 @@ static bool play_event(player *p, const trace_event *e)
 
 static bool synchronise(player *p)
 {
-    const target *t = &p->run->target;
+    const gpu *g = &p->run->gpu;
     bool ok = true;
     for (size_t s = 0; s < p->run->trace->streams; s++)
-        ok = target_cuda_ok(t, "cuStreamSynchronize", t->driver->cuStreamSynchronize(p->streams[s])) && ok;
+        ok = gpu_ok(g, "cuStreamSynchronize", g->driver->cuStreamSynchronize(p->streams[s])) && ok;
     return ok;
 }
 
@@ -315,13 +317,13 @@ static void play_pass(player *p)
 
 static bool open_streams(player *p)
 {
-    const target *t = &p->run->target;
+    const gpu *g = &p->run->gpu;
     size_t n = p->run->trace->streams;
     bool ok = true;
     for (size_t s = 0; ok && s < n; s++) {
-        ok = target_cuda_ok(t, "cuStreamCreate", t->driver->cuStreamCreate(&p->streams[s], CU_STREAM_NON_BLOCKING));
+        ok = gpu_ok(g, "cuStreamCreate", g->driver->cuStreamCreate(&p->streams[s], CU_STREAM_NON_BLOCKING));
         if (ok && p->run->options->verify)
-            ok = target_cuda_ok(t, "cuEventCreate", t->driver->cuEventCreate(&p->events[s], CU_EVENT_DISABLE_TIMING));
+            ok = gpu_ok(g, "cuEventCreate", g->driver->cuEventCreate(&p->events[s], CU_EVENT_DISABLE_TIMING));
     }
     return ok;
 }
@@ -336,10 +338,10 @@ static bool player_allocate(player *p)
     p->latencies = calloc(r->trace->mallocs + 1, sizeof *p->latencies);
     p->small_latencies = calloc(r->trace->mallocs + 1, sizeof *p->small_latencies);
     if (r->options->verify)
-        p->verifier = verifier_create(r->target.driver, r->target.page_size, r->options->cuda, r->name);
+        p->verifier = verifier_create(r->gpu.driver, r->page_size, r->options->cuda, r->name);
     return p->streams != NULL && p->events != NULL && p->holdings != NULL && p->latencies != NULL &&
            p->small_latencies != NULL && (p->verifier != NULL || !r->options->verify) &&
-           lag_open(&p->lag, r->target.sim, r->options->lag, streams);
+           lag_open(&p->lag, r->gpu.sim, r->options->lag, streams);
 }
 
 static bool player_open(player *p)
@@ -353,14 +355,14 @@ static bool player_open(player *p)
 
 static bool close_stream(player *p, size_t s)
 {
-    target *t = &p->run->target;
+    const gpu *g = &p->run->gpu;
     bool ok = true;
     if (p->streams[s] != NULL) {
-        ok = target_release_stream(t, p->streams[s]);
-        ok = target_cuda_ok(t, "cuStreamDestroy", t->driver->cuStreamDestroy(p->streams[s])) && ok;
+        ok = target_release_stream(&p->run->target, p->streams[s]);
+        ok = gpu_ok(g, "cuStreamDestroy", g->driver->cuStreamDestroy(p->streams[s])) && ok;
     }
     if (p->events[s] != NULL)
-        ok = target_cuda_ok(t, "cuEventDestroy", t->driver->cuEventDestroy(p->events[s])) && ok;
+        ok = gpu_ok(g, "cuEventDestroy", g->driver->cuEventDestroy(p->events[s])) && ok;
     return ok;
 }
 
@@ -384,7 +386,7 @@ static void *player_main(void *argument)
 {
     player *p = argument;
     run *r = p->run;
-    if (!target_enter(&r->target))
+    if (!gpu_enter(&r->gpu))
         atomic_store(&r->failed, true);
     for (unsigned pass = 0; pass < r->options->passes; pass++) {
         pthread_barrier_wait(&r->gate);
@@ -487,9 +489,9 @@ typedef struct faults {
 static faults faults_so_far(const run *r, const player *players)
 {
     faults f = {0};
-    if (r->target.sim != NULL) {
-        f.races = vpmm_sim_races(r->target.sim);
-        f.misuses = vpmm_sim_misuses(r->target.sim);
+    if (r->gpu.sim != NULL) {
+        f.races = vpmm_sim_races(r->gpu.sim);
+        f.misuses = vpmm_sim_misuses(r->gpu.sim);
     }
     for (unsigned i = 0; i < r->options->threads; i++)
         if (players[i].verifier != NULL)
@@ -508,8 +510,8 @@ static uint64_t pass_peak_mapped(run *r, const pass_result *result)
 /* Everything was freed: the pool is to be consistent, and empty. */
 static bool audit(run *r, pass_result *result)
 {
-    bool ok = target_poll(&r->target, 0) && target_audit(&r->target);
-    target_stats(&r->target, &result->after);
+    bool ok = (r->gpu.sim == NULL || target_poll(&r->target, 0)) && target_audit(&r->target);
+    ok = target_stats(&r->target, &result->after) && ok;
     if (result->after.requested_bytes != 0) {
         fprintf(stderr, "vpmm-replay: %s: all is freed, but the pool counts %" PRIu64 " bytes as requested\n", r->name,
                 result->after.requested_bytes);
@@ -521,14 +523,14 @@ static bool audit(run *r, pass_result *result)
 static bool run_pass(run *r, player *players, pass_result *out)
 {
     faults before = faults_so_far(r, players);
-    target_stats(&r->target, &out->before);
+    bool ok = target_stats(&r->target, &out->before);
     out->pass = ++r->pass;
     atomic_store(&r->in_use, 0);
     atomic_store(&r->peak_in_use, 0);
     atomic_store(&r->peak_mapped, 0);
     atomic_store(&r->peak_slab, 0);
     atomic_store(&r->peak_slab_live, 0);
-    sample_held(r);
+    ok = sample_held(r) && ok;
     uint64_t start = now_ns();
     pthread_barrier_wait(&r->gate);
     pthread_barrier_wait(&r->gate);
@@ -544,7 +546,7 @@ static bool run_pass(run *r, player *players, pass_result *out)
     out->peak_mapped_bytes = pass_peak_mapped(r, out);
     out->peak_slab_bytes = atomic_load(&r->peak_slab);
     out->peak_slab_live_bytes = atomic_load(&r->peak_slab_live);
-    return merge_tallies(players, r->options->threads, out);
+    return merge_tallies(players, r->options->threads, out) && ok;
 }
 
 /* A failed pass lets the players run through the remaining gates, doing nothing. */
@@ -609,6 +611,26 @@ static bool with_players(run *r, pass_result *results, unsigned *done)
     return ok;
 }
 
+static bool open_gpu(run *r, int ordinal)
+{
+    vpmm_sim_config sim = vpmm_sim_config_default();
+    sim.memory_bytes = SIM_MEMORY_BYTES;
+    sim.stepped = true;
+    return gpu_open(&r->gpu, &(gpu_options){.sim = r->options->cuda ? NULL : &sim, .ordinal = ordinal});
+}
+
+static bool open_target(run *r)
+{
+    vpmm_config config = vpmm_config_default();
+    if (!vpmm_ok("the environment", vpmm_config_from_env(&config)) || !open_gpu(r, config.device) ||
+        !gpu_page_size(&r->gpu, config.page_size, &r->page_size))
+        return false;
+    config.reaper = r->options->cuda;
+    if (!r->options->cuda)
+        config.decay_ms = VPMM_DECAY_NEVER; /* the simulator's time is not the clock's, by which memory decays */
+    return target_open(&r->target, &r->gpu, r->options->async ? NULL : &config);
+}
+
 static void name_trace(const char *path, char *name, size_t size)
 {
     const char *base = strrchr(path, '/');
@@ -624,8 +646,9 @@ bool replay_trace(const replay_options *options, const trace *t, const char *pat
     run r = {.options = options, .trace = t};
     *done = 0;
     name_trace(path, r.name, sizeof r.name);
-    bool ok = target_open(&r.target, options) && with_players(&r, results, done);
+    bool ok = open_target(&r) && with_players(&r, results, done);
     unsigned leaks = target_close(&r.target);
+    leaks += gpu_close(&r.gpu);
     for (unsigned i = 0; i < *done; i++) {
         results[i].path = path;
         memcpy(results[i].trace, r.name, sizeof r.name);
