@@ -16,8 +16,9 @@
 #include <string.h>
 #include <time.h>
 
-#include <vpmm/sim.h>
-#include <vpmm/vpmm.h>
+#include "target.h"
+
+const char program_name[] = "vpmm-regions";
 
 #define PAGE ((size_t)2 << 20)
 
@@ -26,8 +27,7 @@ static const size_t counts[] = {16, 256, 2048, 16384};
 enum { COUNTS = sizeof counts / sizeof counts[0] };
 
 struct bench {
-    vpmm_sim *sim;
-    const vpmm_driver *driver;
+    gpu gpu;
     vpmm_pool *pool;
     CUstream freeing, asking;
     CUdeviceptr *wall; /* the live page after each region */
@@ -76,37 +76,37 @@ static void give(struct bench *b, CUdeviceptr p, CUstream stream)
 static void drain(struct bench *b)
 {
     for (int i = 0; i < 4; i++) {
-        vpmm_sim_step(b->sim, b->freeing, SIZE_MAX);
-        vpmm_sim_step(b->sim, b->asking, SIZE_MAX);
+        vpmm_sim_step(b->gpu.sim, b->freeing, SIZE_MAX);
+        vpmm_sim_step(b->gpu.sim, b->asking, SIZE_MAX);
         if (vpmm_poll_for(b->pool, 0) != VPMM_SUCCESS)
             die("vpmm_poll_for");
     }
 }
 
-static void open_bench(struct bench *b, size_t regions)
+static void open_gpu(struct bench *b, size_t pages)
 {
-    size_t pages = 3 * regions;
     vpmm_sim_config sim = vpmm_sim_config_default();
     sim.stepped = true;
     sim.memory_bytes = (pages + 64) * PAGE;
+    if (!gpu_open(&b->gpu, &(gpu_options){.sim = &sim}) ||
+        !gpu_ok(&b->gpu, "cuStreamCreate", b->gpu.driver->cuStreamCreate(&b->freeing, CU_STREAM_NON_BLOCKING)) ||
+        !gpu_ok(&b->gpu, "cuStreamCreate", b->gpu.driver->cuStreamCreate(&b->asking, CU_STREAM_NON_BLOCKING)))
+        exit(1);
+}
+
+static void open_bench(struct bench *b, size_t regions)
+{
+    size_t pages = 3 * regions;
+    b->regions = regions;
+    open_gpu(b, pages);
     vpmm_config config = vpmm_config_default();
+    config.driver = b->gpu.driver;
     config.page_size = PAGE;
     config.initial_pages = pages;
     config.reaper = false;
     config.decay_ms = VPMM_DECAY_NEVER; /* what is found does not depend on the time that it takes */
     config.cache_bytes = 0;
     config.small = VPMM_SMALL_ASYNC;
-    CUcontext context = NULL;
-    b->regions = regions;
-    b->sim = vpmm_sim_create(&sim);
-    if (b->sim == NULL)
-        die("vpmm_sim_create");
-    config.driver = b->driver = vpmm_sim_driver(b->sim);
-    if (b->driver->cuInit(0) != CUDA_SUCCESS || b->driver->cuDevicePrimaryCtxRetain(&context, 0) != CUDA_SUCCESS ||
-        b->driver->cuCtxSetCurrent(context) != CUDA_SUCCESS ||
-        b->driver->cuStreamCreate(&b->freeing, CU_STREAM_NON_BLOCKING) != CUDA_SUCCESS ||
-        b->driver->cuStreamCreate(&b->asking, CU_STREAM_NON_BLOCKING) != CUDA_SUCCESS)
-        die("the simulator");
     if (vpmm_pool_create(&config, &b->pool) != VPMM_SUCCESS)
         die("vpmm_pool_create");
 }
@@ -134,10 +134,9 @@ static void close_bench(struct bench *b)
     free(b->wall);
     if (vpmm_pool_destroy(b->pool) != VPMM_SUCCESS)
         die("vpmm_pool_destroy");
-    b->driver->cuStreamDestroy(b->freeing);
-    b->driver->cuStreamDestroy(b->asking);
-    b->driver->cuDevicePrimaryCtxRelease(0);
-    if (vpmm_sim_races(b->sim) != 0 || vpmm_sim_destroy(b->sim) != 0)
+    b->gpu.driver->cuStreamDestroy(b->freeing);
+    b->gpu.driver->cuStreamDestroy(b->asking);
+    if (vpmm_sim_races(b->gpu.sim) != 0 || gpu_close(&b->gpu) != 0)
         die("the simulator");
 }
 
