@@ -5,14 +5,14 @@
 #define _GNU_SOURCE 1
 
 #include "size.h"
+#include "target.h"
 
 #include <getopt.h>
 #include <inttypes.h>
 #include <math.h>
 #include <time.h>
 
-#include <vpmm/sim.h>
-#include <vpmm/vpmm.h>
+const char program_name[] = "vpmm-fragment";
 
 enum { EXIT_BAD = 1, EXIT_USAGE = 2 };
 enum { STREAMS = 2, SETTLING_POLLS = 8 };
@@ -67,10 +67,8 @@ typedef struct holding {
 
 typedef struct bench {
     const options *options;
-    vpmm_sim *sim; /* NULL: a real GPU */
-    const vpmm_driver *driver;
+    gpu gpu;
     vpmm_pool *pool;
-    CUdevice device;
     CUstream stream[STREAMS];
     size_t page_size;
     holding *holdings;
@@ -95,12 +93,15 @@ static void die(const char *what)
     exit(EXIT_BAD);
 }
 
-static void need_cuda(const char *what, CUresult result)
+static void need_told(bool ok) /* false: why is on stderr */
 {
-    if (result == CUDA_SUCCESS)
-        return;
-    fprintf(stderr, "vpmm-fragment: %s: error %d\n", what, (int)result);
-    exit(EXIT_BAD);
+    if (!ok)
+        exit(EXIT_BAD);
+}
+
+static void need_cuda(const bench *b, const char *what, CUresult result)
+{
+    need_told(gpu_ok(&b->gpu, what, result));
 }
 
 static void need(const char *what, vpmm_status status)
@@ -130,50 +131,25 @@ static size_t draw_small(bench *b)
     return (size_t)(SMALLEST * pow(LARGEST / SMALLEST, part));
 }
 
-static void open_driver(bench *b)
+static void open_gpu(bench *b, int ordinal)
 {
-    if (b->options->cuda) {
-        b->driver = vpmm_driver_cuda();
-        if (b->driver == NULL)
-            die("--driver cuda");
-        return;
-    }
-    vpmm_sim_config config = vpmm_sim_config_default();
-    config.stepped = true;
-    config.memory_bytes = 2 * (b->options->bytes + b->options->large) + GIB;
-    b->sim = vpmm_sim_create(&config);
-    if (b->sim == NULL)
-        die("the simulator");
-    b->driver = vpmm_sim_driver(b->sim);
-}
-
-static void find_page_size(bench *b, size_t configured)
-{
-    CUmemAllocationProp prop = {
-        .type = CU_MEM_ALLOCATION_TYPE_PINNED,
-        .location = {.type = CU_MEM_LOCATION_TYPE_DEVICE, .id = b->device},
-    };
-    b->page_size = configured;
-    if (configured == 0)
-        need_cuda("cuMemGetAllocationGranularity",
-                  b->driver->cuMemGetAllocationGranularity(&b->page_size, &prop, CU_MEM_ALLOC_GRANULARITY_MINIMUM));
+    const options *o = b->options;
+    vpmm_sim_config sim = vpmm_sim_config_default();
+    sim.stepped = true;
+    sim.memory_bytes = 2 * (o->bytes + o->large) + GIB;
+    need_told(gpu_open(&b->gpu, &(gpu_options){.sim = o->cuda ? NULL : &sim, .ordinal = ordinal}));
+    for (int i = 0; i < STREAMS; i++)
+        need_cuda(b, "cuStreamCreate", b->gpu.driver->cuStreamCreate(&b->stream[i], CU_STREAM_NON_BLOCKING));
 }
 
 static void open_bench(bench *b, const options *o)
 {
     vpmm_config config = vpmm_config_default();
-    CUcontext context;
     *b = (bench){.options = o, .random = (o->seed + 1) * 0x9e3779b97f4a7c15};
     need("the environment", vpmm_config_from_env(&config));
-    open_driver(b);
-    need_cuda("cuInit", b->driver->cuInit(0));
-    need_cuda("cuDeviceGet", b->driver->cuDeviceGet(&b->device, config.device));
-    need_cuda("cuDevicePrimaryCtxRetain", b->driver->cuDevicePrimaryCtxRetain(&context, b->device));
-    need_cuda("cuCtxSetCurrent", b->driver->cuCtxSetCurrent(context));
-    for (int i = 0; i < STREAMS; i++)
-        need_cuda("cuStreamCreate", b->driver->cuStreamCreate(&b->stream[i], CU_STREAM_NON_BLOCKING));
-    find_page_size(b, config.page_size);
-    config.driver = b->driver;
+    open_gpu(b, config.device);
+    need_told(gpu_page_size(&b->gpu, config.page_size, &b->page_size));
+    config.driver = b->gpu.driver;
     config.small = VPMM_SMALL_SLAB;
     config.reaper = false;
     config.decay_ms = VPMM_DECAY_NEVER; /* what is found does not depend on the time that it takes */
@@ -186,12 +162,11 @@ static bool close_bench(bench *b)
         vpmm_status status = vpmm_stream_release(b->pool, b->stream[i]);
         if (status != VPMM_ERROR_INVALID_VALUE) /* that one was never met */
             need("vpmm_stream_release", status);
-        need_cuda("cuStreamDestroy", b->driver->cuStreamDestroy(b->stream[i]));
+        need_cuda(b, "cuStreamDestroy", b->gpu.driver->cuStreamDestroy(b->stream[i]));
     }
     need("vpmm_pool_destroy", vpmm_pool_destroy(b->pool));
-    need_cuda("cuDevicePrimaryCtxRelease", b->driver->cuDevicePrimaryCtxRelease(b->device));
     free(b->holdings);
-    return b->sim == NULL || vpmm_sim_destroy(b->sim) == 0;
+    return gpu_close(&b->gpu) == 0;
 }
 
 /* What a request needs if nothing but the granularity is rounded to. */
@@ -234,7 +209,7 @@ static void give(bench *b, size_t which)
 static void settle(bench *b)
 {
     for (int i = 0; i < STREAMS; i++)
-        need_cuda("cuStreamSynchronize", b->driver->cuStreamSynchronize(b->stream[i]));
+        need_cuda(b, "cuStreamSynchronize", b->gpu.driver->cuStreamSynchronize(b->stream[i]));
     for (int i = 0; i < SETTLING_POLLS; i++)
         need("vpmm_poll_for", vpmm_poll_for(b->pool, 0));
 }
