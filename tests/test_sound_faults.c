@@ -6,6 +6,7 @@
 
 #include <errno.h>
 #include <pthread.h>
+#include <sys/mman.h>
 #include <unistd.h>
 
 /* --- the cap's budget ----------------------------------------------------------------------------------------------
@@ -704,4 +705,55 @@ Test(sound_faults, a_pool_that_would_not_be_told_of_the_exit_is_not_made)
 {
     refuse_atexit = true;
     no_pool_is_made();
+}
+
+/* The call of the two that fails, counted down; 0: none. */
+static unsigned host_memory_ends_at;
+
+static bool host_memory_ends(void)
+{
+    return host_memory_ends_at && --host_memory_ends_at == 0;
+}
+
+void *__real_mmap(void *, size_t, int, int, int, off_t);
+void *__wrap_mmap(void *, size_t, int, int, int, off_t);
+void *__wrap_mmap(void *at, size_t bytes, int protection, int flags, int file, off_t offset)
+{
+    return host_memory_ends() ? MAP_FAILED : __real_mmap(at, bytes, protection, flags, file, offset);
+}
+
+void *__real_calloc(size_t, size_t);
+void *__wrap_calloc(size_t, size_t);
+void *__wrap_calloc(size_t count, size_t size)
+{
+    return host_memory_ends() ? NULL : __real_calloc(count, size);
+}
+
+/* Each request for host memory in turn is refused while the pool is made. True: there was one so late. */
+static bool no_pool_without_host_memory(const struct setup *setup, unsigned at)
+{
+    struct world w;
+    world_open_without_pool(&w, setup);
+    vpmm_config config = setup->pool;
+    config.driver = w.driver;
+    host_memory_ends_at = at;
+    vpmm_status status = vpmm_pool_create(&config, &w.pool);
+    bool refused = host_memory_ends_at == 0;
+    host_memory_ends_at = 0;
+    require(refused == (status != VPMM_SUCCESS), "request %u for host memory: %s", at, vpmm_status_name(status));
+    require(!refused || w.pool == NULL, "a pool without host memory");
+    world_close(&w);
+    return refused;
+}
+
+Test(sound_faults, a_pool_is_made_whole_or_not_at_all_as_host_memory_ends)
+{
+    needs_simulator();
+    struct setup setup = setup_default();
+    setup.pool.cache_bytes = 64 * PAGE;
+    setup.pool.initial_pages = 4;
+    unsigned refused = 1;
+    while (no_pool_without_host_memory(&setup, refused))
+        refused++;
+    cr_expect_gt(refused, 10, "a pool asks for host memory %u times", refused - 1);
 }

@@ -1,25 +1,21 @@
-#define _GNU_SOURCE
 #include "cache/bins.h"
 
-#include <sys/mman.h>
+#include "base/reserve.h"
 
-/* Reserved, not committed. */
 #define STORE_BYTES ((size_t)BINS_MAX * BIN_BYTES)
 
 bool bins_init(struct bins *bins)
 {
-    void *at = mmap(NULL, STORE_BYTES, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    if (at == MAP_FAILED)
+    bins->base = reserve_zeros(STORE_BYTES);
+    if (!bins->base)
         return false;
-    bins->base = at;
     store_relaxed_u32(&bins->used, EMPTY_BIN + 1);
     return true;
 }
 
 void bins_free(struct bins *bins)
 {
-    if (bins->base)
-        munmap(bins->base, STORE_BYTES);
+    reserve_free(bins->base, STORE_BYTES);
 }
 
 uint32_t bins_new(struct bins *bins)

@@ -2,11 +2,11 @@
 
 #include "base/clock.h"
 #include "base/lock.h"
+#include "base/reserve.h"
 #include "cache/slices.h"
 
 #include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
 
 _Thread_local struct front_of_pool front_known[FRONT_POOLS];
 char front_no_stream;
@@ -88,13 +88,6 @@ static size_t smaller(size_t a, size_t b)
     return a < b ? a : b;
 }
 
-/* Reserved, touched where it is used; zeros. */
-static void *reserve(size_t bytes)
-{
-    void *at = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    return at == MAP_FAILED ? NULL : at;
-}
-
 static size_t noted_bytes(void)
 {
     return tree_words(CACHES_MAX) * sizeof(uint64_t);
@@ -102,9 +95,9 @@ static size_t noted_bytes(void)
 
 static vpmm_status init_tables(struct fronts *fronts)
 {
-    fronts->cache = reserve(CACHES_MAX * sizeof(struct cache));
-    fronts->slice_caches = reserve(CACHES_MAX * sizeof(struct slice_cache));
-    fronts->noted_words = reserve(noted_bytes());
+    fronts->cache = reserve_zeros(CACHES_MAX * sizeof(struct cache));
+    fronts->slice_caches = reserve_zeros(CACHES_MAX * sizeof(struct slice_cache));
+    fronts->noted_words = reserve_zeros(noted_bytes());
     if (!fronts->cache || !fronts->slice_caches || !fronts->noted_words || !bins_init(&fronts->bins) ||
         !bins_init(&fronts->slice_bins))
         return fail(VPMM_ERROR_HOST_MEMORY, "no address space for the front caches' records");
@@ -174,12 +167,9 @@ void fronts_free(struct fronts *fronts)
         next = front->next;
         free_front(front);
     }
-    if (fronts->cache)
-        munmap(fronts->cache, CACHES_MAX * sizeof(struct cache));
-    if (fronts->slice_caches)
-        munmap(fronts->slice_caches, CACHES_MAX * sizeof(struct slice_cache));
-    if (fronts->noted_words)
-        munmap(fronts->noted_words, noted_bytes());
+    reserve_free(fronts->cache, CACHES_MAX * sizeof(struct cache));
+    reserve_free(fronts->slice_caches, CACHES_MAX * sizeof(struct slice_cache));
+    reserve_free(fronts->noted_words, noted_bytes());
     bins_free(&fronts->bins);
     bins_free(&fronts->slice_bins);
 }

@@ -1,12 +1,11 @@
-#define _GNU_SOURCE
 #include "cache/slab.h"
 
 #include "base/assert.h"
+#include "base/reserve.h"
 #include "space/region.h"
 
 #include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
 
 /* A stream's slabs with free slices, by class. */
 struct slab_set {
@@ -82,13 +81,7 @@ static struct slab *slab_at(const struct slabs *slabs, uint64_t index)
     return load_acquire_ptr(&slabs->record[index]);
 }
 
-/* ---- memory of the trees and records: reserved, touched where it is used ---- */
-
-static void *reserve(size_t bytes)
-{
-    void *at = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    return at == MAP_FAILED ? NULL : at;
-}
+/* ---- memory of the trees and records ---- */
 
 static size_t set_bytes(void)
 {
@@ -100,8 +93,8 @@ vpmm_status slabs_init(struct slabs *slabs, struct space *space)
     slabs->space = space;
     pile_init(&slabs->deferred);
     slabs->word_bytes = SLAB_KINDS * tree_words(SLABS_MAX) * sizeof(uint64_t);
-    slabs->words = reserve(slabs->word_bytes);
-    slabs->record = reserve(SLABS_MAX * sizeof(void *));
+    slabs->words = reserve_zeros(slabs->word_bytes);
+    slabs->record = reserve_zeros(SLABS_MAX * sizeof(void *));
     if (!slabs->words || !slabs->record)
         return fail(VPMM_ERROR_HOST_MEMORY, "no address space for the records of slabs");
     trees_init(slabs->unused, SLAB_KINDS, slabs->words, SLABS_MAX);
@@ -112,17 +105,12 @@ void slabs_free(struct slabs *slabs)
 {
     if (!slabs->space)
         return;
-    for (uint32_t slot = 1; slot < load_acquire_u32(&slabs->space->streams->slots); slot++) {
-        struct slab_set *set = load_relaxed_ptr(&stream_at(slabs->space->streams, slot)->slabs);
-        if (set)
-            munmap(set, set_bytes());
-    }
+    for (uint32_t slot = 1; slot < load_acquire_u32(&slabs->space->streams->slots); slot++)
+        reserve_free(load_relaxed_ptr(&stream_at(slabs->space->streams, slot)->slabs), set_bytes());
     for (uint32_t i = 0; slabs->record && i < load_relaxed_u32(&slabs->records); i++)
         free(slab_at(slabs, i));
-    if (slabs->record)
-        munmap(slabs->record, SLABS_MAX * sizeof(void *));
-    if (slabs->words)
-        munmap(slabs->words, slabs->word_bytes);
+    reserve_free(slabs->record, SLABS_MAX * sizeof(void *));
+    reserve_free(slabs->words, slabs->word_bytes);
 }
 
 /* The stream's set; NULL: it has none. */
@@ -137,13 +125,13 @@ static struct slab_set *make_set(struct stream *stream)
     void *set = set_of(stream);
     if (set)
         return set;
-    struct slab_set *fresh = reserve(set_bytes());
+    struct slab_set *fresh = reserve_zeros(set_bytes());
     if (!fresh)
         return NULL;
     trees_init(fresh->tree, SLICE_CLASSES, (_Atomic(uint64_t) *)(void *)(fresh + 1), SLABS_MAX);
     if (cas_acq_rel_ptr(&stream->slabs, &set, fresh)) /* pairs with the acquire in set_of */
         return fresh;
-    munmap(fresh, set_bytes());
+    reserve_free(fresh, set_bytes());
     return set;
 }
 

@@ -169,6 +169,8 @@ static void free_chunk(struct giving_back *back, uint32_t chunk)
 
 vpmm_status arena_give_back(struct arena *arena)
 {
+    if (!load_acquire_u32(&arena->space.pages.chunks))
+        return VPMM_SUCCESS; /* it has got nothing, and if host memory ended it was not even begun */
     struct giving_back back = {.arena = arena, .status = pass_settle(arena)};
     cut_flush(arena); /* what a lost device kept from passing stays cut, and is given up with the rest */
     snprintf(back.words, sizeof back.words, "%s", vpmm_last_error());

@@ -1,9 +1,7 @@
-#define _GNU_SOURCE
 #include "space/hints.h"
 
 #include "base/assert.h"
-
-#include <sys/mman.h>
+#include "base/reserve.h"
 
 /*
  * A block is 512 bytes and aligned to them, so that a slot's number fits below its address in `where`. `used` says
@@ -25,15 +23,13 @@ enum { HINTS_COMPARED_IN_A_BIN = 64 };
 
 bool hint_arena_init(struct hint_arena *arena, size_t bytes)
 {
-    void *base = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    *arena = (struct hint_arena){.base = base, .bytes = bytes};
-    return base != MAP_FAILED;
+    *arena = (struct hint_arena){.base = reserve_zeros(bytes), .bytes = bytes};
+    return arena->base;
 }
 
 void hint_arena_free(struct hint_arena *arena)
 {
-    if (arena->base)
-        munmap(arena->base, arena->bytes);
+    reserve_free(arena->base, arena->bytes);
 }
 
 static unsigned bin_of(uint64_t pages)

@@ -1,6 +1,8 @@
 #define _GNU_SOURCE
 #include "space/pages.h"
 
+#include "base/reserve.h"
+
 #include <sys/mman.h>
 
 void pages_init(struct pages *pages, size_t page_size, size_t va_size)
@@ -23,7 +25,7 @@ static size_t table_bytes(const struct pages *pages)
 void pages_free(struct pages *pages)
 {
     for (uint32_t i = 0; i < load_relaxed_u32(&pages->chunks); i++)
-        munmap(pages->chunk[i].page, table_bytes(pages));
+        reserve_free(pages->chunk[i].page, table_bytes(pages));
 }
 
 vpmm_status pages_table_new(const struct pages *pages, void **out)
@@ -34,9 +36,8 @@ vpmm_status pages_table_new(const struct pages *pages, void **out)
                     "%u chunks of %zu bytes are reserved, and no pool holds more; "
                     "raise VPMM_VA_SIZE",
                     n, (size_t)pages->chunk_pages << pages->page_shift);
-    void *table =
-        mmap(NULL, table_bytes(pages), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    if (table == MAP_FAILED)
+    void *table = reserve_zeros(table_bytes(pages));
+    if (!table)
         return fail(VPMM_ERROR_HOST_MEMORY, "mmap of %zu bytes of page descriptors failed: lower VPMM_VA_SIZE",
                     table_bytes(pages));
     madvise(table, table_bytes(pages), MADV_NOHUGEPAGE); /* sparse by nature: a huge page would be mostly empty */
@@ -46,8 +47,7 @@ vpmm_status pages_table_new(const struct pages *pages, void **out)
 
 void pages_table_free(const struct pages *pages, void *table)
 {
-    if (table)
-        munmap(table, table_bytes(pages));
+    reserve_free(table, table_bytes(pages));
 }
 
 uint64_t pages_add_chunk(struct pages *pages, CUdeviceptr base, void *table)
