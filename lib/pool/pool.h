@@ -1,10 +1,14 @@
 /*
  * pool.h - what a pool is made of.
  *
- *   pool_life.c   its beginning and end
+ *   pool.c        its beginning and end, and what gives memory back by hand: vpmm_stream_release, vpmm_trim, vpmm_poll
+ *   hit.c         vpmm_malloc and vpmm_free as far as the thread's own cache serves them
+ *   slow.c        the same past the cache: arguments checked, tiers in their order
  *   tiers.c       pages: from memory that is free to memory that is built, and what is done before a request fails
- *   small.c       requests for the driver's own pool;   piece.c  for parts of pages
- *   pool.c        the public functions: arguments checked, tiers in their order, errors in words
+ *   piece.c       parts of pages
+ *   attribute.c   what a program changes while the pool runs
+ *   observe.c     statistics, audit, and what an exporter asks
+ *   reaper.c      the pool's own thread;   process.c   forks, and the process's exit
  */
 #ifndef VPMM_LIB_POOL_H
 #define VPMM_LIB_POOL_H

@@ -1,0 +1,227 @@
+/*
+ * hit.c - vpmm_malloc and vpmm_free, as far as the calling thread's own cache serves them: no lock, no write to a line
+ * that other threads write but the region's own descriptor, and no driver call but the check of the stream's id.
+ *
+ *   vpmm_malloc ─┬─ a piece of a page ──> malloc_piece ─┬─ trusted ──────────> malloc_piece_at_once ─┬─ slices
+ *                │                                      └─ checked: same id ─> malloc_piece_checked ─┘  or granules
+ *                └─ pages ─┬─ trusted ───────────────────────────────────────> malloc_at_once ─────── pages
+ *                          └─ checked: same id, or a default stream: current ─> malloc_checked ──────┘
+ *
+ *   vpmm_free ─┬─ a page of the first chunk is live there ──> pages, else free_hit
+ *              └─ anything else ──> free_piece ─┬─ a slab is there ──> slices
+ *                                               └─ none ─────────────> free_granules
+ *
+ * Whatever is not served so goes to slow_malloc or slow_free (slow.h), which check the arguments.
+ *
+ * Every call that leaves one of these functions stands in tail position, and what is seldom needed is not inlined, so a
+ * hit saves no register and is one function to the processor: see cache_take_newest (cache/front.h), which says what
+ * that is worth.
+ */
+#include "cache/slices.h"
+#include "pool/piece.h"
+#include "pool/slow.h"
+
+/* Where the library is built with per-thread default streams, these are still the functions of these names. */
+#undef vpmm_malloc
+#undef vpmm_free
+
+/* ---- malloc ---- */
+
+/* A build for debugging looks for captures here too, which costs more than the hit. */
+static bool is_capturing(const struct vpmm_pool *pool, CUstream handle)
+{
+#ifdef VPMM_DEBUG_CHECKS
+    CUstreamCaptureStatus capture = CU_STREAM_CAPTURE_STATUS_NONE;
+    return pool->device.driver.cuStreamIsCapturing(handle, &capture) != CUDA_SUCCESS ||
+           capture != CU_STREAM_CAPTURE_STATUS_NONE;
+#else
+    (void)pool, (void)handle;
+    return false;
+#endif
+}
+
+/* The thread's cache for the stream, if it has met both before. False: the long way. */
+static inline bool hit_cache(const struct vpmm_pool *pool, const struct fronts *fronts, CUstream handle,
+                             struct cache **cache)
+{
+    return front_lookup(fronts, handle, cache) && !is_capturing(pool, handle);
+}
+
+/* Whether the handle is still that of the cache's stream. */
+static inline bool is_same_stream(const struct vpmm_pool *pool, CUstream handle, const struct cache *cache)
+{
+    unsigned long long id;
+    if (cache->is_default)
+        return cache_is_current(cache);
+    add_alone_u64(&cache->front->tally.driver_calls, 1);
+    return pool->device.driver.cuStreamGetId(handle, &id) == CUDA_SUCCESS && id == cache->id;
+}
+
+/* What the hit is not made for, and the cache or a neighbour's may still serve; else the long way. */
+static __attribute__((noinline)) vpmm_status malloc_hit(vpmm_pool *pool, size_t bytes, CUstream handle,
+                                                        CUdeviceptr *out, struct cache *cache)
+{
+    bool is_page = bytes - pool->config.page_size <= pool->fronts.span;
+    return is_page && slow_malloc_cached(pool, bytes, cache, out) ? VPMM_SUCCESS
+                                                                  : slow_malloc(pool, bytes, handle, out);
+}
+
+static __attribute__((noinline)) vpmm_status after_new_peak(struct cache *cache)
+{
+    front_note_peak(cache->front);
+    return VPMM_SUCCESS;
+}
+
+/* Tier 1 where it is no more than an exchange; else all tiers. Its calls are in tail position: see cache_take_newest.
+ */
+static inline vpmm_status malloc_at_once(vpmm_pool *pool, size_t bytes, CUstream handle, CUdeviceptr *out,
+                                         struct cache *cache)
+{
+    const struct pages *pages = &pool->arena.space.pages;
+    bool peak;
+    /* What is less than a page wraps, and is too long as well. */
+    if (bytes - pages->page_size > pool->fronts.span ||
+        !cache_take_newest(cache, pages, ((bytes - 1) >> pages->page_shift) + 1, bytes, out, &peak))
+        return malloc_hit(pool, bytes, handle, out, cache);
+    return peak ? after_new_peak(cache) : VPMM_SUCCESS;
+}
+
+static __attribute__((noinline)) vpmm_status malloc_checked(vpmm_pool *pool, size_t bytes, CUstream handle,
+                                                            CUdeviceptr *out, struct cache *cache)
+{
+    return is_same_stream(pool, handle, cache) ? malloc_at_once(pool, bytes, handle, out, cache)
+                                               : slow_malloc(pool, bytes, handle, out);
+}
+
+/* Tier 1 for what is cut from pages. Its calls, too, are in tail position. */
+static inline vpmm_status malloc_piece_at_once(vpmm_pool *pool, size_t bytes, CUstream handle, CUdeviceptr *out,
+                                               struct cache *cache)
+{
+    bool peak; /* of pages alone */
+    bool taken = bytes <= SLICE_MAX ? slices_take_newest(cache, slice_class(bytes), bytes, out)
+                                    : cache_take_newest(cache, &pool->arena.cut.pages, (bytes - 1) / GRANULE_BYTES + 1,
+                                                        bytes, out, &peak);
+    return taken ? VPMM_SUCCESS : slow_malloc(pool, bytes, handle, out);
+}
+
+static __attribute__((noinline)) vpmm_status malloc_piece_checked(vpmm_pool *pool, size_t bytes, CUstream handle,
+                                                                  CUdeviceptr *out, struct cache *cache)
+{
+    return is_same_stream(pool, handle, cache) ? malloc_piece_at_once(pool, bytes, handle, out, cache)
+                                               : slow_malloc(pool, bytes, handle, out);
+}
+
+static __attribute__((noinline)) vpmm_status malloc_piece(vpmm_pool *pool, size_t bytes, CUstream handle,
+                                                          CUdeviceptr *out)
+{
+    struct cache *cache;
+    if (!out || !hit_cache(pool, &pool->cut_fronts, handle, &cache)) /* zero bytes are no piece */
+        return slow_malloc(pool, bytes, handle, out);
+    return cache->check_id || cache->is_default ? malloc_piece_checked(pool, bytes, handle, out, cache)
+                                                : malloc_piece_at_once(pool, bytes, handle, out, cache);
+}
+
+vpmm_status vpmm_malloc(vpmm_pool *pool, size_t bytes, CUstream handle, CUdeviceptr *out)
+{
+    struct cache *cache;
+    if (pool && bytes & pool->cut_mask && piece_serves(pool, bytes))
+        return malloc_piece(pool, bytes, handle, out);
+    if (!pool || !out || !hit_cache(pool, &pool->fronts, handle, &cache))
+        return slow_malloc(pool, bytes, handle, out);
+    return cache->check_id || cache->is_default ? malloc_checked(pool, bytes, handle, out, cache)
+                                                : malloc_at_once(pool, bytes, handle, out, cache);
+}
+
+/* ---- free ---- */
+
+static __attribute__((noinline)) vpmm_status after_first_free(vpmm_pool *pool, CUdeviceptr address, CUstream handle,
+                                                              struct cache *cache, uint32_t bin)
+{
+    return cache_note(cache, bin, address) ? VPMM_SUCCESS : slow_free(pool, address, handle);
+}
+
+static __attribute__((noinline)) vpmm_status after_first_slice(vpmm_pool *pool, CUdeviceptr address, CUstream handle,
+                                                               struct cache *cache, unsigned class)
+{
+    return slices_note(cache, class) ? VPMM_SUCCESS : slow_free(pool, address, handle);
+}
+
+/* As vpmm_free, of a region of granules. */
+static __attribute__((noinline)) vpmm_status free_granules(vpmm_pool *pool, CUdeviceptr address, CUstream handle,
+                                                           struct cache *cache)
+{
+    uint32_t unnoted;
+    struct page *first;
+    if (!page_in_first_chunk(&pool->arena.cut.pages, address, &first))
+        return slow_free(pool, address, handle);
+    uint64_t word = load_acquire_u64(&first->word);
+    if (word_state(word) != PAGE_LIVE ||
+        !cache_give_newest(cache, &pool->arena.cut.pages, address, first, word, &unnoted))
+        return slow_free(pool, address, handle);
+    return unnoted != CACHE_BINS ? after_first_free(pool, address, handle, cache, unnoted) : VPMM_SUCCESS;
+}
+
+/* The same of an address where no live region of pages begins. */
+static __attribute__((noinline)) vpmm_status free_piece(vpmm_pool *pool, CUdeviceptr address, CUstream handle)
+{
+    const struct pages *granules = &pool->arena.cut.pages;
+    uint64_t granule = (address - granules->chunk[0].base) / GRANULE_BYTES;
+    struct cache *cache;
+    if (!pool->cut_mask || !hit_cache(pool, &pool->cut_fronts, handle, &cache) || cache->is_default ||
+        granule >= granules->chunk_pages)
+        return slow_free(pool, address, handle);
+    struct slab *slab = load_acquire_ptr(&granules->chunk[0].page[granule].extent);
+    if (!slab)
+        return free_granules(pool, address, handle, cache);
+    struct slice *slice = slab_slice_at(slab, address);
+    unsigned unnoted;
+    if (!slice || !slices_give_newest(cache, slice, address, &unnoted))
+        return slow_free(pool, address, handle);
+    return unnoted != SLICE_CLASSES ? after_first_slice(pool, address, handle, cache, unnoted) : VPMM_SUCCESS;
+}
+
+/* What the hit is not made for, and the cache may still take; else the long way. */
+static __attribute__((noinline)) vpmm_status free_hit(vpmm_pool *pool, CUdeviceptr address, CUstream handle,
+                                                      struct cache *cache)
+{
+    bool is_of = !cache->is_default || cache_is_current(cache);
+    return is_of && cache_give(cache, address) ? VPMM_SUCCESS : slow_free(pool, address, handle);
+}
+
+/* The stream's id is not looked at: if the handle has gone to another stream, the next malloc or mark finds out. */
+vpmm_status vpmm_free(vpmm_pool *pool, CUdeviceptr address, CUstream handle)
+{
+    struct cache *cache;
+    uint32_t unnoted;
+    struct page *first;
+    if (!pool)
+        return slow_free(pool, address, handle);
+    const struct pages *pages = &pool->arena.space.pages;
+    if (!page_in_first_chunk(pages, address, &first))
+        return free_piece(pool, address, handle);
+    uint64_t word = load_acquire_u64(&first->word);
+    if (word_state(word) != PAGE_LIVE)
+        return free_piece(pool, address, handle);
+    if (!hit_cache(pool, &pool->fronts, handle, &cache))
+        return slow_free(pool, address, handle);
+    if (cache->is_default || !cache_give_newest(cache, pages, address, first, word, &unnoted))
+        return free_hit(pool, address, handle, cache);
+    return unnoted != CACHE_BINS ? after_first_free(pool, address, handle, cache, unnoted) : VPMM_SUCCESS;
+}
+
+/* ---- under per-thread default streams ---- */
+
+static CUstream per_thread(CUstream handle)
+{
+    return handle ? handle : CU_STREAM_PER_THREAD;
+}
+
+vpmm_status vpmm_malloc_ptsz(vpmm_pool *pool, size_t bytes, CUstream handle, CUdeviceptr *out)
+{
+    return vpmm_malloc(pool, bytes, per_thread(handle), out);
+}
+
+vpmm_status vpmm_free_ptsz(vpmm_pool *pool, CUdeviceptr address, CUstream handle)
+{
+    return vpmm_free(pool, address, per_thread(handle));
+}

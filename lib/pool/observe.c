@@ -1,0 +1,121 @@
+/*
+ * observe.c - what a pool says of itself: statistics, its address map, its audit, and what an exporter asks.
+ */
+#include "pool/audit.h"
+#include "pool/pool.h"
+#include "pool/reaper.h"
+
+#include <inttypes.h>
+#include <string.h>
+
+/* ---- statistics ---- */
+
+static uint64_t longest_free(const struct arena *arena)
+{
+    uint64_t longest = hints_longest(&arena->space.passed, &arena->space.pages, PAGE_FREE);
+    for (uint32_t slot = 1; slot < load_acquire_u32(&arena->streams.slots); slot++) {
+        uint64_t pages =
+            hints_longest(&stream_at(&arena->streams, slot)->free[SPACE_PAGES], &arena->space.pages, PAGE_FREE);
+        longest = pages > longest ? pages : longest;
+    }
+    return longest;
+}
+
+vpmm_status vpmm_stats_get(vpmm_pool *pool, vpmm_stats *out)
+{
+    if (!pool || !out)
+        return fail(VPMM_ERROR_INVALID_VALUE, "vpmm_stats_get: the %s is NULL", pool ? "output" : "pool");
+    stats_read(&pool->stats, out);
+    if (pool->paged) {
+        out->largest_free_bytes = longest_free(&pool->arena) * pool->config.page_size;
+        out->largest_hole_bytes =
+            hints_longest(&pool->arena.holes, &pool->arena.space.pages, PAGE_HOLE) * pool->config.page_size;
+    }
+    return VPMM_SUCCESS;
+}
+
+vpmm_status vpmm_dump(vpmm_pool *pool, FILE *file)
+{
+    vpmm_stats stats;
+    if (!pool || !file)
+        return fail(VPMM_ERROR_INVALID_VALUE, "vpmm_dump: the %s is NULL", pool ? "file" : "pool");
+    vpmm_stats_get(pool, &stats);
+#define DUMP_LINE(name, kind, help) fprintf(file, "%-20s %20" PRIu64 "  %s\n", #name, stats.name, help);
+    VPMM_STATS(DUMP_LINE)
+#undef DUMP_LINE
+    fprintf(file, "regions of %zu-byte pages: [X] live, [-X] reusable, [*X] hole, [~X] pending unmap\n",
+            pool->config.page_size);
+    if (pool->paged)
+        dump_regions(&pool->arena, file);
+    if (ferror(file))
+        return fail(VPMM_ERROR_INVALID_VALUE, "vpmm_dump: the file cannot be written");
+    return VPMM_SUCCESS;
+}
+
+vpmm_status vpmm_check(vpmm_pool *pool)
+{
+    if (!pool)
+        return fail(VPMM_ERROR_INVALID_VALUE, "vpmm_check: the pool is NULL");
+    if (pool->generation != process_generation())
+        return pool_check(pool, "vpmm_check");
+    if (!pool->paged)
+        return VPMM_SUCCESS;
+    /* The reaper is the pool's own thread: it is kept from making a pass meanwhile. */
+    pthread_mutex_lock(&pool->arena.pass_lock);
+    vpmm_status status = audit(&pool->arena);
+    pthread_mutex_unlock(&pool->arena.pass_lock);
+    return status;
+}
+
+/* ---- for exporters ---- */
+
+static vpmm_status check_observer(const struct vpmm_pool *pool, const void *out, const char *function)
+{
+    return pool && out ? VPMM_SUCCESS
+                       : fail(VPMM_ERROR_INVALID_VALUE, "%s: the %s is NULL", function, pool ? "output" : "pool");
+}
+
+vpmm_status vpmm_calls_get(vpmm_pool *pool, vpmm_call_counts out[VPMM_DRIVER_CALLS])
+{
+    vpmm_status status = check_observer(pool, out, "vpmm_calls_get");
+    if (status == VPMM_SUCCESS)
+        stats_read_calls(&pool->stats, out);
+    return status;
+}
+
+vpmm_status vpmm_latency_get(vpmm_pool *pool, vpmm_latency *out)
+{
+    vpmm_status status = check_observer(pool, out, "vpmm_latency_get");
+    if (status == VPMM_SUCCESS)
+        stats_read_latency(&pool->stats, out);
+    return status;
+}
+
+vpmm_status vpmm_health_get(vpmm_pool *pool, vpmm_health *out)
+{
+    vpmm_status status = check_observer(pool, out, "vpmm_health_get");
+    if (status == VPMM_SUCCESS)
+        *out = (vpmm_health){.lost = device_dead(&pool->device),
+                             .reaper = pool->paged && pool->config.reaper,
+                             .reaper_age_ns = pool->paged ? reaper_age_ns(&pool->arena) : 0};
+    return status;
+}
+
+vpmm_status vpmm_device_get(vpmm_pool *pool, vpmm_device *out)
+{
+    vpmm_status status = check_observer(pool, out, "vpmm_device_get");
+    if (status != VPMM_SUCCESS)
+        return status;
+    *out = (vpmm_device){.ordinal = pool->device.ordinal,
+                         .memory_bytes = pool->device.total_bytes,
+                         .page_size = pool->config.page_size,
+                         .max_mapped = (size_t)load_relaxed_u64(&pool->arena.max_mapped)};
+    memcpy(out->name, pool->device.name, sizeof out->name);
+    memcpy(out->uuid, pool->device.uuid, sizeof out->uuid);
+    return VPMM_SUCCESS;
+}
+
+const vpmm_driver *vpmm_pool_driver(vpmm_pool *pool)
+{
+    return pool ? &pool->device.driver : NULL;
+}

@@ -1,0 +1,205 @@
+#include "pool/slow.h"
+
+#include "pool/piece.h"
+#include "pool/tiers.h"
+#include "remap/pass.h"
+
+/* ---- malloc ---- */
+
+bool slow_malloc_cached(struct vpmm_pool *pool, size_t bytes, struct cache *cache, CUdeviceptr *out)
+{
+    uint64_t pages = (bytes - 1) / pool->config.page_size + 1;
+    if (pages > pool->fronts.longest)
+        return false;
+    CUdeviceptr address = cache_take(cache, pages, bytes);
+    if (!address)
+        address = cache_steal(cache, pages, bytes);
+    if (address)
+        *out = address;
+    return address != 0;
+}
+
+/* The driver's pool and this one take from the same device: before one fails the other gives what it can. */
+static vpmm_status malloc_small(struct vpmm_pool *pool, size_t bytes, CUstream stream, CUdeviceptr *out)
+{
+    if (!pool->device.has_pools)
+        return fail(VPMM_ERROR_NOT_SUPPORTED,
+                    "%zu bytes are less than a page of %zu, and the device has no memory pools "
+                    "to take them from",
+                    bytes, pool->config.page_size);
+    vpmm_status status = async_pool_malloc(&pool->async, bytes, stream, out);
+    if (status == VPMM_ERROR_OUT_OF_MEMORY && pool->paged) {
+        tiers_release_pages(pool);
+        status = async_pool_malloc(&pool->async, bytes, stream, out);
+    }
+    if (status == VPMM_ERROR_OUT_OF_MEMORY && pool->paged) {
+        pass_settle(&pool->arena);
+        tiers_release_pages(pool);
+        status = async_pool_malloc(&pool->async, bytes, stream, out);
+    }
+    if (status == VPMM_ERROR_OUT_OF_MEMORY)
+        return tiers_out_of_memory(pool, bytes);
+    if (status == VPMM_SUCCESS) {
+        stats_count(&pool->stats, STAT_mallocs);
+        stats_count(&pool->stats, STAT_hits_small);
+    }
+    return status;
+}
+
+static vpmm_status malloc_pages(struct vpmm_pool *pool, size_t bytes, struct stream *stream, CUdeviceptr *out)
+{
+    struct region region;
+    enum region_source source;
+    uint64_t pages = (bytes - 1) / pool->config.page_size + 1;
+    struct cache *cache = front_cache(&pool->fronts, stream);
+    if (cache && slow_malloc_cached(pool, bytes, cache, out))
+        return VPMM_SUCCESS;
+    vpmm_status status = tiers_take_pages(pool, pages, pages, stream, &region, &source);
+    if (status != VPMM_SUCCESS)
+        return status == VPMM_ERROR_OUT_OF_MEMORY ? tiers_out_of_memory(pool, bytes) : status;
+    stats_count(&pool->stats, STAT_mallocs);
+    tiers_count(pool, source);
+    *out = region_hand_out(&pool->arena.space, region, pages, bytes);
+    front_peak_noted(&pool->fronts);
+    return status;
+}
+
+static vpmm_status check_size(const struct vpmm_pool *pool, size_t bytes)
+{
+    if (!bytes)
+        return fail(VPMM_ERROR_INVALID_VALUE, "vpmm_malloc: zero bytes were asked for; at least 1 is allowed");
+    if (bytes > SIZE_MAX - (pool->config.page_size - 1) ||
+        (pool->paged && bytes / pool->config.page_size >= UINT32_MAX))
+        return fail(VPMM_ERROR_INVALID_VALUE,
+                    "vpmm_malloc: %zu bytes overflow when they are rounded up to pages of %zu", bytes,
+                    pool->config.page_size);
+    return VPMM_SUCCESS;
+}
+
+/* Whether the driver's pool serves it. */
+static bool is_small(const struct vpmm_pool *pool, size_t bytes)
+{
+    return !pool->paged || (!pool->cut_below && bytes < pool->config.page_size);
+}
+
+/* A pool without pages keeps no streams: the driver's pool knows them. */
+static vpmm_status enter(struct vpmm_pool *pool, CUstream handle, struct stream **stream)
+{
+    *stream = NULL;
+    return pool->paged ? stream_enter(&pool->arena.streams, handle, stream) : VPMM_SUCCESS;
+}
+
+static void leave(struct vpmm_pool *pool, struct stream *stream)
+{
+    bool is_private = stream && stream->is_private;
+    if (stream)
+        stream_finish(&pool->arena.streams, stream);
+    if (is_private)
+        bell_ring(&pool->arena.bell); /* what had no mark yet is left to the reaper, which no longer looks at it */
+}
+
+/* What a call answers, counted if it is a failure. */
+static vpmm_status answer(struct vpmm_pool *pool, vpmm_status status)
+{
+    if (status != VPMM_SUCCESS && pool)
+        stats_count_failure(&pool->stats, status);
+    return status;
+}
+
+static vpmm_status malloc_by_tiers(vpmm_pool *pool, size_t bytes, CUstream handle, CUdeviceptr *out)
+{
+    struct stream *stream;
+    vpmm_status status = pool_check(pool, "vpmm_malloc");
+    if (status == VPMM_SUCCESS && !out)
+        status = fail(VPMM_ERROR_INVALID_VALUE, "vpmm_malloc: the output is NULL");
+    if (status == VPMM_SUCCESS)
+        status = check_size(pool, bytes);
+    if (status == VPMM_SUCCESS)
+        status = enter(pool, handle, &stream);
+    if (status != VPMM_SUCCESS)
+        return status;
+    if (is_small(pool, bytes))
+        status = malloc_small(pool, bytes, handle, out);
+    else if (piece_serves(pool, bytes))
+        status = piece_malloc(pool, bytes, stream, out);
+    else
+        status = malloc_pages(pool, bytes, stream, out);
+    leave(pool, stream);
+    return status;
+}
+
+vpmm_status slow_malloc(vpmm_pool *pool, size_t bytes, CUstream handle, CUdeviceptr *out)
+{
+    return answer(pool, malloc_by_tiers(pool, bytes, handle, out));
+}
+
+/* ---- free ---- */
+
+static vpmm_status free_pages(struct vpmm_pool *pool, CUdeviceptr address, struct stream *stream)
+{
+    struct region region;
+    vpmm_status status = region_take_back(&pool->arena.space, address, &region);
+    if (status != VPMM_SUCCESS)
+        return status;
+    region.fence = fence_take(stream);
+    region_publish(&pool->arena.space, region);
+    stream_mark(&pool->arena.streams, stream);
+    bell_ring(&pool->arena.bell); /* the mark is what it watches */
+    return VPMM_SUCCESS;
+}
+
+/* Into the cache, made here on a thread's first free on the stream; else to all, behind a fence. */
+static vpmm_status free_or_cache(struct vpmm_pool *pool, CUdeviceptr address, struct stream *stream)
+{
+    struct cache *cache = front_cache(&pool->fronts, stream);
+    if (cache && cache_give(cache, address))
+        return VPMM_SUCCESS;
+    vpmm_status status = free_pages(pool, address, stream);
+    if (status == VPMM_SUCCESS)
+        stats_count(&pool->stats, STAT_frees_pages);
+    return status;
+}
+
+static vpmm_status free_small(struct vpmm_pool *pool, CUdeviceptr address, CUstream handle, struct stream *stream)
+{
+    vpmm_status status = async_pool_free(&pool->async, address, handle);
+    if (stream && stream->is_private)
+        fence_take(stream); /* the call marks it at its end: nobody else could */
+    else if (stream)
+        store_relaxed_u32(&stream->freed_small, 1);
+    if (status == VPMM_SUCCESS)
+        stats_count(&pool->stats, STAT_frees_small);
+    return status;
+}
+
+/* Whether an address can only be a page's. */
+static bool is_paged(const struct vpmm_pool *pool, CUdeviceptr address)
+{
+    uint64_t page;
+    return pool->paged &&
+           (page_around(&pool->arena.space.pages, address, &page) || pool->cut_below || !pool->device.has_pools);
+}
+
+static vpmm_status free_checked(vpmm_pool *pool, CUdeviceptr address, CUstream handle)
+{
+    struct stream *stream;
+    vpmm_status status = pool_check(pool, "vpmm_free");
+    if (status != VPMM_SUCCESS || !address)
+        return status;
+    status = enter(pool, handle, &stream);
+    if (status != VPMM_SUCCESS)
+        return status;
+    if (pool->cut_below && piece_is_at(pool, address))
+        status = piece_free(pool, address, stream);
+    else if (is_paged(pool, address))
+        status = free_or_cache(pool, address, stream);
+    else
+        status = free_small(pool, address, handle, stream);
+    leave(pool, stream);
+    return status;
+}
+
+vpmm_status slow_free(vpmm_pool *pool, CUdeviceptr address, CUstream handle)
+{
+    return answer(pool, free_checked(pool, address, handle));
+}
