@@ -485,15 +485,25 @@ static void await_over(void)
         ;
 }
 
+static void let_act(int actor, void (*what)(void *))
+{
+    task[actor] = what;
+    sem_post(&actors[actor].go);
+    await_over();
+}
+
 /* One after the other. */
 static void prepare(const struct exploration *what)
 {
     for (int i = 0; i < run.actors; i++)
-        if (what->prepare[i]) {
-            task[i] = what->prepare[i];
-            sem_post(&actors[i].go);
-            await_over();
-        }
+        if (what->prepare[i])
+            let_act(i, what->prepare[i]);
+}
+
+static void settle_threads(const struct exploration *what)
+{
+    for (int i = 0; i < run.actors && what->settle; i++)
+        let_act(i, what->settle);
 }
 
 static void race(const struct exploration *what)
@@ -679,8 +689,10 @@ void explore(const char *name, struct exploration *what)
     run.what = what;
     for (run.actors = 0; run.actors < EXPLORE_ACTORS && what->act[run.actors]; run.actors++)
         ;
-    if (!what->threads_end)
+    if (!what->threads_end) {
         start_threads();
+        settle_threads(what);
+    }
     run.replayed = getenv("VPMM_TEST_SCHEDULE");
     if (run.replayed) {
         run.mode = REPLAY;

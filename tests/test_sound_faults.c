@@ -757,3 +757,67 @@ Test(sound_faults, a_pool_is_made_whole_or_not_at_all_as_host_memory_ends)
         refused++;
     cr_expect_gt(refused, 10, "a pool asks for host memory %u times", refused - 1);
 }
+
+/* --- words, without what they are kept in ---------------------------------------------------------------------------
+ */
+
+enum { THREADS_WITH_WORDS = 64, FAILING_THREADS = 80 };
+
+static const char lost_words[] = "there is no host memory for the words of this thread's failures";
+
+static _Thread_local bool refuse_malloc;
+
+void *__real_malloc(size_t);
+void *__wrap_malloc(size_t);
+void *__wrap_malloc(size_t bytes)
+{
+    return refuse_malloc ? NULL : __real_malloc(bytes);
+}
+
+/* NULL: the status is as it should be, and the words are these. */
+static const char *fail_and_read(const char *words)
+{
+    if (vpmm_stats_get(NULL, NULL) != VPMM_ERROR_INVALID_VALUE)
+        return "the status is another";
+    return strstr(vpmm_last_error(), words) ? NULL : "the words are others";
+}
+
+static void *fail_without_memory_and_with(void *problem)
+{
+    refuse_malloc = true;
+    const char *without = fail_and_read(lost_words);
+    refuse_malloc = false;
+    const char *with = fail_and_read("vpmm_stats_get");
+    *(const char **)problem = without ? without : with;
+    return NULL;
+}
+
+Test(sound_faults, a_failure_without_memory_for_its_words_keeps_its_status)
+{
+    pthread_t thread;
+    const char *problem = "it did not run";
+    cr_assert_eq(pthread_create(&thread, NULL, fail_without_memory_and_with, &problem), 0);
+    pthread_join(thread, NULL);
+    cr_assert(problem == NULL, "%s", problem);
+}
+
+static void *fail_twice(void *has_words)
+{
+    *(bool *)has_words = !fail_and_read("vpmm_stats_get") && !fail_and_read("vpmm_stats_get");
+    return *(bool *)has_words || !fail_and_read(lost_words) ? has_words : NULL;
+}
+
+/* One after the other: the buffers of those that have ended are not known to be free. */
+Test(sound_faults, a_process_without_keys_has_words_in_its_first_threads)
+{
+    use_up_all_keys();
+    for (int i = 0; i < FAILING_THREADS; i++) {
+        pthread_t thread;
+        bool has_words = false;
+        cr_assert_eq(pthread_create(&thread, NULL, fail_twice, &has_words), 0);
+        void *good = NULL;
+        pthread_join(thread, &good);
+        cr_assert_not_null(good, "thread %d has neither its words nor those for lost ones", i);
+        cr_assert_eq(has_words, i < THREADS_WITH_WORDS, "thread %d", i);
+    }
+}

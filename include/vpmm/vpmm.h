@@ -95,7 +95,10 @@ typedef enum vpmm_status {
 /* The enumerator's name, "VPMM_ERROR_DRIVER"; "VPMM_ERROR_UNKNOWN" for a value that is none. Never NULL. */
 const char *vpmm_status_name(vpmm_status);
 
-/* This thread's last failure in words; "" before the first. Never NULL; valid until the thread's next failure. */
+/*
+ * This thread's last failure in words; "" before the first; where the host has no memory for them, words that say so.
+ * Never NULL; valid until the thread's next failure, or its end.
+ */
 const char *vpmm_last_error(void);
 
 /* Where requests come from that whole pages do not fit. */
