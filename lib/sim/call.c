@@ -13,6 +13,7 @@
 
 #include <stdarg.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 enum trait {
@@ -51,8 +52,13 @@ static const char *const names[SIM_ENTRIES] = {
 static _Atomic(vpmm_sim *) slots[SIM_SLOTS];
 static _Atomic uint64_t generations, threads;
 
+/* A library that contains the simulator may be loaded late, where there is little thread-local storage: pointers. */
 static _Thread_local struct sim_frame *current_frame;
-static _Thread_local struct sim_thread thread_records[SIM_SLOTS];
+static _Thread_local uint64_t own_id; /* 0: this thread has met no simulator */
+static _Thread_local struct {
+    uint64_t generation;
+    struct sim_thread *thread;
+} last_met; /* the simulator that this thread used last, and the record there */
 
 const char *sim_entry_name(enum sim_entry entry)
 {
@@ -69,16 +75,65 @@ struct sim_frame *sim_frame(void)
     return current_frame;
 }
 
-struct sim_thread *sim_thread(vpmm_sim *sim)
+static struct sim_thread *find_thread(vpmm_sim *sim)
 {
-    struct sim_thread *thread = &thread_records[sim->slot];
-    if (thread->generation != sim->generation) {
-        memset(thread, 0, sizeof *thread);
-        thread->generation = sim->generation;
-        thread->id = atomic_fetch_add(&threads, 1) + 1;
-        thread->mode = CU_STREAM_CAPTURE_MODE_GLOBAL;
+    struct sim_thread *thread = atomic_load(&sim->threads);
+    while (thread && thread->id != own_id)
+        thread = thread->next;
+    return thread;
+}
+
+static struct sim_thread *add_thread(vpmm_sim *sim)
+{
+    struct sim_thread *thread = calloc(1, sizeof *thread);
+    if (!thread)
+        return NULL;
+    thread->id = own_id;
+    thread->mode = CU_STREAM_CAPTURE_MODE_GLOBAL;
+    thread->next = atomic_load(&sim->threads);
+    while (!atomic_compare_exchange_weak(&sim->threads, &thread->next, thread))
+        ;
+    return thread;
+}
+
+/* A thread that has no number yet is in no list, however long. */
+static struct sim_thread *meet(vpmm_sim *sim)
+{
+    struct sim_thread *thread = own_id ? find_thread(sim) : NULL;
+    if (!own_id)
+        own_id = atomic_fetch_add(&threads, 1) + 1;
+    if (!thread)
+        thread = add_thread(sim);
+    if (thread) {
+        last_met.generation = sim->generation;
+        last_met.thread = thread;
     }
     return thread;
+}
+
+struct sim_thread *sim_thread(vpmm_sim *sim)
+{
+    return last_met.generation == sim->generation ? last_met.thread : meet(sim);
+}
+
+void sim_host_enter(struct sim_frame *frame, vpmm_sim *sim)
+{
+    *frame = (struct sim_frame){.sim = sim, .outer = current_frame, .in_host_function = true};
+    current_frame = frame;
+}
+
+void sim_host_leave(const struct sim_frame *frame)
+{
+    current_frame = frame->outer;
+}
+
+/* Whether this call is made in a host function of its simulator's. */
+static bool in_host_function(const struct sim_frame *call)
+{
+    const struct sim_frame *frame = call->outer;
+    while (frame && !(frame->in_host_function && frame->sim == call->sim))
+        frame = frame->outer;
+    return frame;
 }
 
 void sim_lock_frame(void)
@@ -138,10 +193,12 @@ static CUresult sim_enter(struct sim_frame *frame, int slot, enum sim_entry entr
         return CUDA_ERROR_DEINITIALIZED;
     unsigned trait = traits[entry];
     atomic_fetch_add_explicit(&sim->calls[entry], 1, memory_order_relaxed);
+    if (!sim_thread(sim))
+        return CUDA_ERROR_OUT_OF_MEMORY;
     sim_charge(sim, sim_price(entry));
     if (atomic_load(&sim->shut_down) && !(trait & PURE))
         return CUDA_ERROR_DEINITIALIZED;
-    if (sim_thread(sim)->in_host_function && !(trait & PURE))
+    if (in_host_function(frame) && !(trait & PURE))
         return sim_misuse(sim, CUDA_ERROR_NOT_PERMITTED, "%s is called from a host function", names[entry]);
     frame->light = trait & LIGHT && atomic_load_explicit(&sim->rules, memory_order_acquire) == 0;
     if (!frame->light)

@@ -11,7 +11,7 @@
 CUresult sim_current(vpmm_sim *sim, struct sim_context **context)
 {
     struct sim_thread *thread = sim_thread(sim);
-    CUcontext top = thread->depth ? thread->contexts[thread->depth - 1] : NULL;
+    CUcontext top = thread && thread->depth ? thread->contexts[thread->depth - 1] : NULL;
     if (!top)
         return CUDA_ERROR_INVALID_CONTEXT;
     *context = sim_object_peek(sim, SIM_CONTEXT, (uint64_t)(uintptr_t)top);

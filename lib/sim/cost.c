@@ -115,5 +115,6 @@ double vpmm_sim_charged_us(vpmm_sim *sim)
 
 double vpmm_sim_thread_charged_us(vpmm_sim *sim)
 {
-    return (double)sim_thread(sim)->charged_ps / 1e6;
+    const struct sim_thread *thread = sim_thread(sim);
+    return thread ? (double)thread->charged_ps / 1e6 : 0;
 }

@@ -306,6 +306,7 @@ struct vpmm_sim {
     _Atomic uint64_t misuses;
     _Atomic uint32_t rules; /* faults armed */
     struct sim_fault faults[SIM_ENTRIES];
+    _Atomic(struct sim_thread *) threads; /* that have called, in a list that only grows */
 
     struct sim_table tables[SIM_KINDS];
     struct sim_glance *glances;
@@ -341,34 +342,38 @@ struct vpmm_sim {
 
 /* ---- call.c ---- */
 
-/* One call under way in this thread. */
+/* One call under way in this thread, or one host function. */
 struct sim_frame {
     vpmm_sim *sim;
     struct sim_frame *outer;
     const void *caller;
     enum sim_entry entry;
+    bool in_host_function;
     bool locked, light;
     bool fail_after;
     CUresult after;
 };
 
-/* What a thread has with a simulator. Only its thread reads it. */
+/* What a thread has with a simulator. Only its thread reads it, but for the first two; it goes with the simulator. */
 struct sim_thread {
-    uint64_t generation; /* of the simulator that it is about */
-    uint64_t id;
+    struct sim_thread *next; /* constant, as is the next */
+    uint64_t id;             /* of the thread, never used again */
     uint64_t charged_ps;
     CUstreamCaptureMode mode;
-    int in_host_function;
     int depth;
     CUcontext contexts[SIM_CONTEXT_DEPTH];
 };
 
 vpmm_sim *sim_self(void);
 struct sim_frame *sim_frame(void);
-struct sim_thread *sim_thread(vpmm_sim *sim);
+struct sim_thread *sim_thread(vpmm_sim *sim); /* the calling thread's; NULL: no memory; no call gets past that */
 const char *sim_entry_name(enum sim_entry entry);
 bool sim_slot_take(vpmm_sim *sim);
 void sim_slot_leave(vpmm_sim *sim);
+
+/* Around a host function: what the thread calls of this simulator meanwhile is misuse. */
+void sim_host_enter(struct sim_frame *frame, vpmm_sim *sim);
+void sim_host_leave(const struct sim_frame *frame);
 
 /* Takes the lock if this call, a light one, does not have it yet. */
 void sim_lock_frame(void);

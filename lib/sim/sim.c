@@ -78,6 +78,15 @@ static void free_memory(vpmm_sim *sim)
     free(sim->reservations);
 }
 
+static void free_threads(vpmm_sim *sim)
+{
+    struct sim_thread *next;
+    for (struct sim_thread *thread = atomic_load(&sim->threads); thread; thread = next) {
+        next = thread->next;
+        free(thread);
+    }
+}
+
 static void dismantle(vpmm_sim *sim)
 {
     sim_captures_free(sim);
@@ -88,6 +97,7 @@ static void dismantle(vpmm_sim *sim)
     free_tables(sim);
     sim_clock_drop(sim->host_clock);
     free(sim->glances);
+    free_threads(sim);
     for (int device = 0; device < sim->config.devices; device++)
         sim_device_close(&sim->devices[device]);
     pthread_cond_destroy(&sim->worker_gone);

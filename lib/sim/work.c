@@ -152,11 +152,11 @@ static void run_on_memory(vpmm_sim *sim, struct sim_lane *lane, struct sim_op *o
 
 static void run_host_function(vpmm_sim *sim, struct sim_op *op)
 {
-    struct sim_thread *thread = sim_thread(sim);
+    struct sim_frame frame;
     pthread_mutex_unlock(&sim->lock);
-    thread->in_host_function++;
+    sim_host_enter(&frame, sim);
     op->function(op->data);
-    thread->in_host_function--;
+    sim_host_leave(&frame);
     pthread_mutex_lock(&sim->lock);
 }
 
