@@ -460,6 +460,15 @@ static void finish(const struct policy *p, const struct policy_view *v, struct f
     consider(best, f, room);
 }
 
+/* Whether the next of the sorted extents after the ith that may move is longer than that, too. */
+static bool next_is_longer(const struct policy *p, const struct policy_view *v, size_t i, int64_t run, uint32_t pages)
+{
+    for (i++; i < v->extents; i++)
+        if (v->extent[sorted(p, i)].run != run)
+            return v->extent[sorted(p, i)].pages > pages;
+    return false;
+}
+
 static struct filling fill(const struct policy *p, const struct policy_view *v, uint32_t missing, int64_t run,
                            uint64_t room)
 {
@@ -474,7 +483,7 @@ static struct filling fill(const struct policy *p, const struct policy_view *v, 
         if (pages > missing) {
             longer = e;
             /* Only the last of the longer ones is worth pricing. */
-            if (i + 1 < v->extents && v->extent[sorted(p, i + 1)].pages > missing)
+            if (next_is_longer(p, v, i, run, missing))
                 continue;
         } else {
             f.us += move_us(p, pages);
