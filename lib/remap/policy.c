@@ -539,15 +539,21 @@ static bool extendable(const struct policy_run *r, uint32_t pages)
     return r->pages < pages && (r->hole_after >= pages - r->pages || r->hole_before >= pages - r->pages);
 }
 
+/* After the run, and before it if there is more room for a longer extent. */
 static void try_run(const struct policy *p, const struct policy_view *v, size_t run, uint32_t pages,
                     struct candidate *best)
 {
     const struct policy_run *r = &v->run[run];
-    struct candidate c = {.run = (int64_t)run, .missing = pages - r->pages};
-    bool up = r->hole_after >= c.missing;
-    c.place = up ? POLICY_EXTEND_UP : POLICY_EXTEND_DOWN;
-    c.room = up ? r->hole_after : r->hole_before;
-    try_candidate(p, v, c, STUCK_PAGE_US * stuck_pages(v, r), best);
+    struct candidate up = {.place = POLICY_EXTEND_UP, .run = (int64_t)run, .missing = pages - r->pages};
+    struct candidate down = up;
+    double worth = STUCK_PAGE_US * stuck_pages(v, r);
+    up.room = r->hole_after;
+    down.room = r->hole_before;
+    down.place = POLICY_EXTEND_DOWN;
+    if (up.room >= up.missing)
+        try_candidate(p, v, up, worth, best);
+    if (down.room >= down.missing && down.room > up.room)
+        try_candidate(p, v, down, worth, best);
 }
 
 /* The longest extendable runs, in no order; how many. */
