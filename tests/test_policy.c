@@ -1,0 +1,1247 @@
+/*
+ * Where memory is placed, and of what: tables of what the policy is shown and what it then says, and what holds of
+ * every plan, over random memory.
+ *
+ * Memory is written as a map, from page 0 on:
+ *   3      live pages
+ *   *20    a hole
+ *   (...)  a free run, of extents that lie wholly in it, 4, and of stuck pages, s2; 1x5 is 1 1 1 1 1
+ * A plan is written with runs and extents numbered from 0, from the left: "up 1: move 0 3..5, create 4 5x2". A page is
+ * 2 MiB.
+ *
+ * VPMM_TEST_SEED  of the first random map; a failure prints the map's own
+ */
+#include <criterion/criterion.h>
+#include <ctype.h>
+#include <inttypes.h>
+#include <math.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "remap/policy.h"
+
+enum { CELLS = 4096, MAPS = 6000, LOOKED_AT = 32 };
+enum { HOLE = 0, STUCK = 1, FIRST_EXTENT = 2 }; /* what a page belongs to */
+
+static const uint64_t PAGE_BYTES = UINT64_C(2) << 20, NO_CAP = UINT64_MAX;
+
+/* Made where it fails alone: each assertion is a message to the tests' runner, and these are a million. */
+#define check(condition, ...)                                                                                          \
+    do {                                                                                                               \
+        if (!(condition))                                                                                              \
+            cr_assert_fail(__VA_ARGS__);                                                                               \
+    } while (0)
+
+/*
+ * The map: for each page the extent that it belongs to, and whether it is live. The view is made from that.
+ */
+struct cell {
+    uint32_t extent;
+    bool live;
+};
+
+struct map {
+    struct cell cell[CELLS];
+    uint32_t cells, extents;
+    struct policy_run run[CELLS];
+    struct policy_extent extent[CELLS];
+    struct policy_hole hole[CELLS];
+    struct policy_view view;
+};
+
+static void map_clear(struct map *m)
+{
+    m->cells = 0;
+    m->extents = FIRST_EXTENT;
+}
+
+static void map_add(struct map *m, uint32_t pages, uint32_t extent, bool live)
+{
+    cr_assert_leq(m->cells + pages, CELLS);
+    for (uint32_t i = 0; i < pages; i++)
+        m->cell[m->cells++] = (struct cell){extent, live};
+}
+
+static bool is_free(const struct map *m, uint32_t page)
+{
+    return page < m->cells && m->cell[page].extent != HOLE && !m->cell[page].live;
+}
+
+static bool is_hole(const struct map *m, uint32_t page)
+{
+    return page < m->cells && m->cell[page].extent == HOLE;
+}
+
+static uint32_t end_of_extent(const struct map *m, uint32_t page)
+{
+    uint32_t end = page;
+    while (end < m->cells && m->cell[end].extent == m->cell[page].extent)
+        end++;
+    return end;
+}
+
+static void view_extents(struct map *m, struct policy_run *run, uint32_t index)
+{
+    uint32_t first = (uint32_t)run->page, last = first + run->pages;
+    run->first_extent = (uint32_t)m->view.extents;
+    for (uint32_t page = first, end; page < last; page = end) {
+        end = end_of_extent(m, page);
+        bool whole = end <= last && (page == 0 || m->cell[page - 1].extent != m->cell[page].extent);
+        if (whole && m->cell[page].extent != STUCK)
+            m->extent[m->view.extents++] = (struct policy_extent){page, end - page, index};
+    }
+    run->extents = (uint32_t)m->view.extents - run->first_extent;
+}
+
+static uint32_t view_run(struct map *m, uint32_t page)
+{
+    struct policy_run *run = &m->run[m->view.runs];
+    *run = (struct policy_run){.page = page};
+    while (is_free(m, page + run->pages))
+        run->pages++;
+    while (is_hole(m, page + run->pages + run->hole_after))
+        run->hole_after++;
+    while (run->hole_before < page && is_hole(m, page - run->hole_before - 1))
+        run->hole_before++;
+    view_extents(m, run, (uint32_t)m->view.runs++);
+    return page + run->pages;
+}
+
+static uint32_t view_hole(struct map *m, uint32_t page)
+{
+    uint32_t end = end_of_extent(m, page);
+    m->hole[m->view.holes++] = (struct policy_hole){page, end - page};
+    return end;
+}
+
+static const struct policy_view *map_view(struct map *m, uint64_t creatable)
+{
+    m->view = (struct policy_view){.run = m->run, .extent = m->extent, .hole = m->hole, .creatable_pages = creatable};
+    for (uint32_t i = 0; i < m->cells; i++)
+        m->view.mapped_pages += m->cell[i].extent != HOLE;
+    for (uint32_t page = 0; page < m->cells;)
+        page = is_hole(m, page) ? view_hole(m, page) : is_free(m, page) ? view_run(m, page) : page + 1;
+    return &m->view;
+}
+
+static const char *read_word(struct map *m, const char *text, bool in_run)
+{
+    char kind = *text == '*' || *text == 's' ? *text++ : 0, *end;
+    uint32_t pages = (uint32_t)strtoul(text, &end, 10), times = 1;
+    cr_assert(end != text, "a map goes on with '%s'", text);
+    if (*end == 'x')
+        times = (uint32_t)strtoul(end + 1, &end, 10);
+    for (; times > 0; times--)
+        map_add(m, pages, kind == '*' ? HOLE : kind == 's' ? STUCK : m->extents++, !in_run && kind != '*');
+    return end;
+}
+
+static const struct policy_view *map_read(struct map *m, const char *text, uint64_t creatable)
+{
+    bool in_run = false;
+    map_clear(m);
+    while (*text) {
+        if (isdigit((unsigned char)*text) || *text == '*' || *text == 's') {
+            text = read_word(m, text, in_run);
+            continue;
+        }
+        if (*text == '(' || *text == ')')
+            in_run = *text == '(';
+        text++;
+    }
+    return map_view(m, creatable);
+}
+
+/*
+ * A plan as text.
+ */
+struct words {
+    char text[4096];
+    size_t length;
+};
+
+__attribute__((format(printf, 2, 3))) static void say(struct words *w, const char *format, ...)
+{
+    va_list arguments;
+    va_start(arguments, format);
+    int more = vsnprintf(w->text + w->length, sizeof w->text - w->length, format, arguments);
+    va_end(arguments);
+    cr_assert(more >= 0 && w->length + (size_t)more < sizeof w->text);
+    w->length += (size_t)more;
+}
+
+static void say_moves(struct words *w, const struct policy_plan *plan)
+{
+    say(w, " move");
+    for (size_t i = 0, next; i < plan->moves; i = next) {
+        for (next = i + 1; next < plan->moves && plan->move[next] == plan->move[next - 1] + 1;)
+            next++;
+        say(w, " %" PRIu32, plan->move[i]);
+        if (next > i + 1)
+            say(w, "..%" PRIu32, plan->move[next - 1]);
+    }
+}
+
+static void say_creates(struct words *w, const struct policy_plan *plan)
+{
+    say(w, " create");
+    for (size_t i = 0, next; i < plan->creates; i = next) {
+        for (next = i + 1; next < plan->creates && plan->create[next] == plan->create[i];)
+            next++;
+        say(w, " %" PRIu32, plan->create[i]);
+        if (next > i + 1)
+            say(w, "x%zu", next - i);
+    }
+}
+
+static void say_place(struct words *w, const struct policy_plan *plan)
+{
+    switch (plan->place) {
+    case POLICY_FRESH:
+        say(w, "fresh %" PRIu64 ":", plan->page);
+        break;
+    case POLICY_EXTEND_UP:
+        say(w, "up %zu:", plan->run);
+        break;
+    case POLICY_EXTEND_DOWN:
+        say(w, "down %zu:", plan->run);
+        break;
+    case POLICY_RECUT:
+        say(w, "recut:");
+        break;
+    case POLICY_NOTHING:
+        say(w, "nothing");
+        break;
+    case POLICY_NO_HOLE:
+        say(w, "no hole");
+        break;
+    case POLICY_NO_MEMORY:
+        say(w, "no memory");
+        break;
+    }
+}
+
+static struct words words_of(const struct policy_plan *plan)
+{
+    struct words w = {.length = 0};
+    say_place(&w, plan);
+    if (plan->place >= POLICY_NOTHING)
+        return w;
+    if (plan->moves)
+        say_moves(&w, plan);
+    if (plan->moves && plan->creates)
+        say(&w, ",");
+    if (plan->creates)
+        say_creates(&w, plan);
+    return w;
+}
+
+/*
+ * The prices, as the policy's comments and h200.md state them: microseconds of the driver, between those measured on a
+ * line, and beyond the largest on the last line.
+ */
+struct measured {
+    double mib, us;
+};
+
+static const struct measured creating[] = {{2, 5.7}, {32, 7.7}, {256, 12}, {1024, 29}, {8192, 114}};
+static const struct measured allowing[] = {{2, 18}, {32, 21}, {128, 25}, {256, 31}, {1024, 51}};
+static const struct measured unmapping[] = {{2, 12.5}, {128, 14.7}, {256, 16.4}};
+static const struct measured releasing[] = {{2, 7.2}, {32, 23}, {256, 79}};
+static const double mapping = 0.45;
+
+static const double created_page = 8, surplus_page = 1, stuck_page = 3, slow = 900, slower = 2;
+
+#define MEASURED(of, pages) measured(of, sizeof(of) / sizeof *(of), (double)(pages)*2)
+
+static double measured(const struct measured *of, size_t n, double mib)
+{
+    size_t left = n - 2;
+    while (left > 0 && of[left].mib >= mib)
+        left--;
+    const struct measured *a = of + left, *b = a + 1;
+    return mib < a->mib ? a->us : a->us + (b->us - a->us) * ((mib - a->mib) / (b->mib - a->mib));
+}
+
+static double us_to_move(uint32_t pages)
+{
+    return mapping + MEASURED(allowing, pages);
+}
+
+static double us_to_create(uint32_t pages)
+{
+    return MEASURED(creating, pages) + us_to_move(pages);
+}
+
+static double us_to_release(uint32_t pages)
+{
+    return MEASURED(unmapping, pages) + MEASURED(releasing, pages);
+}
+
+static uint32_t moved_pages(const struct policy_view *v, const struct policy_plan *plan)
+{
+    uint32_t pages = 0;
+    for (size_t i = 0; i < plan->moves; i++)
+        pages += v->extent[plan->move[i]].pages;
+    return pages;
+}
+
+static uint32_t created_pages(const struct policy_plan *plan)
+{
+    uint32_t pages = 0;
+    for (size_t i = 0; i < plan->creates; i++)
+        pages += plan->create[i];
+    return pages;
+}
+
+static double moving_us(const struct policy_view *v, const struct policy_plan *plan)
+{
+    double us = 0;
+    for (size_t i = 0; i < plan->moves; i++)
+        us += us_to_move(v->extent[plan->move[i]].pages);
+    return us;
+}
+
+/* cost_us: each extent that is mapped, and before that made; of a recut, what becomes of the old one. */
+static double driver_us(const struct policy_view *v, const struct policy_plan *plan)
+{
+    double us = 0;
+    for (size_t i = 0; i < plan->creates; i++)
+        us += us_to_create(plan->create[i]);
+    return us + (plan->place == POLICY_RECUT ? us_to_release(v->extent[plan->move[0]].pages) : moving_us(v, plan));
+}
+
+/* ---- tables ---- */
+
+struct row {
+    const char *map;
+    uint64_t creatable;
+    uint32_t pages;
+    const char *plan;
+};
+
+static void table(const struct row *row, size_t rows, uint32_t max_extent)
+{
+    static struct map m;
+    struct policy_plan plan = {0};
+    for (size_t i = 0; i < rows; i++) {
+        struct policy p;
+        policy_init(&p, PAGE_BYTES, max_extent);
+        cr_assert(policy_plan(&p, map_read(&m, row[i].map, row[i].creatable), row[i].pages, &plan));
+        struct words w = words_of(&plan);
+        cr_expect_str_eq(w.text, row[i].plan, "%" PRIu32 " pages in '%s': %s, not %s", row[i].pages, row[i].map, w.text,
+                         row[i].plan);
+        policy_destroy(&p);
+    }
+    policy_plan_free(&plan);
+}
+
+#define TABLE(max_extent, ...)                                                                                         \
+    do {                                                                                                               \
+        const struct row rows[] = {__VA_ARGS__};                                                                       \
+        table(rows, sizeof rows / sizeof *rows, max_extent);                                                           \
+    } while (0)
+
+Test(policy, a_run_is_extended_where_it_can_be)
+{
+    TABLE(0,
+          /* Rule 1: the missing pages alone are mapped, after the run or before it. */
+          {"1 (s4) *20 1", NO_CAP, 10, "up 0: create 6"}, {"1 *20 (s4) 1", NO_CAP, 10, "down 0: create 6"},
+          /* After it, if both will do; before it, if that alone will. */
+          {"*20 (s4) *20", NO_CAP, 10, "up 0: create 6"}, {"*20 (s4) *5 1", NO_CAP, 10, "down 0: create 6"},
+          /* The hole may be filled to its last page, and not be a page too short. */
+          {"1 (s4) *6 1", NO_CAP, 10, "up 0: create 6"}, {"1 (s4) *5 1", NO_CAP, 10, "no hole"},
+          {"1 *6 (s4) 1", NO_CAP, 10, "down 0: create 6"}, {"1 *5 (s4) *5 1", NO_CAP, 10, "no hole"},
+          /* Where no hole beside a run is long enough the place is a fresh one. */
+          {"*5 (s4) *5 1 *30", NO_CAP, 10, "fresh 15: create 10"},
+          /* Of equals the lower. */
+          {"1 (s4) *20 1 (s4) *20 1", NO_CAP, 10, "up 0: create 6"},
+          /* The one that misses less, since a page created is dear. */
+          {"1 (s4) *20 1 (s5) *20 1", NO_CAP, 10, "up 1: create 5"},
+          /* Into room that has too little for the longer extent the other side is better than nothing. */
+          {"1 *40 (s10) *5 1 (8) 1", 0, 15, "down 0: move 0"});
+}
+
+Test(policy, missing_pages_are_moved_covered_or_created)
+{
+    TABLE(0,
+          /* Rule 2: an extent of just the missing pages. What the extended run has itself stays where it is. */
+          {"1 (s4) *20 1 (6) 1", NO_CAP, 10, "up 0: move 0"}, {"1 (s4 3) *20 1 (6) 1", NO_CAP, 13, "up 0: move 1"},
+          /* The longest first, in the order of their addresses; of equals the lower. */
+          {"1 (s4) *20 1 (2 5 3) 1", NO_CAP, 12, "up 0: move 1..2"},
+          {"1 (s4) *20 1 (5) 1 (5) 1", NO_CAP, 9, "up 0: move 0"},
+          /* A longer one covers what is left, as far as there is room for its surplus, and the shortest such. */
+          {"1 (s4) *20 1 (6) 1", NO_CAP, 8, "up 0: move 0"}, {"1 (s4) *6 1 (6) 1", NO_CAP, 8, "up 0: move 0"},
+          {"1 (s4) *5 1 (6) 1", NO_CAP, 8, "up 0: create 4"}, {"1 (s4) *9 1 (9 6 7) 1", NO_CAP, 8, "up 0: move 1"},
+          {"1 (s4) *20 1 (6) 1 (6) 1", NO_CAP, 13, "up 0: move 0..1"},
+          /* Also if the run that is extended has a longer one too, which is no candidate (found by this table). */
+          {"1 (s15 15) *30 1 (20) 1", 0, 40, "up 0: move 1"},
+          /* To a fresh place everything may go. */
+          {"1 (s1 5) 1 (6) 1 *300", NO_CAP, 11, "fresh 15: move 0..1"});
+}
+
+Test(policy, each_price_counts)
+{
+    TABLE(
+        0,
+        /* A page created is worth 8 us: three moves of a page are dearer than three pages made at once (55 and 25 +
+             24), three of two pages are not (56 and 26 + 48). */
+        {"1 (s4) *20 1 (1x3) 1", NO_CAP, 7, "up 0: create 3"}, {"1 (s4) *20 1 (2x3) 1", NO_CAP, 10, "up 0: move 0..2"},
+        /* A page of surplus 1 us: for one page 11 too many are moved (31.65 against 32.15), and 12 are not (32.85). */
+        {"1 (s4) *20 1 (12) 1", NO_CAP, 5, "up 0: move 0"}, {"1 (s4) *20 1 (13) 1", NO_CAP, 5, "up 0: create 1"},
+        /* A stuck page put to use 3 us: two make up for two more of surplus (17.85 against 21.45). */
+        {"1 (8) *9 1 (s2 6) *9 1", NO_CAP, 12, "up 1: move 0"}, {"1 (8) *9 1 (6) *9 1", NO_CAP, 12, "up 0: move 1"},
+        /* Driver time beyond 900 us counts three times: of 60 moves of three pages, each cheaper than three pages
+             made, the first 45 come to 848 us, and making 45 pages takes 52. */
+        {"1 (s4) *190 1 (3x60) 1", NO_CAP, 184, "up 0: move 0..45, create 42"});
+}
+
+Test(policy, growth_is_cut_into_equal_pieces)
+{
+    TABLE(0,
+          /* Rule 3: of 40 pages while nothing is stuck, a page more or less. */
+          {"*1000", NO_CAP, 40, "fresh 0: create 40"}, {"*1000", NO_CAP, 41, "fresh 0: create 20 21"},
+          {"*1000", NO_CAP, 80, "fresh 0: create 40x2"}, {"*1000", NO_CAP, 81, "fresh 0: create 27x3"},
+          /* Of 10 when 2 % and more is stuck, and between the two on a line. */
+          {"97 (s2) 1 *1000", NO_CAP, 40, "fresh 100: create 10x4"},
+          {"90 (s9) 1 *1000", NO_CAP, 40, "fresh 100: create 10x4"},
+          {"98 (s1) 1 *1000", NO_CAP, 50, "fresh 100: create 25x2"},
+          {"198 (s1) 1 *1000", NO_CAP, 64, "fresh 200: create 32x2"},
+          /* Of more pages where so many would take one malloc beyond 900 us. */
+          {"97 (s2) 1 *1000", NO_CAP, 310, "fresh 100: create 10x31"},
+          {"97 (s2) 1 *1000", NO_CAP, 500, "fresh 100: create 16x10 17x20"},
+          /* Growth is not rounded up, and goes as far as the cap leaves pages. */
+          {"*1000", 7, 7, "fresh 0: create 7"}, {"*1000", 6, 7, "no memory"});
+    TABLE(4, /* None is longer than the largest handle, whatever time that takes. */
+          {"*1000", NO_CAP, 4, "fresh 0: create 4"}, {"*1000", NO_CAP, 10, "fresh 0: create 3x2 4"},
+          {"*1000", NO_CAP, 400, "fresh 0: create 4x100"});
+}
+
+Test(policy, a_fresh_place_is_the_lowest_with_ample_room)
+{
+    TABLE(0,
+          /* Rule 4: room for 16 times what is built. */
+          {"1 *160 1 *200 1", NO_CAP, 10, "fresh 1: create 10"},
+          {"1 *159 1 *200 1", NO_CAP, 10, "fresh 161: create 10"},
+          /* And of half of what is mapped. */
+          {"400 *201 1 *300 1", NO_CAP, 10, "fresh 400: create 10"},
+          {"400 *200 1 *300 1", NO_CAP, 10, "fresh 601: create 10"},
+          /* If there is none, the longest, the lowest of equals. */
+          {"1 *20 1 *30 1 *30 1", NO_CAP, 10, "fresh 22: create 10"},
+          /* What is built counts, with the surplus, not what was asked for. */
+          {"1 (12) 1 *191 1 *200 1", NO_CAP, 11, "fresh 206: move 0"},
+          {"1 (12) 1 *192 1 *200 1", NO_CAP, 11, "fresh 14: move 0"},
+          /* A hole of just the request will do, and one a page too short not. */
+          {"1 *10 1", NO_CAP, 10, "fresh 1: create 10"}, {"1 *9 1", NO_CAP, 10, "no hole"});
+}
+
+Test(policy, what_cannot_be_had)
+{
+    TABLE(0,
+          /* Without address space a chunk is reserved, whether there is memory or not. */
+          {"", NO_CAP, 1, "no hole"}, {"", 0, 1, "no hole"}, {"1 (5) 1", 0, 4, "no hole"},
+          /* With it, what may be created and moved has to suffice, to the page. */
+          {"1 (5) 1 *20", 0, 6, "no memory"}, {"1 (5) 1 *20", 1, 6, "fresh 7: move 0, create 1"},
+          {"1 (s5) 1 *20", 5, 6, "no memory"}, {"1 (s5) *20", 1, 6, "up 0: create 1"},
+          /* Stuck pages do not move, but may be extended. */
+          {"1 (s5 3) 1 (s2) *20 1", 1, 6, "up 1: move 0, create 1"}, {"1 (s5 3) 1 (s2) *20 1", 0, 6, "no memory"},
+          /* A longer extent for which there is no room is of no use. */
+          {"1 (s2) *4 1 (6) 1 *6 1", 0, 6, "fresh 15: move 0"}, {"1 (s2) *4 1 (7) 1 *6 1", 0, 6, "no memory"});
+}
+
+Test(policy, the_specification_s_mode)
+{
+    TABLE(1,
+          /* The longest run that a hole can extend, the lowest of equals, after it if that will do, else before. */
+          {"1 (1x2) *9 1 (1x3) *9 1", 9, 5, "up 1: move 0..1"}, {"1 (1x2) *9 1 (1x2) *9 1", 9, 4, "up 0: move 2..3"},
+          {"*9 (1x2) *9 1", 9, 4, "up 0: create 1x2"}, {"*9 (1x2) *1 1", 9, 4, "down 0: create 1x2"},
+          /* A run that no hole can extend is none of them. */
+          {"1 (1x3) *1 1 (1x2) *9 1", 9, 5, "up 1: move 0..2"},
+          /* Else the shortest hole that will do, the lowest of equals. */
+          {"1 *20 1 *12 1 *12 1", 99, 12, "fresh 22: create 1x12"}, {"1 *11 1", 99, 12, "no hole"},
+          {"1 (1x3) 1 *9", 9, 5, "fresh 5: move 0..2, create 1x2"},
+          /* All free memory moves, lower runs first, and the shortfall is created. */
+          {"1 (1x4) *20 1 (1x2) 1 (1x3) 1", 9, 12, "up 0: move 4..8, create 1x3"},
+          /* A run of which at least half is needed moves whole, if there is room; else its first pages. */
+          {"1 (1x4) *20 1 (1x6) 1", 9, 7, "up 0: move 4..9"}, {"1 (1x4) *20 1 (1x6) 1", 9, 6, "up 0: move 4..5"},
+          {"1 (1x4) *5 1 (1x6) 1", 9, 7, "up 0: move 4..6"}, {"1 (1x4) *6 1 (1x6) 1", 9, 7, "up 0: move 4..9"},
+          {"1 (1x4) *8 1 (1x2) 1 (1x6) 1", 9, 9, "up 0: move 4..11"},
+          {"1 (1x4) *7 1 (1x2) 1 (1x6) 1", 9, 9, "up 0: move 4..8"},
+          /* To the page. */
+          {"1 (1x4) *20 1 (1x2) 1", 3, 9, "up 0: move 4..5, create 1x3"}, {"1 (1x4) *20 1 (1x2) 1", 2, 9, "no memory"});
+}
+
+/* Of more runs than are looked at one serves that is the shortest: it has the most pages that nothing else can use. */
+Test(policy, before_giving_up_the_run_with_the_most_stuck_is_looked_at)
+{
+    struct words map = {.length = 0};
+    for (int i = 0; i <= LOOKED_AT + 1; i++)
+        say(&map, i == 20 ? "1 (s2) *66 " : "1 (s1 2) *66 ");
+    TABLE(0, {map.text, 0, 2 + 66, "up 20: move 0..32"}, {map.text, 0, 2 + 67, "no hole"});
+}
+
+/* ---- work ahead ---- */
+
+struct step {
+    const char *map;
+    uint32_t asked; /* the longest request of late */
+    uint32_t peak;  /* the most pages in use */
+    double budget_us;
+    uint64_t creatable;
+    const char *plan;
+};
+
+static void step_table(const struct step *step, size_t steps, uint32_t max_extent)
+{
+    static struct map m;
+    static const struct policy_view nothing = {.creatable_pages = UINT64_MAX};
+    struct policy_plan plan = {0};
+    for (size_t i = 0; i < steps; i++) {
+        struct policy p;
+        uint32_t pages;
+        policy_init(&p, PAGE_BYTES, max_extent);
+        policy_note(&p, step[i].asked);
+        if (step[i].peak)
+            cr_assert(policy_plan(&p, &nothing, step[i].peak, &plan));
+        const struct policy_view *v = map_read(&m, step[i].map, step[i].creatable);
+        cr_assert(policy_plan_ahead(&p, v, step[i].budget_us, &plan, &pages));
+        struct words w = words_of(&plan);
+        cr_expect_str_eq(w.text, step[i].plan, "asked %" PRIu32 ", peak %" PRIu32 ", %g us, '%s': %s, not %s",
+                         step[i].asked, step[i].peak, step[i].budget_us, step[i].map, w.text, step[i].plan);
+        policy_destroy(&p);
+    }
+    policy_plan_free(&plan);
+}
+
+#define STEPS(max_extent, ...)                                                                                         \
+    do {                                                                                                               \
+        const struct step steps[] = {__VA_ARGS__};                                                                     \
+        step_table(steps, sizeof steps / sizeof *steps, max_extent);                                                   \
+    } while (0)
+
+Test(policy, extents_are_joined_ahead)
+{
+    STEPS(0,
+          /* Rule 7: until the longest run holds half of the longest request of late. */
+          {"1 (10) *100 1 (5) 1", 21, 0, 1e6, NO_CAP, "nothing"},
+          {"1 (10) *100 1 (5) 1", 22, 0, 1e6, NO_CAP, "up 0: move 1"},
+          /* The longest extent of other runs, the lowest of equals, as the room and the budget allow. */
+          {"1 (10) *100 1 (5) 1 (7) 1 (7) 1", 99, 0, 1e6, NO_CAP, "up 0: move 2"},
+          {"1 (90) *70 1 (70) 1 (71) 1", 320, 0, 1e6, NO_CAP, "up 0: move 1"},
+          {"1 (10) *100 1 (5) 1 (7) 1", 99, 0, 19.5, NO_CAP, "up 0: move 1"},
+          {"1 (10) *100 1 (5) 1 (7) 1", 99, 0, 19, NO_CAP, "nothing"},
+          /* To the longest run with room after it for all that it lacks, the highest of equals. */
+          {"1 (10) *39 1 (5) *45 1", 100, 0, 1e6, NO_CAP, "up 1: move 0"},
+          {"1 (10) *40 1 (5) *45 1", 100, 0, 1e6, NO_CAP, "up 0: move 1"},
+          {"1 (5) *45 1 (5) *45 1", 100, 0, 1e6, NO_CAP, "up 1: move 0"},
+          /* Without such a run to a fresh place with room for all. */
+          {"1 (10) *39 1 (5) *44 1 *50 1", 100, 0, 1e6, NO_CAP, "fresh 101: move 0"},
+          {"1 (10) *39 1 (5) *44 1 *49 1", 100, 0, 1e6, NO_CAP, "nothing"},
+          {"1 (5) 1 *799 1 *801 1", 100, 0, 1e6, NO_CAP, "fresh 807: move 0"});
+    STEPS(1, {"1 (1x9) *100 1 (1x5) 1", 99, 999, 1e6, NO_CAP, "nothing"});
+}
+
+Test(policy, memory_is_created_ahead)
+{
+    STEPS(0,
+          /* Rule 8: when there is nothing to join, 24 pages, while mapped is below 1.01 times the peak use. */
+          {"91 (10) *100", 99, 124, 1e6, NO_CAP, "up 0: create 24"}, {"91 (10) *100", 99, 123, 1e6, NO_CAP, "nothing"},
+          {"91 (10) *100 1 (5) 1", 99, 999, 1e6, NO_CAP, "up 0: move 1"},
+          /* As the cap, and what is left of the budget (30.1 us), allow. */
+          {"91 (10) *100", 99, 999, 1e6, 24, "up 0: create 24"}, {"91 (10) *100", 99, 999, 1e6, 23, "nothing"},
+          {"91 (10) *100", 99, 999, 30, NO_CAP, "nothing"}, {"91 (10) *100", 99, 999, 30.5, NO_CAP, "up 0: create 24"},
+          /* Not once the longest run is long enough. */
+          {"91 (10) *100", 20, 999, 1e6, NO_CAP, "nothing"},
+          /* As with joins there is to be room for all that is wanted, */
+          {"100 *24", 48, 999, 1e6, NO_CAP, "fresh 100: create 24"}, {"100 *24", 50, 999, 1e6, NO_CAP, "nothing"},
+          /* and for what is created. */
+          {"100 *23", 40, 999, 1e6, NO_CAP, "nothing"}, {"1 *20 1 *100 1", 2, 999, 1e6, NO_CAP, "fresh 22: create 24"},
+          {"91 (10) *23", 40, 999, 1e6, NO_CAP, "nothing"});
+    STEPS(16, {"91 (10) *100", 99, 999, 1e6, NO_CAP, "up 0: create 16"});
+}
+
+Test(policy, long_extents_are_cut_ahead)
+{
+    STEPS(0,
+          /* Rule 6: the longest, the lowest of equals, into pieces of 8, while more than 1 % is stuck. */
+          {"97 (s2) 1 (40) 1", 0, 0, 1e6, NO_CAP, "recut: move 0, create 8x5"},
+          {"97 (s3) 1 (40) 1 (43) 1 (43) 1", 0, 0, 1e6, NO_CAP, "recut: move 1, create 8x2 9x3"},
+          {"98 (s1) 1 (40) 1", 0, 0, 1e6, NO_CAP, "nothing"},
+          {"97 (s2) 1 (16) 1", 0, 0, 1e6, NO_CAP, "recut: move 0, create 8x2"},
+          {"97 (s2) 1 (15) 1", 0, 0, 1e6, NO_CAP, "nothing"}, {"97 (s2) 1", 0, 0, 1e6, NO_CAP, "nothing"},
+          /* Into fewer and longer ones, as the budget allows: 48.9 us for the old one, 29.8 for each of two. */
+          {"97 (s2) 1 (40) 1", 0, 0, 109, NO_CAP, "recut: move 0, create 20x2"},
+          {"97 (s2) 1 (40) 1", 0, 0, 108, NO_CAP, "nothing"},
+          /* It replaces what it gives back: the cap has no say. */
+          {"97 (s2) 1 (40) 1", 0, 0, 1e6, 0, "recut: move 0, create 8x5"});
+}
+
+static void expect_step(struct policy *p, struct policy_plan *plan, const char *map, const char *expected)
+{
+    static struct map m;
+    uint32_t pages;
+    cr_assert(policy_plan_ahead(p, map_read(&m, map, NO_CAP), 1e6, plan, &pages));
+    cr_expect_str_eq(words_of(plan).text, expected);
+    cr_expect_eq(pages, moved_pages(&m.view, plan) * (plan->place != POLICY_NOTHING) + created_pages(plan));
+}
+
+static void expect_plan(struct policy *p, struct policy_plan *plan, const char *map, uint32_t pages,
+                        const char *expected)
+{
+    static struct map m;
+    cr_assert(policy_plan(p, map_read(&m, map, NO_CAP), pages, plan));
+    cr_expect_str_eq(words_of(plan).text, expected);
+}
+
+/* Rule 5: growth is cut into fewer pieces, of 96 to 20 pages by 5 % stuck, until 8 misses have passed without a step. */
+Test(policy, with_work_ahead_growth_is_cut_into_fewer_pieces)
+{
+    struct policy p;
+    struct policy_plan plan = {0};
+    policy_init(&p, PAGE_BYTES, 0);
+    expect_plan(&p, &plan, "*1000", 96, "fresh 0: create 32x3");
+    for (int round = 0; round < 2; round++) {
+        expect_step(&p, &plan, "", "nothing");
+        for (int i = 0; i < 6; i++)
+            expect_plan(&p, &plan, "*1000", 96, "fresh 0: create 96");
+        expect_plan(&p, &plan, "94 (s5) 1 *1000", 100, "fresh 100: create 20x5");
+        expect_plan(&p, &plan, "98 (s1) 1 *1000", 160, "fresh 100: create 80x2");
+        expect_plan(&p, &plan, "*1000", 96, "fresh 0: create 32x3");
+    }
+    policy_plan_free(&plan);
+    policy_destroy(&p);
+}
+
+/* The longest request of the last 256 misses, and of the 256 before, counts; then it is forgotten. */
+Test(policy, a_long_request_is_remembered_for_a_while)
+{
+    enum { REMEMBERED = 256 };
+    struct policy p;
+    struct policy_plan plan = {0};
+    policy_init(&p, PAGE_BYTES, 0);
+    policy_note(&p, 50);
+    for (int i = 0; i < 2 * REMEMBERED - 1; i++)
+        expect_plan(&p, &plan, "", 1, "no hole");
+    expect_step(&p, &plan, "1 (10) *100 1 (5) 1", "up 0: move 1");
+    expect_plan(&p, &plan, "", 1, "no hole");
+    expect_step(&p, &plan, "1 (10) *100 1 (5) 1", "nothing");
+    policy_note(&p, 30);
+    policy_note(&p, 20);
+    expect_step(&p, &plan, "1 (10) *100 1 (5) 1", "up 0: move 1");
+    policy_plan_free(&plan);
+    policy_destroy(&p);
+}
+
+/* What is in use, and asked for, at a miss is the measure of growth ahead; what was given back is none any more. */
+Test(policy, growth_ahead_goes_by_the_use_at_misses)
+{
+    struct policy p;
+    struct policy_plan plan = {0};
+    policy_init(&p, PAGE_BYTES, 0);
+    policy_note(&p, 99);
+    expect_plan(&p, &plan, "94 (s60) 1", 28, "no hole"); /* in use are 95, and 28 more */
+    expect_step(&p, &plan, "91 (10) *100", "nothing");
+    expect_plan(&p, &plan, "94 (s60) 1", 29, "no hole");
+    expect_step(&p, &plan, "91 (10) *100", "up 0: create 24");
+    policy_forget(&p, 125);
+    expect_step(&p, &plan, "91 (10) *100", "up 0: create 24");
+    policy_forget(&p, 123);
+    expect_step(&p, &plan, "91 (10) *100", "nothing");
+    policy_plan_free(&plan);
+    policy_destroy(&p);
+}
+
+/* ---- what holds of every plan ---- */
+
+struct trial {
+    struct map map;
+    uint64_t seed, random;
+    uint32_t pages; /* asked for */
+    struct policy_plan plan;
+};
+
+/* Drawn one to a statement: in which order the arguments of a call are evaluated is the compiler's affair. */
+static uint64_t draw(struct trial *t, uint64_t below)
+{
+    t->random += UINT64_C(0x9E3779B97F4A7C15);
+    uint64_t x = (t->random ^ t->random >> 30) * UINT64_C(0xBF58476D1CE4E5B9);
+    x = (x ^ x >> 27) * UINT64_C(0x94D049BB133111EB);
+    return (x ^ x >> 31) % below;
+}
+
+static uint64_t first_seed(void)
+{
+    const char *text = getenv("VPMM_TEST_SEED");
+    return text ? strtoull(text, NULL, 10) : 1;
+}
+
+#define trial_check(t, condition)                                                                                      \
+    check(condition, "VPMM_TEST_SEED=%" PRIu64 ": %" PRIu32 " pages: %s: not so: %s", (t)->seed, (t)->pages,           \
+          words_of(&(t)->plan).text, #condition)
+
+/* Extents whose pages are live or free as it comes, and holes. */
+static void draw_extent(struct trial *t, uint32_t longest)
+{
+    uint32_t pages = 1 + (uint32_t)draw(t, longest), extent = t->map.extents++;
+    uint32_t kind = (uint32_t)draw(t, 8), live = (uint32_t)draw(t, pages + 1);
+    if (kind >= 3)
+        live = kind < 5 ? pages : 0; /* all of it, or none */
+    map_add(&t->map, live, extent, true);
+    map_add(&t->map, pages - live, extent, false);
+}
+
+static const struct policy_view *draw_map(struct trial *t, uint32_t longest_extent)
+{
+    static const uint64_t caps[] = {0, 0, 3, 20, 200, UINT64_MAX};
+    uint32_t pieces = 1 + (uint32_t)draw(t, 60), holes = 2 + (uint32_t)draw(t, 12);
+    uint32_t longest_hole = 1 + (uint32_t)draw(t, 60);
+    map_clear(&t->map);
+    for (uint32_t i = 0; i < pieces && t->map.cells < CELLS - 300; i++) {
+        if (draw(t, holes))
+            draw_extent(t, longest_extent);
+        else
+            map_add(&t->map, 1 + (uint32_t)draw(t, longest_hole), HOLE, false);
+    }
+    if (draw(t, 4) == 0)
+        map_add(&t->map, 1 + (uint32_t)draw(t, 200), HOLE, false);
+    return map_view(&t->map, caps[draw(t, sizeof caps / sizeof *caps)]);
+}
+
+static uint32_t longest_run(const struct policy_view *v)
+{
+    uint32_t longest = 0;
+    for (size_t i = 0; i < v->runs; i++)
+        if (v->run[i].pages > longest)
+            longest = v->run[i].pages;
+    return longest;
+}
+
+static bool extends(const struct policy_plan *plan)
+{
+    return plan->place == POLICY_EXTEND_UP || plan->place == POLICY_EXTEND_DOWN;
+}
+
+static bool lies_in_a_hole(const struct policy_view *v, uint64_t page, uint64_t pages)
+{
+    for (size_t i = 0; i < v->holes; i++)
+        if (page >= v->hole[i].page && page + pages <= v->hole[i].page + v->hole[i].pages)
+            return true;
+    return false;
+}
+
+/* What is mapped adjoins the run that it extends, and lies in one hole. */
+static void check_target(const struct trial *t)
+{
+    const struct policy_view *v = &t->map.view;
+    const struct policy_plan *plan = &t->plan;
+    uint64_t pages = moved_pages(v, plan) + created_pages(plan), page = plan->page;
+    trial_check(t, pages > 0);
+    trial_check(t, plan->place == POLICY_FRESH || extends(plan));
+    if (extends(plan)) {
+        trial_check(t, plan->run < v->runs);
+        const struct policy_run *run = &v->run[plan->run];
+        trial_check(t, plan->place == POLICY_EXTEND_UP || pages <= run->page);
+        page = plan->place == POLICY_EXTEND_UP ? run->page + run->pages : run->page - pages;
+    }
+    trial_check(t, lies_in_a_hole(v, page, pages));
+}
+
+/* Each moved extent is the view's, moved once, and none of those that stay because their run is extended. */
+static void check_moves(const struct trial *t)
+{
+    const struct policy_view *v = &t->map.view;
+    const struct policy_plan *plan = &t->plan;
+    for (size_t i = 0; i < plan->moves; i++) {
+        trial_check(t, plan->move[i] < v->extents);
+        trial_check(t, i == 0 || plan->move[i] > plan->move[i - 1]);
+        const struct policy_extent *extent = &v->extent[plan->move[i]];
+        trial_check(t, !extends(plan) || extent->run != plan->run);
+        for (uint32_t j = 0; j < extent->pages; j++)
+            trial_check(t, is_free(&t->map, (uint32_t)extent->page + j));
+    }
+}
+
+/* The created extents, of about equal length and none longer than may be, within the cap. */
+static void check_creates(const struct trial *t, uint32_t max_extent)
+{
+    const struct policy_plan *plan = &t->plan;
+    for (size_t i = 0; i < plan->creates; i++) {
+        trial_check(t, plan->create[i] > 0 && plan->create[i] <= max_extent);
+        trial_check(t, plan->create[i] <= plan->create[0] + 1 && plan->create[0] <= plan->create[i] + 1);
+    }
+    trial_check(t, created_pages(plan) <= t->map.view.creatable_pages);
+}
+
+/* The request is covered; with a surplus of moved pages at most, since growth is never rounded up. */
+static void check_pages(const struct trial *t)
+{
+    const struct policy_view *v = &t->map.view;
+    uint32_t pages = moved_pages(v, &t->plan) + created_pages(&t->plan);
+    if (extends(&t->plan))
+        pages += v->run[t->plan.run].pages;
+    trial_check(t, pages >= t->pages);
+    trial_check(t, t->plan.creates == 0 || pages == t->pages);
+}
+
+static bool close_to(double one, double other)
+{
+    return fabs(one - other) < 1e-6;
+}
+
+static bool is_a_plan(const struct policy_plan *plan)
+{
+    return plan->place < POLICY_NOTHING;
+}
+
+static void check_plan(const struct trial *t, uint32_t max_extent)
+{
+    if (!is_a_plan(&t->plan))
+        return;
+    check_target(t);
+    check_moves(t);
+    check_creates(t, max_extent);
+    check_pages(t);
+    trial_check(t, close_to(t->plan.cost_us, driver_us(&t->map.view, &t->plan)));
+}
+
+/* A policy that has seen nothing before, so that the plan depends on the view and on the request alone. */
+static void plan_fresh(struct trial *t, const struct policy_view *v, uint32_t max_extent, struct policy_plan *plan)
+{
+    struct policy p;
+    policy_init(&p, PAGE_BYTES, max_extent);
+    check(policy_plan(&p, v, t->pages, plan), "no host memory");
+    policy_destroy(&p);
+}
+
+static void draw_request(struct trial *t)
+{
+    uint32_t longest = longest_run(&t->map.view), kind = (uint32_t)draw(t, 8);
+    t->pages = kind == 0 ? 1 : longest + 1; /* the policy is asked for what no run fits, and does not look at that */
+    t->pages += (uint32_t)draw(t, kind == 1 ? 400 : 40);
+}
+
+typedef void property(struct trial *);
+
+static void each_trial(property *holds)
+{
+    static struct trial t;
+    memset(&t, 0, sizeof t);
+    for (int i = 0; i < MAPS; i++) {
+        t.seed = first_seed() + (uint64_t)i;
+        t.random = t.seed * UINT64_C(0x2545F4914F6CDD1D);
+        holds(&t);
+    }
+    policy_plan_free(&t.plan);
+}
+
+/*
+ * What a plan is worth: driver time, that beyond 900 us three times, 8 us for a page created, 1 for one of surplus; 3
+ * less for a stuck page of the run that is extended. Pieces that grow are priced as if they were all as the longest.
+ */
+static double growing_us(uint32_t pages, uint32_t pieces)
+{
+    return pieces ? pieces * us_to_create((pages + pieces - 1) / pieces) : 0;
+}
+
+static double priced(double us, uint32_t created, uint32_t surplus)
+{
+    return us + slower * fmax(us - slow, 0) + created_page * created + surplus_page * surplus;
+}
+
+static uint32_t stuck_of(const struct policy_view *v, size_t run)
+{
+    uint32_t stuck = v->run[run].pages;
+    for (size_t i = 0; i < v->extents; i++)
+        stuck -= v->extent[i].run == run ? v->extent[i].pages : 0;
+    return stuck;
+}
+
+static double price_of_plan(const struct trial *t)
+{
+    const struct policy_view *v = &t->map.view;
+    const struct policy_plan *plan = &t->plan;
+    uint32_t created = created_pages(plan), stuck = extends(plan) ? stuck_of(v, plan->run) : 0;
+    uint32_t missing = t->pages - (extends(plan) ? v->run[plan->run].pages : 0);
+    double us = moving_us(v, plan) + growing_us(created, (uint32_t)plan->creates);
+    return priced(us, created, moved_pages(v, plan) + created - missing) - stuck_page * stuck;
+}
+
+/* A place and what it misses, and the extents that could move there, longest first. */
+struct offer {
+    const struct trial *t;
+    uint32_t max_extent;
+    int64_t run; /* -1: a fresh place */
+    uint32_t missing;
+    uint64_t room;
+    const struct policy_extent *extent[CELLS];
+    size_t extents;
+    bool taken[CELLS];
+    double cheapest; /* infinite: it cannot be had */
+};
+
+static int longest_first(const void *one, const void *other)
+{
+    const struct policy_extent *a = *(const struct policy_extent *const *)one,
+                               *b = *(const struct policy_extent *const *)other;
+    return a->pages != b->pages ? (a->pages < b->pages ? 1 : -1) : (a->page > b->page) - (a->page < b->page);
+}
+
+static void offer_open(struct offer *o)
+{
+    const struct policy_view *v = &o->t->map.view;
+    o->extents = 0;
+    o->cheapest = INFINITY;
+    for (size_t i = 0; i < v->extents; i++)
+        if (v->extent[i].run != o->run)
+            o->extent[o->extents++] = &v->extent[i];
+    qsort(o->extent, o->extents, sizeof *o->extent, longest_first);
+    memset(o->taken, 0, o->extents * sizeof *o->taken);
+}
+
+static double share_stuck(const struct policy_view *v)
+{
+    uint64_t stuck = 0;
+    for (size_t i = 0; i < v->runs; i++)
+        stuck += stuck_of(v, i);
+    return v->mapped_pages ? (double)stuck / (double)v->mapped_pages : 0;
+}
+
+/* Rule 3: by how much is stuck; 38 at most, and fewer than would take longer than is left; as the largest handle says. */
+static uint32_t pieces_of(const struct offer *o, uint32_t pages, double us_left)
+{
+    double share = share_stuck(&o->t->map.view), length = share >= 0.02 ? 10 : 40 - share / 0.02 * 30;
+    length = floor(fmin(fmax(length, pages / 38.0), o->max_extent));
+    uint32_t pieces = (uint32_t)ceil(pages / length), fewest = (uint32_t)ceil((double)pages / o->max_extent);
+    while (pieces > fewest && growing_us(pages, pieces) > us_left)
+        pieces--;
+    return pieces;
+}
+
+static void offer_price(struct offer *o, double price)
+{
+    o->cheapest = fmin(o->cheapest, price);
+}
+
+/* Of what is not taken the shortest that covers the rest. */
+static const struct policy_extent *cover(const struct offer *o, uint32_t rest)
+{
+    const struct policy_extent *best = NULL;
+    for (size_t i = 0; i < o->extents; i++)
+        if (!o->taken[i] && o->extent[i]->pages > rest)
+            best = o->extent[i];
+    return best;
+}
+
+/* The rest is created, or covered by one extent that is longer. */
+static void price_ends(struct offer *o, double us, uint32_t rest)
+{
+    const struct policy_extent *longer = rest ? cover(o, rest) : NULL;
+    if (rest <= o->t->map.view.creatable_pages)
+        offer_price(o, priced(us + growing_us(rest, pieces_of(o, rest, slow - us)), rest, 0));
+    if (longer && o->missing - rest + longer->pages <= o->room)
+        offer_price(o, priced(us + us_to_move(longer->pages), 0, longer->pages - rest));
+}
+
+/* Rule 2: each number of the extents that fit, longest first, with each end. */
+static double cheapest_of(struct offer *o)
+{
+    double us = 0;
+    uint32_t rest = o->missing;
+    offer_open(o);
+    price_ends(o, us, rest);
+    for (size_t i = 0; i < o->extents && rest > 0; i++) {
+        if (o->extent[i]->pages > rest)
+            continue;
+        o->taken[i] = true;
+        us += us_to_move(o->extent[i]->pages);
+        rest -= o->extent[i]->pages;
+        price_ends(o, us, rest);
+    }
+    return o->cheapest;
+}
+
+/* Rule 1: after the run or before it. */
+static double cheapest_of_run(struct offer *o, size_t index)
+{
+    const struct policy_run *run = &o->t->map.view.run[index];
+    double price = INFINITY;
+    o->run = (int64_t)index;
+    o->missing = o->t->pages - run->pages;
+    o->room = run->hole_after;
+    if (o->missing <= o->room)
+        price = cheapest_of(o);
+    o->room = run->hole_before;
+    if (o->missing <= o->room)
+        price = fmin(price, cheapest_of(o));
+    return price - stuck_page * stuck_of(&o->t->map.view, index);
+}
+
+static uint64_t longest_hole(const struct policy_view *v)
+{
+    uint64_t longest = 0;
+    for (size_t i = 0; i < v->holes; i++)
+        if (v->hole[i].pages > longest)
+            longest = v->hole[i].pages;
+    return longest;
+}
+
+/* Of all places; infinite: there is none. */
+static double cheapest(const struct trial *t, uint32_t max_extent)
+{
+    static struct offer o;
+    const struct policy_view *v = &t->map.view;
+    o.t = t;
+    o.max_extent = max_extent;
+    o.run = -1;
+    o.missing = t->pages;
+    o.room = longest_hole(v);
+    double price = o.missing <= o.room ? cheapest_of(&o) : INFINITY;
+    for (size_t i = 0; i < v->runs; i++)
+        if (v->run[i].pages < t->pages)
+            price = fmin(price, cheapest_of_run(&o, i));
+    return price;
+}
+
+static uint32_t draw_longest_extent(struct trial *t)
+{
+    static const uint32_t longest[] = {1, 2, 4, 10, 60};
+    return longest[draw(t, sizeof longest / sizeof *longest)];
+}
+
+/* What is said of a request that cannot be had, and that of those that can the plan is the cheapest. */
+static void plan_is_sound_and_cheapest(struct trial *t)
+{
+    uint32_t max_extent = draw(t, 4) ? UINT32_MAX : 2 + (uint32_t)draw(t, 20);
+    const struct policy_view *v = draw_map(t, draw_longest_extent(t));
+    draw_request(t);
+    plan_fresh(t, v, max_extent, &t->plan);
+    check_plan(t, max_extent);
+    if (v->runs > LOOKED_AT)
+        return; /* not all of them are looked at */
+    double price = cheapest(t, max_extent);
+    trial_check(t, is_a_plan(&t->plan) == !isinf(price));
+    trial_check(t, t->plan.place != POLICY_NO_HOLE || t->pages > longest_hole(v));
+    trial_check(t, t->plan.place != POLICY_NO_MEMORY || t->pages <= longest_hole(v));
+    trial_check(t, !is_a_plan(&t->plan) || close_to(price_of_plan(t), price));
+}
+
+Test(policy, every_plan_is_sound_and_the_cheapest, .timeout = 120)
+{
+    each_trial(plan_is_sound_and_cheapest);
+}
+
+static uint64_t movable_elsewhere(const struct policy_view *v, int64_t run)
+{
+    uint64_t pages = 0;
+    for (size_t i = 0; i < v->extents; i++)
+        pages += v->extent[i].run == run ? 0 : v->extent[i].pages;
+    return pages;
+}
+
+/* Where whatever moves has room, be it as long as the longest extent too much. */
+static bool surely_serves(const struct trial *t, int64_t run, uint64_t missing, uint64_t room)
+{
+    const struct policy_view *v = &t->map.view;
+    uint32_t longest = 0;
+    for (size_t i = 0; i < v->extents; i++)
+        if (v->extent[i].pages > longest)
+            longest = v->extent[i].pages;
+    return missing + longest <= room && missing <= movable_elsewhere(v, run) + v->creatable_pages / 2;
+}
+
+/*
+ * NO_MEMORY: "creatable_pages and what can be moved do not suffice". Of a place with ample room that is so to the page.
+ * Where room is short it is not promised: which of many extents fill it best is not searched for.
+ */
+static void failure_is_true(struct trial *t)
+{
+    const struct policy_view *v = draw_map(t, draw_longest_extent(t));
+    draw_request(t);
+    plan_fresh(t, v, 0, &t->plan);
+    if (is_a_plan(&t->plan) || v->runs > LOOKED_AT)
+        return;
+    trial_check(t, !surely_serves(t, -1, t->pages, longest_hole(v)));
+    for (size_t i = 0; i < v->runs; i++) {
+        const struct policy_run *run = &v->run[i];
+        uint64_t missing = t->pages - run->pages;
+        if (run->pages < t->pages) {
+            trial_check(t, !surely_serves(t, (int64_t)i, missing, run->hole_after));
+            trial_check(t, !surely_serves(t, (int64_t)i, missing, run->hole_before));
+        }
+    }
+}
+
+Test(policy, a_request_fails_only_if_it_cannot_be_had, .timeout = 120)
+{
+    each_trial(failure_is_true);
+}
+
+/*
+ * A higher cap never makes a request dearer: each end that there was is still there. Not so of more free memory, which
+ * policy.h does not promise either: see more_free_memory_may_make_a_plan_dearer.
+ */
+static void cap_only_helps(struct trial *t)
+{
+    const struct policy_view *v = draw_map(t, draw_longest_extent(t));
+    draw_request(t);
+    plan_fresh(t, v, 0, &t->plan);
+    if (!is_a_plan(&t->plan))
+        return;
+    double price = price_of_plan(t);
+    t->map.view.creatable_pages = UINT64_MAX;
+    plan_fresh(t, v, 0, &t->plan);
+    trial_check(t, is_a_plan(&t->plan) && price_of_plan(t) <= price + 1e-6);
+}
+
+Test(policy, a_higher_cap_makes_no_plan_dearer, .timeout = 120)
+{
+    each_trial(cap_only_helps);
+}
+
+/* The extents are looked at longest first, so that a longer one is in the way of two that fit exactly. */
+Test(policy, more_free_memory_may_make_a_plan_dearer)
+{
+    TABLE(0, {"1 (s4) *20 1 (5x2) 1", 0, 14, "up 0: move 0..1"},
+          {"1 (s4) *20 1 (5x2) 1 (9) 1", 0, 14, "up 0: move 1..2"});
+}
+
+static bool same_plan(const struct policy_plan *a, const struct policy_plan *b)
+{
+    return strcmp(words_of(a).text, words_of(b).text) == 0 && close_to(a->cost_us, b->cost_us);
+}
+
+/* With the same view a policy says the same, whatever arrays it is given. */
+static void plan_is_the_same_again(struct trial *t)
+{
+    uint32_t max_extent = (uint32_t)draw(t, 2);
+    const struct policy_view *v = draw_map(t, max_extent == 1 ? 1 : 10);
+    struct policy_plan unused = {0};
+    draw_request(t);
+    plan_fresh(t, v, max_extent, &t->plan);
+    plan_fresh(t, v, max_extent, &unused);
+    trial_check(t, same_plan(&t->plan, &unused));
+    policy_plan_free(&unused);
+}
+
+Test(policy, the_same_is_said_again, .timeout = 120)
+{
+    each_trial(plan_is_the_same_again);
+}
+
+/* ---- the specification's mode ---- */
+
+static uint64_t all_free(const struct policy_view *v)
+{
+    uint64_t pages = 0;
+    for (size_t i = 0; i < v->runs; i++)
+        pages += v->run[i].pages;
+    return pages;
+}
+
+/* Growth is the shortfall to the page, and memory fails only if all that is free and may be created is too little. */
+static void plan_of_pages_is_exact(struct trial *t)
+{
+    const struct policy_view *v = draw_map(t, 1);
+    draw_request(t);
+    t->pages += longest_run(v);
+    plan_fresh(t, v, 1, &t->plan);
+    check_plan(t, 1);
+    uint64_t shortfall = t->pages > all_free(v) ? t->pages - all_free(v) : 0;
+    trial_check(t, (t->plan.place == POLICY_NO_MEMORY) <= (shortfall > v->creatable_pages));
+    trial_check(t, t->plan.place != POLICY_NO_HOLE || t->pages > longest_hole(v));
+    if (is_a_plan(&t->plan))
+        trial_check(t, created_pages(&t->plan) == shortfall);
+}
+
+Test(policy, the_specification_s_mode_is_exact, .timeout = 120)
+{
+    each_trial(plan_of_pages_is_exact);
+}
+
+/* ---- work ahead, on a map that changes with it ---- */
+
+/* As a build does: extents move to the target and leave a hole; what is created has numbers of its own. */
+static void map_extent(struct map *m, uint32_t page, uint32_t pages, uint32_t extent)
+{
+    for (uint32_t i = 0; i < pages; i++)
+        m->cell[page + i] = (struct cell){extent, false};
+}
+
+static void carry_out(struct trial *t)
+{
+    const struct policy_view *v = &t->map.view;
+    const struct policy_plan *plan = &t->plan;
+    const struct policy_extent *first = plan->moves ? &v->extent[plan->move[0]] : NULL;
+    uint32_t page = (uint32_t)(plan->place == POLICY_RECUT   ? first->page
+                               : plan->place == POLICY_FRESH ? plan->page
+                                                             : v->run[plan->run].page + v->run[plan->run].pages);
+    if (first)
+        map_extent(&t->map, (uint32_t)first->page, first->pages, HOLE);
+    if (first && plan->place != POLICY_RECUT) {
+        map_extent(&t->map, page, first->pages, t->map.extents++);
+        page += first->pages;
+    }
+    for (size_t i = 0; i < plan->creates; i++) {
+        map_extent(&t->map, page, plan->create[i], t->map.extents++);
+        page += plan->create[i];
+    }
+}
+
+static void check_recut(const struct trial *t)
+{
+    trial_check(t, t->plan.moves == 1 && t->plan.creates > 1);
+    trial_check(t, moved_pages(&t->map.view, &t->plan) == created_pages(&t->plan));
+}
+
+/* One step: a join of one extent, a growth by one, or a recut, within the budget and the peak. */
+static void check_step(const struct trial *t, double budget_us, uint32_t pages, uint64_t peak)
+{
+    const struct policy_view *v = &t->map.view;
+    const struct policy_plan *plan = &t->plan;
+    trial_check(t, plan->cost_us <= budget_us && close_to(plan->cost_us, driver_us(v, plan)));
+    trial_check(t, plan->place == POLICY_RECUT ? pages == created_pages(plan)
+                                               : pages == moved_pages(v, plan) + created_pages(plan));
+    check_moves(t);
+    if (plan->place == POLICY_RECUT) {
+        check_recut(t);
+        return;
+    }
+    check_target(t);
+    check_creates(t, UINT32_MAX);
+    trial_check(t, plan->moves + plan->creates == 1 && plan->place != POLICY_EXTEND_DOWN);
+    trial_check(t, !plan->creates || (double)(v->mapped_pages + pages) <= 1.01 * (double)peak + 1e-6);
+}
+
+/* Steps come to an end while nothing else happens: each joins, grows or cuts what the next need not. */
+static void steps_are_sound_and_end(struct trial *t)
+{
+    enum { STEPS_AT_MOST = 400 };
+    struct policy p;
+    uint32_t pages = 1;
+    double budget_us = 20 + (double)draw(t, 300);
+    const struct policy_view *v = draw_map(t, draw_longest_extent(t));
+    uint64_t creatable = v->creatable_pages;
+    draw_request(t);
+    policy_init(&p, PAGE_BYTES, 0);
+    policy_note(&p, t->pages);
+    check(policy_plan(&p, v, t->pages, &t->plan), "no host memory");
+    for (int i = 0; pages; i++) {
+        trial_check(t, i < STEPS_AT_MOST);
+        check(policy_plan_ahead(&p, v, budget_us, &t->plan, &pages), "no host memory");
+        trial_check(t, (pages > 0) == (t->plan.place != POLICY_NOTHING));
+        if (pages == 0)
+            break;
+        check_step(t, budget_us, pages, p.peak_use);
+        creatable -= t->plan.place == POLICY_RECUT ? 0 : created_pages(&t->plan);
+        carry_out(t);
+        v = map_view(&t->map, creatable);
+    }
+    policy_destroy(&p);
+}
+
+Test(policy, steps_ahead_are_sound_and_come_to_an_end, .timeout = 120)
+{
+    each_trial(steps_are_sound_and_end);
+}
