@@ -63,7 +63,6 @@ static const double AHEAD_GROWTH = 24; /* pages created in one step */
 enum { CANDIDATES = 32 };         /* runs looked at for extension, the longest; 16: the same, 128: the same */
 enum { MISSES_REMEMBERED = 256 }; /* the longest request of that many misses, and of as many before them, counts */
 enum { REAPER_MISSES = 8 };       /* the reaper is taken to keep up until so many misses passed without it */
-enum { JOIN_ROOM = 64 };          /* pages of hole after a run that is worth joining others to */
 
 /*
  * The cost model: h200.md's driver prices, linear between the measured sizes.
@@ -686,32 +685,46 @@ static uint32_t longest_run_pages(const struct policy_view *v)
     return pages;
 }
 
-/* The run that grows: the longest with a hole after it, the highest of equals; view.runs: none. */
-static size_t base_run(const struct policy_view *v)
+/*
+ * The run that grows: the longest with a hole after it that has room for what it still lacks, the highest of equals. It
+ * keeps that room while it grows, so each join makes the base longer, and joins come to an end. (Of two runs with less
+ * each could be the base in turns, and take the same extents from the other for ever.)
+ */
+struct base {
+    size_t run; /* view.runs: none, what is mapped goes to a fresh place */
+    uint32_t wanted;
+    uint64_t room; /* 0: there is no such place either */
+};
+
+static struct base choose_base(const struct policy_view *v, uint32_t wanted)
 {
-    size_t best = v->runs;
-    for (size_t i = 0; i < v->runs; i++)
-        if (v->run[i].hole_after >= JOIN_ROOM && (best == v->runs || v->run[i].pages >= v->run[best].pages))
-            best = i;
-    return best;
+    uint64_t fresh = longest_hole_pages(v);
+    struct base base = {v->runs, wanted, fresh >= wanted ? fresh : 0};
+    for (size_t i = 0; i < v->runs; i++) {
+        const struct policy_run *r = &v->run[i];
+        if (r->hole_after >= wanted - r->pages && (base.run == v->runs || r->pages >= v->run[base.run].pages)) {
+            base.run = i;
+            base.room = r->hole_after;
+        }
+    }
+    return base;
 }
 
-/* What is mapped goes after the base run, or to a fresh place if there is none. */
-static void place_at(const struct policy_view *v, size_t base, uint32_t pages, struct policy_plan *plan)
+static void place_at(const struct policy_view *v, const struct base *base, uint32_t pages, struct policy_plan *plan)
 {
-    plan->place = base < v->runs ? POLICY_EXTEND_UP : POLICY_FRESH;
-    plan->run = base < v->runs ? base : 0;
-    plan->page = base < v->runs ? 0 : fresh_page(v, pages);
+    plan->place = base->run < v->runs ? POLICY_EXTEND_UP : POLICY_FRESH;
+    plan->run = base->run < v->runs ? base->run : 0;
+    plan->page = base->run < v->runs ? 0 : fresh_page(v, pages > base->wanted ? pages : base->wanted);
 }
 
 /* Moves the longest extent of other runs to the base run. */
-static bool join_ahead(const struct policy *p, const struct policy_view *v, size_t base, uint64_t room,
-                       double budget_us, struct policy_plan *plan)
+static bool join_ahead(const struct policy *p, const struct policy_view *v, const struct base *base, double budget_us,
+                       struct policy_plan *plan)
 {
     size_t best = v->extents;
     for (size_t i = 0; i < v->extents; i++) {
         const struct policy_extent *e = &v->extent[i];
-        if (e->run == base || e->pages > room || move_us(p, e->pages) > budget_us)
+        if (e->run == base->run || e->pages > base->room || move_us(p, e->pages) > budget_us)
             continue;
         if (best == v->extents || e->pages > v->extent[best].pages)
             best = i;
@@ -723,14 +736,14 @@ static bool join_ahead(const struct policy *p, const struct policy_view *v, size
 }
 
 /* Creates one extent at the base run, while that leaves mapped below AHEAD_SHARE above the peak use. */
-static bool grow_ahead(const struct policy *p, const struct policy_view *v, size_t base, uint64_t room,
-                       double budget_us, struct policy_plan *plan)
+static bool grow_ahead(const struct policy *p, const struct policy_view *v, const struct base *base, double budget_us,
+                       struct policy_plan *plan)
 {
     double most = (1 + AHEAD_SHARE) * (double)p->peak_use - (double)v->mapped_pages;
     uint32_t pages = (uint32_t)AHEAD_GROWTH;
     if (pages > p->max_extent)
         pages = p->max_extent;
-    if (most < pages || room < pages || v->creatable_pages < pages || create_us(p, pages) > budget_us)
+    if (most < pages || base->room < pages || v->creatable_pages < pages || create_us(p, pages) > budget_us)
         return true;
     place_at(v, base, pages, plan);
     return add_create(plan, pages);
@@ -759,11 +772,10 @@ static bool plan_ahead(const struct policy *p, const struct policy_view *v, doub
 {
     uint32_t wanted = (uint32_t)(JOIN_SHARE * longest_lately(p));
     if (longest_run_pages(v) < wanted) {
-        size_t base = base_run(v);
-        uint64_t room = base < v->runs ? v->run[base].hole_after : longest_hole_pages(v);
-        if (!join_ahead(p, v, base, room, budget_us, plan))
+        struct base base = choose_base(v, wanted);
+        if (!join_ahead(p, v, &base, budget_us, plan))
             return false;
-        if (plan->place == POLICY_NOTHING && !grow_ahead(p, v, base, room, budget_us, plan))
+        if (plan->place == POLICY_NOTHING && !grow_ahead(p, v, &base, budget_us, plan))
             return false;
     }
     if (plan->place == POLICY_NOTHING && stuck_share(v) > RECUT_STUCK)
