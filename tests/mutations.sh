@@ -3,16 +3,21 @@ set -euo pipefail
 
 usage() {
   cat <<'EOF'
-usage: tests/mutations.sh [--help] [--list] [<part of a name>...]
+usage: tests/mutations.sh [--help] [--list | --check] [<part of a name>...]
 
 Breaks the library in one place at a time, as tests/mutations.list says, and runs the tests that are named there until
 one fails. Prints a table: the mutation, and the test that turned red. A mutation that no test notices survives, and
-the exit status is 1. That takes about half an hour; tests/run.sh does not run it. With names, only mutations that
-contain one of them. A mutation of which the list says why it survives is run and shown, and may. Everything is made under build/mutations, or $VPMM_BUILD_DIR/mutations.
+the exit status is 1. One of which the list says why it survives is run and shown, and may. That takes about half an
+hour; tests/run.sh does not run it. With names, only mutations that contain one of them. Everything is made under
+build/mutations, or $VPMM_BUILD_DIR/mutations.
+
+--list   prints the names
+--check  breaks and builds nothing: it says which mutations cannot be made, because what they replace does not stand
+         once where the list says, or a test that they name is not there. tests/run.sh does run this; it takes a second
 EOF
 }
 
-list=
+mode=run
 names=()
 for argument in "$@"; do
   case $argument in
@@ -20,7 +25,7 @@ for argument in "$@"; do
     usage
     exit 0
     ;;
-  --list) list=1 ;;
+  --list | --check) mode=${argument#--} ;;
   -*)
     usage >&2
     exit 2
@@ -33,10 +38,21 @@ done
 . "$(dirname "${BASH_SOURCE[0]}")/setup.sh"
 
 table=$root/tests/mutations.list
-if [ -n "$list" ]; then
+# mutations <sources> check | apply <name> | survives <name>: see there.
+mutations() {
+  perl "$root/tests/mutations.pl" "$table" "$@"
+}
+
+case $mode in
+list)
   sed -n 's/^mutation: //p' "$table"
   exit 0
-fi
+  ;;
+check)
+  mutations "$root" check
+  exit 0
+  ;;
+esac
 
 install_missing gcc=build-essential make=build-essential perl=perl cmake=cmake pkg-config=pkg-config \
   libck-dev libcriterion-dev libmicrohttpd-dev relacy-dev
@@ -56,26 +72,6 @@ fresh() {
       mkdir -p "$source/$(dirname "$file")"
       cp "$root/$file" "$source/$file"
     done
-}
-
-# mutate <name>: one replacement in one file, which must be there exactly once. Prints the tests.
-mutate() {
-  perl -0777 -e '
-    my ($table, $name, $source) = @ARGV;
-    open my $in, "<", $table or die; my $text = <$in>;
-    my ($block) = $text =~ /^mutation: \Q$name\E\n(.*?)(?=^mutation: |\z)/ms or die "no mutation $name\n";
-    my ($file) = $block =~ /^file: (.*)$/m; my ($tests) = $block =~ /^tests: (.*)$/m;
-    my @parts = $block =~ /^<<<<\n(.*?)^====\n(.*?)^>>>>$/msg;
-    @parts or die "$name: it replaces nothing\n";
-    open my $code, "<", "$source/$file" or die; my $body = <$code>;
-    while (my ($old, $new) = splice @parts, 0, 2) {
-      s/\n\z// for $old, $new;
-      my $places = () = $body =~ /\Q$old\E/g;
-      die "$name: its text is $places times in $file\n" if $places != 1;
-      $body =~ s/\Q$old\E/$new/;
-    }
-    open my $out, ">", "$source/$file" or die; print $out $body;
-    print "$tests\n";' "$table" "$1" "$source"
 }
 
 configure() {
@@ -112,7 +108,7 @@ first_failure() {
 run_mutation() {
   local name=$1 tests test status log
   fresh
-  tests=$(mutate "$name") || die "$name"
+  tests=$(mutations "$source" apply "$name") || die "$name"
   for test in $tests; do
     log=$scratch/logs/$name.${test%%:*}.log
     status=0
@@ -126,16 +122,12 @@ run_mutation() {
       return 0
     fi
   done
-  if may_survive "$name"; then
+  if mutations "$source" survives "$name"; then
     printf '%-52s survives, as it may\n' "$name"
     return 0
   fi
   printf '%-52s SURVIVES (%s)\n' "$name" "$tests"
   return 1
-}
-
-may_survive() {
-  grep -qPzo "(?m)^mutation: $1\nsurvives: " "$table"
 }
 
 is_wanted() {
@@ -147,10 +139,7 @@ is_wanted() {
   return 1
 }
 
-for name in $(sed -n 's/^mutation: //p' "$table"); do # a text that the library no longer has is found at once
-  fresh
-  mutate "$name" >/dev/null || die "$table: $name"
-done
+mutations "$root" check # a text that the library no longer has is found at once
 fresh
 configure plain -DCMAKE_BUILD_TYPE=RelWithDebInfo -DVPMM_BUILD_EXAMPLES=OFF -DVPMM_BUILD_STRESS=OFF
 configure tsan -DVPMM_SANITIZE=thread -DVPMM_BUILD_EXAMPLES=OFF -DVPMM_BUILD_STRESS=OFF

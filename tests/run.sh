@@ -265,7 +265,7 @@ finish() {
 
 install_missing gcc=build-essential make=build-essential clang=clang cmake=cmake pkg-config=pkg-config \
   g++=build-essential libck-dev libcriterion-dev libmicrohttpd-dev libgnutls28-dev zlib1g-dev libcrypt-dev \
-  relacy-dev python3=python3 python3-prometheus-client
+  relacy-dev perl=perl python3=python3 python3-prometheus-client
 install_prometheus
 need_cuda_h
 
@@ -275,6 +275,7 @@ make_stage -DCMAKE_C_COMPILER=gcc && {
   run_every_test
   run_cached_tests
   run_metrics_checks
+  run_check "mutations can be made" "$root/tests/mutations.sh" --check
   # That it works; what it measures means nothing beside other work.
   run_check "vpmm-pairs scraped" "$root/stress/scrapes.py" "$build/$stage" --rate 50 --rounds 3 --limit 1000
 }
