@@ -22,7 +22,7 @@
 
 #include "remap/policy.h"
 
-enum { CELLS = 4096, MAPS = 6000, LOOKED_AT = 32 };
+enum { CELLS = 8192, MAPS = 6000, LOOKED_AT = 32 };
 enum { HOLE = 0, STUCK = 1, FIRST_EXTENT = 2 }; /* what a page belongs to */
 
 static const uint64_t PAGE_BYTES = UINT64_C(2) << 20, NO_CAP = UINT64_MAX;
@@ -372,6 +372,7 @@ Test(policy, missing_pages_are_moved_covered_or_created)
           /* The longest first, in the order of their addresses; of equals the lower. */
           {"1 (s4) *20 1 (2 5 3) 1", NO_CAP, 12, "up 0: move 1..2"},
           {"1 (s4) *20 1 (5) 1 (5) 1", NO_CAP, 9, "up 0: move 0"},
+          {"1 (s1) *3000 1 (4 2048 5) 1", 0, 2054, "up 0: move 1..2"},
           /* A longer one covers what is left, as far as there is room for its surplus, and the shortest such. */
           {"1 (s4) *20 1 (6) 1", NO_CAP, 8, "up 0: move 0"}, {"1 (s4) *6 1 (6) 1", NO_CAP, 8, "up 0: move 0"},
           {"1 (s4) *5 1 (6) 1", NO_CAP, 8, "up 0: create 4"}, {"1 (s4) *9 1 (9 6 7) 1", NO_CAP, 8, "up 0: move 1"},
