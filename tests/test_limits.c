@@ -552,6 +552,31 @@ Test(limits, initial_pages_above_the_device_s_memory)
     refused_setting(&setup, VPMM_ERROR_OUT_OF_MEMORY, "");
 }
 
+/* Creating all is cheaper than gathering ten pages; that refused, both together do, with each piece that was created. */
+Test(limits, all_that_a_full_device_gave_is_built_with)
+{
+    enum { SINGLES = 20 };
+    struct setup setup = setup_default();
+    setup.sim.memory_bytes = 32 * PAGE;
+    setup.pool.extent_size = 4 * PAGE;
+    struct world w;
+    world_open(&w, &setup);
+    CUstream s = world_stream(&w);
+    CUdeviceptr p[SINGLES];
+    for (int i = 0; i < SINGLES; i++)
+        p[i] = take(&w, 1, s);
+    for (int i = 0; i < SINGLES; i += 2)
+        give(&w, p[i], s);
+    CUdeviceptr q = take(&w, 18, s);
+    fill(&w, q, 18, 2, s);
+    expect_later(&w, q, 18, 2, s);
+    world_audit(&w);
+    give(&w, q, s);
+    for (int i = 1; i < SINGLES; i += 2)
+        give(&w, p[i], s);
+    world_close(&w);
+}
+
 Test(limits, memory_that_waits_is_used_before_a_request_fails)
 {
     struct setup setup = setup_default();
