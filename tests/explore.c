@@ -502,7 +502,10 @@ static void prepare(const struct exploration *what)
 
 static void settle_threads(const struct exploration *what)
 {
-    for (int i = 0; i < run.actors && what->settle; i++)
+    if (!what->settle)
+        return;
+    what->settle(what->data);
+    for (int i = 0; i < run.actors && !what->threads_end; i++)
         let_act(i, what->settle);
 }
 
@@ -689,10 +692,9 @@ void explore(const char *name, struct exploration *what)
     run.what = what;
     for (run.actors = 0; run.actors < EXPLORE_ACTORS && what->act[run.actors]; run.actors++)
         ;
-    if (!what->threads_end) {
+    if (!what->threads_end)
         start_threads();
-        settle_threads(what);
-    }
+    settle_threads(what);
     run.replayed = getenv("VPMM_TEST_SCHEDULE");
     if (run.replayed) {
         run.mode = REPLAY;

@@ -39,7 +39,8 @@ struct exploration {
     void (*prepare[EXPLORE_ACTORS])(void *data);
     void (*act[EXPLORE_ACTORS])(void *data); /* as many as there are actors */
     void (*close)(void *data);               /* on the test's thread: looks at what has come of it */
-    void (*settle)(void *data); /* on each actor's thread that outlives a schedule, before the first; may be NULL */
+    /* Before the first schedule, on the test's thread and each actor's that outlives a schedule. May be NULL. */
+    void (*settle)(void *data);
     void *data;
     bool threads_end;    /* the actors' threads are made for each schedule, and end as the last that they do */
     unsigned random;     /* this many random schedules and no others; 0: as above */

@@ -364,6 +364,12 @@ void clear_words(void)
     snprintf(known_words, sizeof known_words, "%s", vpmm_last_error());
 }
 
+void fail_once(void *unused)
+{
+    (void)unused;
+    (void)vpmm_stats_get(NULL, NULL);
+}
+
 bool spoke(void)
 {
     const char *words = vpmm_last_error();

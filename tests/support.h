@@ -160,4 +160,7 @@ const char *layout_whole(struct world *);
 void clear_words(void);
 bool spoke(void);
 
+/* A thread's first failure leaves a buffer for its words, which is the thread's, and not one schedule's (explore.h). */
+void fail_once(void *unused);
+
 #endif

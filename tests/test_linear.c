@@ -301,6 +301,7 @@ static void explore_histories(const char *name, size_t cache_pages, int streams)
     linear.drawn = history ? strtoull(history, NULL, 10) - 1 : 0;
     explore(name, &(struct exploration){.open = open_linear,
                                         .close = close_linear,
+                                        .settle = fail_once,
                                         .prepare = {meet, meet, meet},
                                         .act = {act, act, act},
                                         .random = HISTORIES});

@@ -332,6 +332,8 @@ static void sort_digit(const uint64_t *from, uint64_t *to, size_t n, unsigned sh
 static bool sort_by_size(struct policy *p, const struct policy_view *v)
 {
     size_t n = v->extents;
+    if (n == 0)
+        return true; /* there may be no array yet */
     if (2 * n > p->by_size_capacity) {
         uint64_t *grown = realloc(p->by_size, 4 * n * sizeof *grown);
         if (!grown)
