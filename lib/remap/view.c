@@ -31,7 +31,7 @@ static struct view_region in_reach(const struct collector *collector, const stru
     const struct streams *streams = &collector->arena->streams;
     struct fence fence = page_fence(page_at(&collector->arena->space.pages, found->page));
     struct view_region region = {found->page, found->pages, *found, false};
-    bool whole = collector->reach == VIEW_ALL      ? fence_waitable(streams, fence)
+    bool whole = collector->reach == VIEW_ALL      ? fence_seems_waitable(streams, fence)
                  : collector->reach == VIEW_USABLE ? fence_usable(streams, fence, collector->stream)
                                                    : fence_passed(streams, fence);
     region.part = !whole;

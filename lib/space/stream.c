@@ -70,14 +70,26 @@ vpmm_status streams_init(struct streams *streams, struct device *device, const v
     return VPMM_SUCCESS;
 }
 
-static void destroy_events(struct streams *streams, struct stream *stream)
+/* Events that are no record's any more. */
+struct stale_events {
+    CUevent event[STREAM_MARKS];
+    unsigned count;
+};
+
+static void take_events(struct stream *stream, struct stale_events *stale)
 {
     for (int i = 0; i < STREAM_MARKS; i++) {
         CUevent event = load_relaxed_ptr(&stream->mark[i].event);
         if (event)
-            device_call(streams->device, cuEventDestroy, event);
+            stale->event[stale->count++] = event;
         store_relaxed_ptr(&stream->mark[i].event, NULL);
     }
+}
+
+static void destroy_events(struct streams *streams, const struct stale_events *stale)
+{
+    for (unsigned i = 0; i < stale->count; i++)
+        device_call(streams->device, cuEventDestroy, stale->event[i]);
 }
 
 void streams_free(struct streams *streams)
@@ -86,7 +98,9 @@ void streams_free(struct streams *streams)
         return;
     for (uint32_t slot = 1; slot < load_relaxed_u32(&streams->slots); slot++) {
         struct stream *stream = stream_at(streams, slot);
-        destroy_events(streams, stream);
+        struct stale_events events = {.count = 0};
+        take_events(stream, &events);
+        destroy_events(streams, &events);
         if (stream->wait_block)
             device_call(streams->device, cuMemFree, stream->wait_block);
         ring_destroy(stream->pending);
@@ -135,8 +149,11 @@ static bool is_at_rest(const struct stream *stream)
            !peek_u32(&stream->caches[SPACE_GRANULES]) && !peek_u32(&stream->outstanding);
 }
 
-/* Under the lock. Events belong to a context: those of another one are of no use to the new stream. */
-static struct stream *record_take(struct streams *streams, CUcontext context)
+/*
+ * Under the lock. Events belong to a context: those of another one are of no use to the new stream, and are the caller's
+ * to destroy when it has given the lock up.
+ */
+static struct stream *record_take(struct streams *streams, CUcontext context, struct stale_events *stale)
 {
     uint32_t slot = streams->unused;
     if (!slot)
@@ -145,7 +162,7 @@ static struct stream *record_take(struct streams *streams, CUcontext context)
     streams->unused = stream->next_unused;
     vpmm_assert(is_at_rest(stream));
     if (stream->context != context)
-        destroy_events(streams, stream);
+        take_events(stream, stale);
     return stream;
 }
 
@@ -295,6 +312,26 @@ static void keep_wait_block(struct streams *streams, struct stream *holder, CUco
     pthread_mutex_unlock(&streams->wait_lock);
 }
 
+/* Under the lock. False: there is no host memory for its place in the registry. */
+static bool record_for(struct streams *streams, struct stream *stream, CUstream handle, CUcontext context,
+                       const struct identity *identity)
+{
+    stream->key = identity->key;
+    stream->handle = handle;
+    stream->context = context;
+    stream->id = identity->id;
+    stream->has_id = identity->has_id;
+    stream->thread = identity->thread;
+    stream->is_private = streams->is_private || stream->thread || is_legacy(handle);
+    if (stream->thread)
+        fetch_add_relaxed_u32(&stream->thread->references, 1);
+    store_sc_u32(&stream->state, STREAM_ACTIVE); /* pairs with enter_known's load: the fields above are set */
+    bool put = object_map_put(streams->registry, stream);
+    if (!put)
+        store_sc_u32(&stream->state, STREAM_RELEASED); /* the reaper takes it back */
+    return put;
+}
+
 static vpmm_status register_stream(struct streams *streams, CUstream handle, const struct identity *identity)
 {
     struct device *device = streams->device;
@@ -308,26 +345,14 @@ static vpmm_status register_stream(struct streams *streams, CUstream handle, con
     if (status != VPMM_SUCCESS)
         return status;
     bool keeps = streams->cached && (streams->is_private || is_legacy(handle)) && !identity->thread;
+    struct stale_events stale = {.count = 0};
     lock_take(&streams->lock);
     struct stream *known = object_map_get(streams->registry, identity->key);
-    struct stream *stream = known ? NULL : record_take(streams, context);
-    if (stream) {
-        stream->key = identity->key;
-        stream->handle = handle;
-        stream->context = context;
-        stream->id = identity->id;
-        stream->has_id = identity->has_id;
-        stream->thread = identity->thread;
-        stream->is_private = streams->is_private || stream->thread || is_legacy(handle);
-        if (stream->thread)
-            fetch_add_relaxed_u32(&stream->thread->references, 1);
-        store_sc_u32(&stream->state, STREAM_ACTIVE); /* pairs with enter_known's load: the fields above are set */
-        if (!object_map_put(streams->registry, stream)) {
-            store_sc_u32(&stream->state, STREAM_RELEASED); /* the reaper takes it back */
-            stream = NULL;
-        }
-    }
+    struct stream *stream = known ? NULL : record_take(streams, context, &stale);
+    if (stream && !record_for(streams, stream, handle, context, identity))
+        stream = NULL;
     pthread_mutex_unlock(&streams->lock);
+    destroy_events(streams, &stale);
     if (!known && !stream)
         return fail(VPMM_ERROR_HOST_MEMORY, "no host memory for another stream, or %d streams are known",
                     STREAMS_MAX - 2);
@@ -573,6 +598,14 @@ static bool recordable_now(const struct streams *streams, struct stream *stream,
     }
     stream_leave(stream);
     return recordable;
+}
+
+bool fence_seems_waitable(const struct streams *streams, struct fence fence)
+{
+    const struct stream *stream = fence.stream ? stream_seen(streams, fence.stream) : NULL;
+    return fence_passed(streams, fence) ||
+           (stream && (load_relaxed_u64(&stream->recorded) >= fence.number ||
+                       (load_sc_u32(&stream->state) == STREAM_ACTIVE && !stream->is_private)));
 }
 
 bool fence_waitable(const struct streams *streams, struct fence fence)

@@ -230,6 +230,9 @@ void stream_mark_by_other(struct streams *, struct stream *);
  */
 bool fence_waitable(const struct streams *, struct fence);
 
+/* The same without a call of the driver, for who holds a lock: the stream may turn out to capture. */
+bool fence_seems_waitable(const struct streams *, struct fence);
+
 /* Makes work queued on `waiter` from now on wait, on the device, for the fence. */
 vpmm_status stream_wait(struct streams *, struct stream *waiter, struct fence);
 
