@@ -29,41 +29,41 @@
  *
  * Threads: every function may be called from any thread. Errors change nothing; vpmm_last_error() says what was wrong.
  * The library never aborts and prints nothing. After fork a pool made by the parent answers VPMM_ERROR_NOT_SUPPORTED in
- * the child. No function may be called from a CUDA host function (CUDA forbids driver calls there). Streams may be of any
- * context of the pool's device; a context other than the primary one must outlive the pools that met its streams, which
- * keep events in it.
+ * the child. No function may be called from a CUDA host function (CUDA forbids driver calls there). Streams may be of
+ * any context of the pool's device; a context other than the primary one must outlive the pools that met its streams,
+ * which keep events in it.
  *
  * Who may call what during what. "During" is from the call of the one until its return. Each pair of functions that is
  * not named is safe at the same time, on one pool and on several.
  *   vpmm_pool_destroy, vpmm_check     during no other call on the pool, an exporter's scrapes included (remove the pool
  *                                     from the exporter first): otherwise the caller's mistake
- *   vpmm_poll, vpmm_poll_for          during each other, and the pool's own reaper: one makes the pass, the other answers
- *                                     SUCCESS at once
- *   vpmm_dump, vpmm_stats_get, the    during anything but destroy: each number is right, two of them may be of different
- *   observers, vpmm_pool_get_attribute   instants
+ *   vpmm_poll, vpmm_poll_for          during each other, and the pool's own reaper: one makes the pass, the other
+ *                                     answers SUCCESS at once
+ *   vpmm_dump, vpmm_stats_get, the    during anything but destroy: each number is right, two of them may be of
+ *   different observers, vpmm_pool_get_attribute   instants
  *   vpmm_free, vpmm_free              of one pointer: one of them answers INVALID_POINTER, unless the address has been
  *                                     handed out in between, which is the caller's mistake
  *   vpmm_malloc, vpmm_free            on one stream, by any number of threads: safe. Their points of the stream are in
  *                                     the order in which the calls return, where one returns before the other begins
  *   vpmm_stream_release               during mallocs and frees on the same stream: safe. Each of them counts as before
  *                                     the release, which then covers it, or as after: then the pool has met the stream
- *                                     anew, and it needs another release. During another release of the stream: safe, the
- *                                     second answers SUCCESS, or INVALID_VALUE if it found the stream released
- *   cuStreamDestroy                   during no call that was given the stream; with CHECKED and TRUSTED after a release
- *                                     that no later call with the stream has followed; with EAGER at once after the last
- *                                     call. Otherwise the caller's mistake (see vpmm_streams)
- *   cuStreamBeginCapture              during no call that was given the stream; for a blocking stream, also none that was
- *                                     given the legacy stream of its context. And as for cuStreamDestroy: after a release
- *                                     that no later call with the stream has followed, or with EAGER, or with `captures`
- *                                     in the configuration. Otherwise the caller's mistake: another thread may be recording
- *                                     an event on the stream just then, at which the driver crashes (see vpmm_config)
- *   cuStreamBeginCapture .. EndCapture   calls with the capturing stream answer NOT_SUPPORTED (but for hits, see
- *                                     vpmm_malloc), and so do calls with the legacy stream while a blocking stream of its
- *                                     context captures. All others, on other streams and by any thread, the capturing one
- *                                     included, in each of the three modes, are safe: they leave the capture as it is,
- *                                     and no stream joins it by them. That holds for vpmm_pool_create, trim, a request
- *                                     that runs out of memory, and vpmm_pool_destroy as well
- *   a thread's end                    leaves what it has cached to the other threads, and needs no call
+ *                                     anew, and it needs another release. During another release of the stream: safe,
+ *                                     the second answers SUCCESS, or INVALID_VALUE if it found the stream released
+ *   cuStreamDestroy                   during no call that was given the stream; with CHECKED and TRUSTED after a
+ *                                     release that no later call with the stream has followed; with EAGER at once after
+ *                                     the last call. Otherwise the caller's mistake (see vpmm_streams)
+ *   cuStreamBeginCapture              during no call that was given the stream; for a blocking stream, also none that
+ *                                     was given the legacy stream of its context. And as for cuStreamDestroy: after a
+ *                                     release that no later call with the stream has followed, or with EAGER, or with
+ *                                     `captures` in the configuration. Otherwise the caller's mistake: another thread
+ *                                     may be recording an event on the stream just then, at which the driver crashes
+ *   (see vpmm_config) cuStreamBeginCapture .. EndCapture   calls with the capturing stream answer NOT_SUPPORTED (but
+ *                                     for hits, see vpmm_malloc), and so do calls with the legacy stream while a
+ *                                     blocking stream of its context captures. All others, on other streams and by any
+ *                                     thread, the capturing one included, in each of the three modes, are safe: they
+ *                                     leave the capture as it is, and no stream joins it by them. That holds for
+ *                                     vpmm_pool_create, trim, a request that runs out of memory, and vpmm_pool_destroy
+ *   as well a thread's end                    leaves what it has cached to the other threads, and needs no call
  */
 #ifndef VPMM_H
 #define VPMM_H
@@ -117,10 +117,10 @@ typedef enum vpmm_reuse {
 
 /*
  * How a stream handle that the program has destroyed, and CUDA has given to another stream, is noticed. A program that
- * does not call vpmm_stream_release before cuStreamDestroy must choose EAGER: with the others memory freed on the stream
- * may lie in a front cache, and its end is recorded some milliseconds later by another thread, on a handle that is gone,
- * at which the driver crashes, or on the stream that has it now. Whatever the choice, a stream's id is asked only in calls
- * that are given the stream.
+ * does not call vpmm_stream_release before cuStreamDestroy must choose EAGER: with the others memory freed on the
+ * stream may lie in a front cache, and its end is recorded some milliseconds later by another thread, on a handle that
+ * is gone, at which the driver crashes, or on the stream that has it now. Whatever the choice, a stream's id is asked
+ * only in calls that are given the stream.
  */
 typedef enum vpmm_streams {
     VPMM_STREAMS_CHECKED, /* the stream's id is compared in every malloc */
@@ -145,13 +145,13 @@ typedef enum vpmm_streams {
  * makes memory anew; work ahead makes none before it does.
  */
 /*
- * Captures. What lies freed in a front cache has no recorded end. While a stream is known to the pool, another thread that
- * needs the memory records one (the reaper, a request of another stream, vpmm_trim). To record an event on a stream on
- * which another thread begins or ends a capture at that instant crashes the driver (an H200, driver 580, in the first
- * second), and nothing can be seen beforehand. So a program releases a stream before it captures on it, or chooses EAGER,
- * or sets `captures`: then nobody but calls that are given a stream touches its handle, front caches stay, and memory that
- * lies in them goes to other streams when a later call on its own stream has gone past the cache, or by a wait for the
- * device, before a request fails and in vpmm_trim.
+ * Captures. What lies freed in a front cache has no recorded end. While a stream is known to the pool, another thread
+ * that needs the memory records one (the reaper, a request of another stream, vpmm_trim). To record an event on a
+ * stream on which another thread begins or ends a capture at that instant crashes the driver (an H200, driver 580, in
+ * the first second), and nothing can be seen beforehand. So a program releases a stream before it captures on it, or
+ * chooses EAGER, or sets `captures`: then nobody but calls that are given a stream touches its handle, front caches
+ * stay, and memory that lies in them goes to other streams when a later call on its own stream has gone past the cache,
+ * or by a wait for the device, before a request fails and in vpmm_trim.
  */
 typedef struct vpmm_config {
     const vpmm_driver *driver; /* NULL: libcuda */
@@ -233,7 +233,8 @@ typedef enum vpmm_attribute {
  * Any thread, while others allocate; no lock and no driver call. One attribute is set at once; of two threads that set
  * the same one the later wins. A pool without pages (see vpmm_pool_create) keeps what is set and has no use for it.
  * INVALID_VALUE: a NULL pool, an unknown attribute, or a value that is not allowed: the message names the attribute,
- * the value and what is allowed, and nothing has changed. NOT_SUPPORTED: the child of a fork. DRIVER: the device is lost.
+ * the value and what is allowed, and nothing has changed. NOT_SUPPORTED: the child of a fork. DRIVER: the device is
+ * lost.
  */
 vpmm_status vpmm_pool_set_attribute(vpmm_pool *, vpmm_attribute, uint64_t value);
 
@@ -247,8 +248,8 @@ vpmm_status vpmm_pool_get_attribute(vpmm_pool *, vpmm_attribute, uint64_t *value
  * INVALID_VALUE: zero bytes, a size that overflows when rounded, a NULL pool or output, a stream of another device.
  * OUT_OF_MEMORY: the message says how much was asked, mapped, live and reusable. NOT_SUPPORTED: the stream captures.
  * HOST_MEMORY: also CU_STREAM_PER_THREAD, where other libraries have taken all pthread keys of the process.
- * The output is written on success only. A capture is looked for where the call goes past the thread's front cache: a hit
- * succeeds on a capturing stream with VPMM_STREAMS_TRUSTED, and with CHECKED fails and ends the capture, as
+ * The output is written on success only. A capture is looked for where the call goes past the thread's front cache: a
+ * hit succeeds on a capturing stream with VPMM_STREAMS_TRUSTED, and with CHECKED fails and ends the capture, as
  * cuStreamGetId does. Builds with VPMM_DEBUG_CHECKS always look.
  */
 vpmm_status vpmm_malloc(vpmm_pool *, size_t bytes, CUstream stream, CUdeviceptr *);
@@ -257,17 +258,17 @@ vpmm_status vpmm_malloc(vpmm_pool *, size_t bytes, CUstream stream, CUdeviceptr 
  * Ends the use of an allocation at this point of `stream`, which need not be the stream that it was allocated on:
  * every earlier use elsewhere must be ordered before this point. 0 is a no-op.
  * INVALID_POINTER: not the start of a live allocation of this pool, also if it was freed before and not handed out
- * since. Others as for malloc; a free into the thread's front cache makes no driver call at all. With VPMM_SMALL_ASYNC
- * DRIVER may also say that the driver refused the free itself: it may be tried again until a malloc has been given the
- * same address, and does not keep the pool busy if it is not.
+ * since. Others as for malloc; a free into the thread's front cache makes no driver call, on a default stream but one
+ * for the current context. With VPMM_SMALL_ASYNC DRIVER may also say that the driver refused the free itself: it may be
+ * tried again until a malloc has been given the same address, and does not keep the pool busy if it is not.
  */
 vpmm_status vpmm_free(vpmm_pool *, CUdeviceptr, CUstream stream);
 
 /*
- * Call before cuStreamDestroy (see vpmm_streams): gives the memory freed on the stream to every stream once its work has
- * passed, and returns when the pool no longer needs the handle. It waits for calls that were given the stream and are
- * under way, not for the stream. INVALID_VALUE: the pool has not met the stream since it was created or last released.
- * NOT_SUPPORTED: the stream captures. DRIVER: its end cannot be recorded now; the stream is as it was.
+ * Call before cuStreamDestroy (see vpmm_streams): gives the memory freed on the stream to every stream once its work
+ * has passed, and returns when the pool no longer needs the handle. It waits for calls that were given the stream and
+ * are under way, not for the stream. INVALID_VALUE: the pool has not met the stream since it was created or last
+ * released. NOT_SUPPORTED: the stream captures. DRIVER: its end cannot be recorded now; the stream is as it was.
  */
 vpmm_status vpmm_stream_release(vpmm_pool *, CUstream);
 

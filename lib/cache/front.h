@@ -16,8 +16,8 @@
  *   (3) cached bytes = bytes of CACHED regions, when no one is inside a call
  *
  * Who may do what
- *   take, give     the front's thread: no lock, no driver call but the check of the stream's id, no write to a line
- *                  that others write but the page's descriptor. Wait-free: at most a bin's slots are tried
+ *   take, give     the front's thread: no lock, no driver call but that for the stream's id or context, no write to a
+ *                  line that others write but the page's descriptor. Wait-free: at most a bin's slots are tried
  *   steal          another thread with the same stream: by exchange of CACHED words, found by reading slots
  *   flush          any thread: takes a cache's regions by exchange, and publishes them behind one fence
  *   attach, detach the front's thread: which stream a cache is of. A record that has caches attached is not used again
@@ -169,7 +169,8 @@ struct cache *front_cache(struct fronts *, struct stream *);
 CUdeviceptr cache_take(struct cache *, uint64_t length, size_t bytes);
 
 /*
- * The same from another thread's cache for the stream, of which the thread is a user. The addresses of some more go
+ * The same from another thread's cache for the stream. As for a hit, the thread need not be counted among the stream's
+ * users: to take does no harm beside a release. The addresses of some more go
  * into this cache's slots, as hints.
  */
 CUdeviceptr cache_steal(struct cache *, uint64_t pages, size_t bytes);

@@ -15,7 +15,7 @@
  *   OWN      one thread has it: the only one that may write any of the region's descriptors
  *   CUT      handed out in parts   -> OWN by who has all of its parts (cut.h, slab.h)
  *   HOLE     unmapped              changed only by who has the plan lock
- *   ZOMBIE   the old address of moved extents; changed only by the reaper
+ *   ZOMBIE   to be unmapped         changed only by who has the pass lock
  *
  *   sum of pages over LIVE, CUT, FREE, CACHED, OWN, HOLE, ZOMBIE regions = pages of the chunk, when no one is inside a
  * call
