@@ -6,9 +6,9 @@
  * the library owes, and for what a change of owner leaves behind. What a program may do wrong is answered with an
  * error, never with this.
  *
- * A condition reads shared fields by peek_ (atomic.h), which is no point of a schedule: a build with assertions explores
- * the same schedules as one without. A condition holds at each moment in which its thread may look: a field that another
- * thread may change is part of one only if no change makes it false.
+ * A condition reads shared fields by peek_ (atomic.h), which is no point of a schedule: a build with assertions
+ * explores the same schedules as one without. A condition holds at each moment in which its thread may look: a field
+ * that another thread may change is part of one only if no change makes it false.
  *
  * Walks of whole structures cost more than the calls that they check, and are behind VPMM_DEBUG_WALKS.
  */

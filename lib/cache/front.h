@@ -170,8 +170,7 @@ CUdeviceptr cache_take(struct cache *, uint64_t length, size_t bytes);
 
 /*
  * The same from another thread's cache for the stream. As for a hit, the thread need not be counted among the stream's
- * users: to take does no harm beside a release. The addresses of some more go
- * into this cache's slots, as hints.
+ * users: to take does no harm beside a release. The addresses of some more go into this cache's slots, as hints.
  */
 CUdeviceptr cache_steal(struct cache *, uint64_t pages, size_t bytes);
 

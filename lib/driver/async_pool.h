@@ -1,6 +1,6 @@
 /*
- * async_pool.h - requests that the driver's own memory pool serves: those below a page with VPMM_SMALL_ASYNC, and all of
- * them where the pool has no pages: on a device without virtual memory management, or with pages above its memory.
+ * async_pool.h - requests that the driver's own memory pool serves: those below a page with VPMM_SMALL_ASYNC, and all
+ * of them where the pool has no pages: on a device without virtual memory management, or with pages above its memory.
  *
  * A CUDA memory pool of the pool's own (the device's default pool is the program's), which keeps what it has until it
  * is trimmed. Each allocation has a record, so that wrong frees are found and the bytes are known; records are in

@@ -150,8 +150,8 @@ static bool is_at_rest(const struct stream *stream)
 }
 
 /*
- * Under the lock. Events belong to a context: those of another one are of no use to the new stream, and are the caller's
- * to destroy when it has given the lock up.
+ * Under the lock. Events belong to a context: those of another one are of no use to the new stream, and are the
+ * caller's to destroy when it has given the lock up.
  */
 static struct stream *record_take(struct streams *streams, CUcontext context, struct stale_events *stale)
 {
