@@ -40,7 +40,7 @@
  *   vpmm_poll, vpmm_poll_for          during each other, and the pool's own reaper: one makes the pass, the other
  *                                     answers SUCCESS at once
  *   vpmm_dump, vpmm_stats_get, the    during anything but destroy: each number is right, two of them may be of
- *   different observers, vpmm_pool_get_attribute   instants
+ *   observers, get_attribute          different instants
  *   vpmm_free, vpmm_free              of one pointer: one of them answers INVALID_POINTER, unless the address has been
  *                                     handed out in between, which is the caller's mistake
  *   vpmm_malloc, vpmm_free            on one stream, by any number of threads: safe. Their points of the stream are in
@@ -57,13 +57,15 @@
  *                                     release that no later call with the stream has followed, or with EAGER, or with
  *                                     `captures` in the configuration. Otherwise the caller's mistake: another thread
  *                                     may be recording an event on the stream just then, at which the driver crashes
- *   (see vpmm_config) cuStreamBeginCapture .. EndCapture   calls with the capturing stream answer NOT_SUPPORTED (but
- *                                     for hits, see vpmm_malloc), and so do calls with the legacy stream while a
+ *                                     (see vpmm_config)
+ *   cuStreamBeginCapture ..           calls with the capturing stream answer NOT_SUPPORTED (but for hits, see
+ *   EndCapture                        vpmm_malloc), and so do calls with the legacy stream while a
  *                                     blocking stream of its context captures. All others, on other streams and by any
  *                                     thread, the capturing one included, in each of the three modes, are safe: they
  *                                     leave the capture as it is, and no stream joins it by them. That holds for
  *                                     vpmm_pool_create, trim, a request that runs out of memory, and vpmm_pool_destroy
- *   as well a thread's end                    leaves what it has cached to the other threads, and needs no call
+ *                                     as well
+ *   a thread's end                    leaves what it has cached to the other threads, and needs no call
  */
 #ifndef VPMM_H
 #define VPMM_H
