@@ -13,7 +13,7 @@ simulated GPU.
                                            program on tests/traces, and the server example's metrics as Prometheus and
                                            its tools see them
   2  gcc, AddressSanitizer and UBSan       the same, but for the metrics; with the library's assertions
-  3  gcc, ThreadSanitizer                  tests/tsan_*.c and the programs; with the library's assertions
+  3  gcc, ThreadSanitizer                  tests/tsan/tsan_*.c and the programs; with the library's assertions
   4  clang, release                        every test
 
 --quick runs 1 alone. The last line is "N passed, N failed", over all runs; the exit status is 0 if none failed.
@@ -184,12 +184,12 @@ run_programs() {
 
 run_plain_tests() {
   local source found=0
-  for source in "$root"/tests/tsan_*.c; do
+  for source in "$root"/tests/tsan/tsan_*.c; do
     [ -f "$source" ] || continue
     found=1
     run_check "$(basename "$source" .c)" "$build/$stage/tests/$(basename "$source" .c)"
   done
-  [ "$found" -eq 1 ] || failure "$stage: there is no tests/tsan_*.c"
+  [ "$found" -eq 1 ] || failure "$stage: there is no tests/tsan/tsan_*.c"
 }
 
 # What others' programs make of the metrics: a line of its log for each check.
@@ -199,7 +199,7 @@ run_metrics_checks() {
     failure "$stage: vpmm-server was not built"
     return
   fi
-  run_program "$log" /usr/bin/python3 "$root/tests/metrics_checks.py" "$build/$stage/vpmm-server" "$build" || true
+  run_program "$log" /usr/bin/python3 "$root/tests/exporter/metrics_checks.py" "$build/$stage/vpmm-server" "$build" || true
   good=$(grep -c '^ok ' "$log" || true)
   bad=$(grep -c '^FAILED ' "$log" || true)
   passed=$((passed + good))
@@ -227,7 +227,7 @@ run_cached_tests() {
   local name
   export VPMM_TEST_CACHE_BYTES=67108864
   for name in "${cached_tests[@]}"; do
-    run_criterion_test "$root/tests/$name.c" cached
+    run_criterion_test "$root"/tests/*/"$name.c" cached
   done
   unset VPMM_TEST_CACHE_BYTES
 }
@@ -245,12 +245,12 @@ run_models() {
 
 run_every_test() {
   local source found=0
-  for source in "$root"/tests/test_*.c; do
+  for source in "$root"/tests/*/test_*.c; do
     [ -f "$source" ] || continue
     found=1
     run_criterion_test "$source"
   done
-  [ "$found" -eq 1 ] || failure "$stage: there is no tests/test_*.c"
+  [ "$found" -eq 1 ] || failure "$stage: there is no tests/*/test_*.c"
   run_plain_tests
   run_models
   run_programs

@@ -21,7 +21,7 @@
 #ifndef VPMM_TESTS_RANDOM_H
 #define VPMM_TESTS_RANDOM_H
 
-#include "../payload.h"
+#include "payload.h"
 
 #include <pthread.h>
 

@@ -9,7 +9,7 @@
  *
  * Exit status 0: no failure, every answer is whole, the identities hold in every scrape, nothing leaks.
  */
-#include "client.h"
+#include "exporter/client.h"
 
 #include <pthread.h>
 #include <stdatomic.h>
