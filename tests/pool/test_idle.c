@@ -105,6 +105,29 @@ Test(idle, after_a_trim_a_malloc_makes_no_more_than_is_needed_now)
     world_close(&w);
 }
 
+/* Of 3000 pages in use one per cent is enough for a step. */
+Test(idle, after_a_trim_a_malloc_that_makes_memory_lets_work_ahead_make_some)
+{
+    enum { USED = 15 };
+    struct setup setup = setup_default();
+    setup.pool.va_size = 8 * GIB;
+    struct world w;
+    world_open(&w, &setup);
+    CUstream s = world_stream(&w);
+    use_and_free(&w, s);
+    must_work(vpmm_trim(w.pool, 0, NULL));
+    CUdeviceptr p[USED];
+    for (int i = 0; i < USED; i++)
+        p[i] = take(&w, LONG_PAGES, s);
+    uint64_t made = mapped(&w);
+    work_ahead(&w);
+    cr_expect_gt(mapped(&w), made);
+    cr_expect_leq(mapped(&w), made + made / 50);
+    for (int i = 0; i < USED; i++)
+        give(&w, p[i], s);
+    world_close(&w);
+}
+
 /* --- a fence that takes long --- */
 
 enum { CAP_MS = REAPER_LONGEST_US / 1000 };

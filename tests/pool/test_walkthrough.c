@@ -50,6 +50,8 @@ static void after_step(struct world *w, const struct walk *walk, int step, enum 
 {
     if (passing == FENCES_PASS)
         world_drain(w);
+    else
+        must_work(vpmm_poll(w->pool)); /* which leaves alone what waits */
     bool waiting = step == 5 && passing == FENCES_WAIT;
     compare_layout(w, waiting ? walk->last_waiting : walk->after[step - 1], step);
     world_audit(w);
