@@ -154,6 +154,33 @@ Test(sound_faults, handles_that_trimming_leaves_unreleased_stay_under_the_cap)
     trimming_is_refused("cuMemRelease");
 }
 
+/* A driver refuses to map a handle that is registered for RDMA now and then, and no other (mapping.h). */
+static void a_map_is_refused_once(bool rdma, vpmm_status expected)
+{
+    needs_simulator();
+    struct setup setup = setup_default();
+    setup.pool.rdma = rdma;
+    struct world w;
+    world_open(&w, &setup);
+    CUstream s = world_stream(&w);
+    CUdeviceptr p = 0;
+    vpmm_sim_fail(w.sim, "cuMemMap", 1, CUDA_ERROR_UNKNOWN, false);
+    cr_expect_eq(vpmm_malloc(w.pool, 4 * PAGE, s, &p), expected);
+    world_audit(&w);
+    if (p)
+        give(&w, p, s);
+    world_close(&w);
+}
+
+Test(sound_faults, a_registered_handle_that_is_not_mapped_at_once_is_mapped_later)
+{
+    a_map_is_refused_once(true, VPMM_SUCCESS);
+}
+Test(sound_faults, another_handle_that_is_not_mapped_at_once_fails_the_request)
+{
+    a_map_is_refused_once(false, VPMM_ERROR_DRIVER);
+}
+
 /* The page that is unmapped where it is now is mapped at its old address as well, so it is not yet the device's. */
 Test(sound_faults, memory_with_an_old_mapping_left_stays_under_the_cap)
 {
