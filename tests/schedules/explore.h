@@ -1,9 +1,9 @@
 /*
  * explore.h - runs what a few threads do in every order that matters, one after another.
  *
- * The library under such a test is built with VPMM_SCHEDULE_POINTS (lib/base/schedule.h). Each actor is a thread of its own,
- * so that its thread-local state is; exactly one has the baton, and before each atomic operation of the library's the
- * explorer decides who has it next. A thread that finds a lock taken, or waits for another one, gives it away.
+ * The library under such a test is built with VPMM_SCHEDULE_POINTS (lib/base/schedule.h). Each actor is a thread of its
+ * own, so that its thread-local state is; exactly one has the baton, and before each atomic operation of the library's
+ * the explorer decides who has it next. A thread that finds a lock taken, or waits for another one, gives it away.
  *
  *   schedule     all the decisions of one run, from a world that is made for it to a world that is taken apart. It is
  *                written "12:1 40:0": at step 12 actor 1 goes on, at step 40 actor 0. Where nothing is written the same
