@@ -226,7 +226,7 @@ static void count_taken(struct front *front, _Atomic(uint64_t) *hits, uint64_t l
 }
 
 /* Wait-free: each slot is tried once. */
-CUdeviceptr cache_take(struct cache *cache, uint64_t length, size_t bytes)
+static CUdeviceptr take(struct cache *cache, uint64_t length, size_t bytes)
 {
     const struct pages *pages = &cache->front->fronts->space->pages;
     struct cache_bin *bin = cache_bin_at(cache, cache_bin_of(cache, length));
@@ -588,7 +588,7 @@ static CUdeviceptr steal_from(struct cache *cache, const struct cache_bin *their
     return address;
 }
 
-CUdeviceptr cache_steal(struct cache *cache, uint64_t pages, size_t bytes)
+static CUdeviceptr steal(struct cache *cache, uint64_t pages, size_t bytes)
 {
     const struct stream *stream = load_relaxed_ptr(&cache->stream);
     CUdeviceptr address = 0;
@@ -602,6 +602,14 @@ CUdeviceptr cache_steal(struct cache *cache, uint64_t pages, size_t bytes)
             address = steal_from(cache, theirs, pages, bytes);
     }
     return address;
+}
+
+CUdeviceptr cache_take_or_steal(struct cache *cache, uint64_t length, size_t bytes)
+{
+    if (length > cache->front->fronts->longest)
+        return 0;
+    CUdeviceptr address = take(cache, length, bytes);
+    return address ? address : steal(cache, length, bytes);
 }
 
 /* Beside other threads that allocate, whose counts are theirs to write, one look in so many is enough: see stats.h. */

@@ -165,14 +165,12 @@ void fronts_free(struct fronts *); /* no other thread is inside the pool */
 /* The cache of the calling thread for the stream, made if need be; NULL: there are none, or no host memory. */
 struct cache *front_cache(struct fronts *, struct stream *);
 
-/* A region of this length from the cache, handed out. 0: none. */
-CUdeviceptr cache_take(struct cache *, uint64_t length, size_t bytes);
-
 /*
- * The same from another thread's cache for the stream. As for a hit, the thread need not be counted among the stream's
- * users: to take does no harm beside a release. The addresses of some more go into this cache's slots, as hints.
+ * A region of this length from the cache, handed out, or else from another thread's cache for the stream: then the
+ * addresses of some more go into this cache's slots, as hints. As for a hit, the thread need not be counted among the
+ * stream's users: to take does no harm beside a release. 0: none.
  */
-CUdeviceptr cache_steal(struct cache *, uint64_t pages, size_t bytes);
+CUdeviceptr cache_take_or_steal(struct cache *, uint64_t length, size_t bytes);
 
 /*
  * A longer region than this, the shortest that there is, out of the cache: better than to publish everything for it. It
@@ -323,7 +321,7 @@ static inline void cache_touch(struct cache *cache)
 }
 
 /*
- * The two below are the hit: what cache_take and cache_give do when nothing is in the way, with no call in them, so
+ * The two below are the hit: what cache_take_or_steal and cache_give do when nothing is in the way, with no call in them, so
  * that the public functions need no stack. `pages`: the pool's table, whose place they know.
  */
 

@@ -347,6 +347,14 @@ unsigned slab_take(struct slabs *slabs, struct stream *stream, unsigned class, u
     return 0;
 }
 
+CUdeviceptr slab_hand_out(struct slabs *slabs, struct slice *slice, unsigned class, size_t bytes)
+{
+    vpmm_assert(slice_state(peek_u64(&slice->word)) == SLICE_OWN);
+    stats_begin_live(slabs->space->stats, slabs->space->live_stat, slice_size[class].bytes, bytes);
+    store_release_u64(&slice->word, slice_word(SLICE_LIVE, 0, class, bytes)); /* pairs with slice_is_live's acquire */
+    return load_relaxed_u64(&slice->address);
+}
+
 /* ---- adopting ---- */
 
 /* Of a claimed slab: only bits of passed slices are set meanwhile. */
@@ -448,6 +456,18 @@ void slab_give(struct slabs *slabs, struct slice *slice, struct fence fence)
     fetch_add_relaxed_u64(&slabs->empty, 1);
     if (owner != SLAB_CLAIMED && has_another(slabs, slab, owner))
         try_dissolve(slabs, slab);
+}
+
+bool slab_end_live(struct slabs *slabs, struct slice *slice, CUdeviceptr address, struct stream *stream)
+{
+    uint64_t word;
+    bool is_live = slice_is_live(slice, address, &word);
+    unsigned class = slice_class_of(word);
+    if (!is_live || !cas_sc_u64(&slice->word, &word, slice_word(SLICE_OWN, stream->slot, class, 0)))
+        return false;
+    stats_end_live(slabs->space->stats, slabs->space->live_stat, slice_size[class].bytes, slice_requested(word));
+    slab_give(slabs, slice, fence_take(stream));
+    return true;
 }
 
 void slabs_pass(struct slabs *slabs)

@@ -180,6 +180,12 @@ bool slab_format(struct slabs *, const struct region *, struct stream *, unsigne
 /* Takes up to `most` slices of one of the stream's slabs, OWN, into the caller's hands. 0: there is none. */
 unsigned slab_take(struct slabs *, struct stream *, unsigned class, unsigned most, struct slice *taken[]);
 
+/* A slice in the caller's hands becomes a live allocation of so many bytes. */
+CUdeviceptr slab_hand_out(struct slabs *, struct slice *, unsigned class, size_t bytes);
+
+/* A live slice back to its slab, behind a fence of the stream's. false: no live slice begins there. */
+bool slab_end_live(struct slabs *, struct slice *, CUdeviceptr, struct stream *);
+
 /* Makes a slab of another stream, with a free slice and passed, the stream's own. Not every one: looks at a few. */
 bool slab_adopt(struct slabs *, struct stream *, unsigned class, bool every_one);
 

@@ -203,20 +203,20 @@ static unsigned next_refill(const struct front *front, struct slice_bin *bin)
     return room < 1 ? 1 : room < most ? (unsigned)room : most;
 }
 
-/* From one slab; the first is handed out. */
-CUdeviceptr slices_refill(struct cache *cache, unsigned class, size_t bytes)
+/* From one slab: the first is the caller's, the others go into the cache. NULL: there is none, or no bin for them. */
+static struct slice *refill(struct cache *cache, unsigned class)
 {
     slices_of(cache);
     struct slice_bin *bin = make_bin(cache, class);
     if (!bin)
-        return 0;
+        return NULL;
     struct front *front = cache->front;
     struct slice *taken[SLAB_SLICES];
     uint64_t size = bin->bytes;
     unsigned most = next_refill(front, bin);
     unsigned n = slab_take(front->fronts->slabs, load_relaxed_ptr(&cache->stream), class, most, taken);
     if (!n)
-        return 0;
+        return NULL;
     for (unsigned i = 1; i < n; i++) { /* the lowest is to be taken next: last in */
         store_release_ptr(&bin->slot[n - 1 - i], taken[i]);
         store_sc_u64(&taken[i]->word, slice_word(SLICE_CACHED, cache->slot, class, 0));
@@ -225,9 +225,19 @@ CUdeviceptr slices_refill(struct cache *cache, unsigned class, size_t bytes)
     set_count(cache, bin, n - 1);
     if (n > 1)
         note(cache, class);
-    store_release_u64(&taken[0]->word, slice_word(SLICE_LIVE, 0, class, bytes));
-    stats_begin_live(front->fronts->space->stats, front->fronts->space->live_stat, size, bytes);
-    return load_relaxed_u64(&taken[0]->address);
+    return taken[0];
+}
+
+CUdeviceptr slices_find(struct slabs *slabs, struct stream *stream, struct cache *cache, unsigned class, size_t bytes,
+                        bool every_one)
+{
+    struct slice *slice;
+    do { /* lock-free: where an adopted slab is empty again, other threads have had its slices */
+        slice = cache ? refill(cache, class) : NULL;
+        if (!slice && !slab_take(slabs, stream, class, 1, &slice))
+            slice = NULL;
+    } while (!slice && slab_adopt(slabs, stream, class, every_one));
+    return slice ? slab_hand_out(slabs, slice, class, bytes) : 0;
 }
 
 /* ---- filling ---- */

@@ -45,8 +45,11 @@ struct slice_cache *slices_of(struct cache *);
 /* A slice of the class from the cache, handed out and counted. 0: there is none. */
 CUdeviceptr slices_take(struct cache *, unsigned class, size_t bytes);
 
-/* The same from a slab of the stream, of which some more go into the cache; the malloc is not counted. 0: likewise. */
-CUdeviceptr slices_refill(struct cache *, unsigned class, size_t bytes);
+/*
+ * A slice from a slab of the stream, or of another stream whose work on it is done: of a few, or of every one. With a
+ * cache, some more of the slab's go there; it may be NULL. The malloc is not counted. 0: there is none.
+ */
+CUdeviceptr slices_find(struct slabs *, struct stream *, struct cache *, unsigned class, size_t bytes, bool every_one);
 
 /*
  * Frees into the cache, by a call that was given the stream, and is counted in. False: it is not a live slice, or there

@@ -159,10 +159,8 @@ static vpmm_status malloc_granules(struct vpmm_pool *pool, size_t bytes, struct 
     struct cache *cache = front_cache(&pool->cut_fronts, stream);
     struct found_piece found;
     CUdeviceptr address = 0;
-    if (cache && granules <= pool->cut_fronts.longest) {
-        address = cache_take(cache, granules, bytes);
-        address = address ? address : cache_steal(cache, granules, bytes);
-    }
+    if (cache)
+        address = cache_take_or_steal(cache, granules, bytes);
     if (!address) {
         vpmm_status status = take(pool, (struct want){granules, is_power ? granules : 1}, stream, &found);
         if (status != VPMM_SUCCESS)
@@ -176,17 +174,6 @@ static vpmm_status malloc_granules(struct vpmm_pool *pool, size_t bytes, struct 
 }
 
 /* ---- a slice ---- */
-
-/* One slice of the stream's slabs, where there is no cache for it. */
-static CUdeviceptr take_slice(struct vpmm_pool *pool, struct stream *stream, unsigned class, size_t bytes)
-{
-    struct slice *slice;
-    if (!slab_take(&pool->arena.slabs, stream, class, 1, &slice))
-        return 0;
-    stats_begin_live(&pool->stats, STAT_slab_live_bytes, slice_size[class].bytes, bytes);
-    store_release_u64(&slice->word, slice_word(SLICE_LIVE, 0, class, bytes)); /* pairs with the acquire of its free */
-    return load_relaxed_u64(&slice->address);
-}
 
 /*
  * A slab for the stream, of what was found; it may be other threads' by the time that the caller looks into it: 0.
@@ -206,22 +193,6 @@ static CUdeviceptr make_slab(struct vpmm_pool *pool, struct found_piece *found, 
     return region_hand_out(&pool->arena.cut, found->region, (bytes - 1) / GRANULE_BYTES + 1, bytes);
 }
 
-/*
- * From a slab of the stream, or of another stream whose work on it is done, of a few or of every one. 0: there is no
- * such slice.
- */
-static CUdeviceptr find_slice(struct vpmm_pool *pool, struct stream *stream, struct cache *cache, unsigned class,
-                              size_t bytes, bool every_one)
-{
-    CUdeviceptr address = 0;
-    do { /* lock-free: where an adopted slab is empty again, other threads have had its slices */
-        address = cache ? slices_refill(cache, class, bytes) : 0;
-        if (!address)
-            address = take_slice(pool, stream, class, bytes);
-    } while (!address && slab_adopt(&pool->arena.slabs, stream, class, every_one));
-    return address;
-}
-
 /* A slice, or what a slab may be made of: free granules at hand sooner than a cache is emptied, that sooner than more.
  */
 static vpmm_status find_slice_or_slab(struct vpmm_pool *pool, struct stream *stream, struct cache *cache,
@@ -229,13 +200,14 @@ static vpmm_status find_slice_or_slab(struct vpmm_pool *pool, struct stream *str
 {
     struct want want = slab_want(class);
     *found = (struct found_piece){.is_pages = false};
-    if ((*out = find_slice(pool, stream, cache, class, bytes, false)) || find_at_hand(pool, want, stream, found))
+    struct slabs *slabs = &pool->arena.slabs;
+    if ((*out = slices_find(slabs, stream, cache, class, bytes, false)) || find_at_hand(pool, want, stream, found))
         return VPMM_SUCCESS;
     gather(pool, stream);
-    if ((*out = find_slice(pool, stream, cache, class, bytes, false)))
+    if ((*out = slices_find(slabs, stream, cache, class, bytes, false)))
         return VPMM_SUCCESS;
     vpmm_status status = find(pool, want, stream, found);
-    if (tiers_is_shortage(status) && (*out = find_slice(pool, stream, cache, class, bytes, true)))
+    if (tiers_is_shortage(status) && (*out = slices_find(slabs, stream, cache, class, bytes, true)))
         return VPMM_SUCCESS; /* one that had to be waited for */
     return status;
 }
@@ -278,19 +250,6 @@ bool piece_is_at(const struct vpmm_pool *pool, CUdeviceptr address)
     return cut_granule_of(&pool->arena, address, &granule);
 }
 
-/* To all, behind a fence. */
-static bool end_slice(struct vpmm_pool *pool, struct slice *slice, CUdeviceptr address, struct stream *stream)
-{
-    uint64_t word;
-    bool is_live = slice_is_live(slice, address, &word);
-    unsigned class = slice_class_of(word);
-    if (!is_live || !cas_sc_u64(&slice->word, &word, slice_word(SLICE_OWN, stream->slot, class, 0)))
-        return false;
-    stats_end_live(&pool->stats, STAT_slab_live_bytes, slice_size[class].bytes, slice_requested(word));
-    slab_give(&pool->arena.slabs, slice, fence_take(stream));
-    return true;
-}
-
 static vpmm_status end_granules(struct vpmm_pool *pool, CUdeviceptr address, struct stream *stream)
 {
     struct region region;
@@ -314,9 +273,11 @@ vpmm_status piece_free(struct vpmm_pool *pool, CUdeviceptr address, struct strea
         return region_not_live(address);
     bool is_cached = cache && (slice ? slices_give(cache, slice, address) : cache_give(cache, address));
     if (!is_cached) {
-        vpmm_status status = !slice                                    ? end_granules(pool, address, stream)
-                             : end_slice(pool, slice, address, stream) ? VPMM_SUCCESS
-                                                                       : region_not_live(address);
+        vpmm_status status = VPMM_SUCCESS;
+        if (!slice)
+            status = end_granules(pool, address, stream);
+        else if (!slab_end_live(&pool->arena.slabs, slice, address, stream))
+            status = region_not_live(address);
         if (status != VPMM_SUCCESS)
             return status;
         stream_mark(&pool->arena.streams, stream);

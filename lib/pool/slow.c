@@ -8,12 +8,7 @@
 
 bool slow_malloc_cached(struct vpmm_pool *pool, size_t bytes, struct cache *cache, CUdeviceptr *out)
 {
-    uint64_t pages = (bytes - 1) / pool->config.page_size + 1;
-    if (pages > pool->fronts.longest)
-        return false;
-    CUdeviceptr address = cache_take(cache, pages, bytes);
-    if (!address)
-        address = cache_steal(cache, pages, bytes);
+    CUdeviceptr address = cache_take_or_steal(cache, (bytes - 1) / pool->config.page_size + 1, bytes);
     if (address)
         *out = address;
     return address != 0;
