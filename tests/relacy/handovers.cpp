@@ -401,7 +401,7 @@ struct marked_again : rl::test_suite<marked_again, 2> {
 };
 
 static const quote again_quotes[] = {
-    {"lib/space/stream.c", "                   cas_sc_u64(&newest->word, &word, mark_word(mark_number(word), MARK_BUSY));"},
+    {"lib/space/stream.c", "cas_sc_u64(&newest->word, &word, mark_word(mark_number(word), MARK_BUSY));"},
     {"lib/space/stream.c", "    store_release_u64(&newest->word, mark_word(recorded ? number : before, MARK_RECORDED));"},
     {"lib/space/stream.c", "    *word = load_acquire_u64(&stream->taken[i]->word);\n"
                      "    if (mark_state(*word) != MARK_RECORDED)\n        return false;"},
