@@ -9,51 +9,32 @@
  *
  * Exit status 0: no failure, every answer is whole, the identities hold in every scrape, nothing leaks.
  */
+#include "world.h"
+
 #include "exporter/client.h"
 
-#include <pthread.h>
-#include <stdatomic.h>
-
 #include <vpmm/exporter.h>
-#include <vpmm/sim.h>
+
+enum { ALLOCATORS = 2, SCRAPERS = 2 };
 
 static struct {
-    vpmm_sim *sim;
-    const vpmm_driver *driver;
-    CUcontext context;
-    vpmm_pool *pool;
     vpmm_exporter *exporter;
-    unsigned long operations;
-    atomic_bool done;
-    atomic_uint failures, scrapes;
+    atomic_uint busy; /* allocators, and the main thread: scrapes go on until all have ended */
+    atomic_uint scrapes;
 } shared;
 
-static void failed(const char *what)
-{
-    if (atomic_fetch_add(&shared.failures, 1) < 20)
-        fprintf(stderr, "%s: %s\n", what, vpmm_last_error());
-}
-
-#define needs(condition)                                                                                               \
-    do {                                                                                                               \
-        if (!(condition))                                                                                              \
-            failed(#condition);                                                                                        \
-    } while (0)
-
-static void *allocate(void *unused)
+static void allocate(void)
 {
     CUstream stream;
-    (void)unused;
-    needs(shared.driver->cuCtxSetCurrent(shared.context) == CUDA_SUCCESS);
-    needs(shared.driver->cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING) == CUDA_SUCCESS);
-    for (unsigned long i = 0; i < shared.operations / 2; i++) {
+    needs(world.driver->cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING) == CUDA_SUCCESS);
+    for (uint64_t i = 0; i < world.amount / ALLOCATORS; i++) {
         CUdeviceptr p;
-        needs(vpmm_malloc(shared.pool, (size_t)(i % 7 + 1) << 20, stream, &p) == VPMM_SUCCESS);
-        needs(vpmm_free(shared.pool, p, stream) == VPMM_SUCCESS);
+        needs(vpmm_malloc(world.pool, (size_t)(i % 7 + 1) << 20, stream, &p) == VPMM_SUCCESS);
+        needs(vpmm_free(world.pool, p, stream) == VPMM_SUCCESS);
     }
-    needs(vpmm_stream_release(shared.pool, stream) == VPMM_SUCCESS);
-    needs(shared.driver->cuStreamDestroy(stream) == CUDA_SUCCESS);
-    return NULL;
+    needs(vpmm_stream_release(world.pool, stream) == VPMM_SUCCESS);
+    needs(world.driver->cuStreamDestroy(stream) == CUDA_SUCCESS);
+    atomic_fetch_sub(&shared.busy, 1);
 }
 
 static double of_pool(const char *text, const char *metric)
@@ -73,10 +54,9 @@ static void check(const char *text)
     needs(reserved == mapped + hole + pending || (mapped + pending > reserved && hole == 0));
 }
 
-static void *scrape(void *unused)
+static void scrape(void)
 {
-    (void)unused;
-    while (!atomic_load(&shared.done)) {
+    while (atomic_load(&shared.busy) != 0) {
         struct reply reply = client_get(vpmm_exporter_port(shared.exporter), "/metrics", "");
         needs(reply.status == 200);
         if (reply.status == 200)
@@ -87,7 +67,14 @@ static void *scrape(void *unused)
         reply_free(&reply);
         atomic_fetch_add(&shared.scrapes, 1);
     }
-    return NULL;
+}
+
+static void work(uint64_t index)
+{
+    if (index < ALLOCATORS)
+        allocate();
+    else
+        scrape();
 }
 
 static void come_and_go(void)
@@ -95,7 +82,7 @@ static void come_and_go(void)
     vpmm_config config = vpmm_config_default();
     vpmm_exporter_config second = vpmm_exporter_config_default();
     vpmm_exporter *exporter;
-    config.driver = shared.driver;
+    config.driver = world.driver;
     config.va_size = (size_t)1 << 30;
     second.port = 0;
     for (int i = 0; i < 40; i++) {
@@ -108,46 +95,39 @@ static void come_and_go(void)
         needs(vpmm_exporter_stop(exporter) == VPMM_SUCCESS);
         needs(vpmm_pool_destroy(pool) == VPMM_SUCCESS);
     }
+    atomic_fetch_sub(&shared.busy, 1);
 }
 
-static void open_all(void)
+static void configure(vpmm_sim_config *sim, vpmm_config *config)
 {
-    vpmm_config config = vpmm_config_default();
+    (void)sim;
+    config->va_size = (size_t)16 << 30;
+}
+
+static void begin(void)
+{
     vpmm_exporter_config exporter = vpmm_exporter_config_default();
-    CUdevice device;
-    shared.sim = vpmm_sim_create(NULL);
-    shared.driver = vpmm_sim_driver(shared.sim);
-    config.driver = shared.driver;
-    config.va_size = (size_t)16 << 30;
     exporter.port = 0;
     exporter.limits.requests_per_second = 100000;
-    needs(vpmm_pool_create(&config, &shared.pool) == VPMM_SUCCESS);
-    needs(shared.driver->cuDeviceGet(&device, 0) == CUDA_SUCCESS);
-    needs(shared.driver->cuDevicePrimaryCtxRetain(&shared.context, device) == CUDA_SUCCESS);
     needs(vpmm_exporter_start(&exporter, &shared.exporter) == VPMM_SUCCESS);
-    needs(vpmm_exporter_add(shared.exporter, shared.pool, "p") == VPMM_SUCCESS);
+    needs(vpmm_exporter_add(shared.exporter, world.pool, "p") == VPMM_SUCCESS);
+    atomic_store(&shared.busy, ALLOCATORS + 1);
 }
 
-int main(void)
+static void finish(void)
 {
-    const char *operations = getenv("VPMM_TEST_OPS");
-    pthread_t thread[4];
-    shared.operations = operations ? strtoul(operations, NULL, 10) : 60000;
-    open_all();
-    for (int i = 0; i < 4; i++)
-        needs(pthread_create(&thread[i], NULL, i < 2 ? allocate : scrape, NULL) == 0);
-    come_and_go();
-    for (int i = 0; i < 4; i++) {
-        pthread_join(thread[i], NULL);
-        if (i == 1)
-            atomic_store(&shared.done, true);
-    }
-    needs(vpmm_exporter_remove(shared.exporter, shared.pool) == VPMM_SUCCESS);
+    needs(vpmm_exporter_remove(shared.exporter, world.pool) == VPMM_SUCCESS);
     needs(vpmm_exporter_stop(shared.exporter) == VPMM_SUCCESS);
-    needs(vpmm_pool_destroy(shared.pool) == VPMM_SUCCESS);
-    needs(shared.driver->cuDevicePrimaryCtxRelease(0) == CUDA_SUCCESS);
-    needs(vpmm_sim_destroy(shared.sim) == 0);
-    printf("%lu operations, %u scrapes: %u failures\n", shared.operations, atomic_load(&shared.scrapes),
-           atomic_load(&shared.failures));
-    return atomic_load(&shared.failures) != 0;
+    printf("%u scrapes\n", atomic_load(&shared.scrapes));
 }
+
+const struct program program = {
+    .variable = "VPMM_TEST_OPS",
+    .amount = 60000,
+    .threads = ALLOCATORS + SCRAPERS,
+    .configure = configure,
+    .work = work,
+    .begin = begin,
+    .meanwhile = come_and_go,
+    .finish = finish,
+};

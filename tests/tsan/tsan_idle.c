@@ -3,40 +3,18 @@
  * trim and read; for ThreadSanitizer, and useful without it. The simulator's race detector sees what is unmapped too
  * soon.
  *
- *   VPMM_TEST_MS   how long; 1,500
+ *   VPMM_TEST_MS    how long; 1,500
+ *   VPMM_TEST_SEED  of the random numbers
  *
  * Exit status 0: no failure, no race, the audit passes and nothing leaks.
  */
-#include "payload.h"
+#include "world.h"
 
-#include <pthread.h>
-#include <stdatomic.h>
-#include <stdio.h>
-#include <stdlib.h>
 #include <time.h>
-
-#include <vpmm/sim.h>
-#include <vpmm/vpmm.h>
 
 enum { WORKERS = 3, BURST = 12, LONGEST = 40 };
 
-static struct {
-    const vpmm_driver *driver;
-    vpmm_pool *pool;
-    CUcontext context;
-    atomic_int stop, failures;
-} shared;
-
-static void need(bool holds, const char *what)
-{
-    if (!holds && atomic_fetch_add(&shared.failures, 1) < 20)
-        fprintf(stderr, "%s: %s\n", what, vpmm_last_error());
-}
-
-static void works(vpmm_status status, const char *what)
-{
-    need(status == VPMM_SUCCESS, what);
-}
+static atomic_bool stop;
 
 static void sleep_us(long us)
 {
@@ -44,110 +22,88 @@ static void sleep_us(long us)
     nanosleep(&time, NULL);
 }
 
-static uint64_t draw(uint64_t *random, uint64_t below)
-{
-    *random ^= *random << 13;
-    *random ^= *random >> 7;
-    *random ^= *random << 17;
-    return *random % below;
-}
-
-static void burst(CUstream stream, uint64_t *random)
+static void burst(CUstream stream)
 {
     CUdeviceptr p[BURST];
     for (int i = 0; i < BURST; i++) {
-        size_t bytes = draw(random, 2) ? (1 + draw(random, LONGEST)) * PAGE : 256 + draw(random, PAGE);
-        works(vpmm_malloc(shared.pool, bytes, stream, &p[i]), "vpmm_malloc");
-        need(shared.driver->cuMemsetD8Async(p[i], 1, 256, stream) == CUDA_SUCCESS, "cuMemsetD8Async");
+        size_t bytes = draw(2) ? (1 + draw(LONGEST)) * PAGE : 256 + draw(PAGE);
+        needs(vpmm_malloc(world.pool, bytes, stream, &p[i]) == VPMM_SUCCESS);
+        needs(world.driver->cuMemsetD8Async(p[i], 1, 256, stream) == CUDA_SUCCESS);
     }
     for (int i = 0; i < BURST; i++)
-        works(vpmm_free(shared.pool, p[i], stream), "vpmm_free");
+        needs(vpmm_free(world.pool, p[i], stream) == VPMM_SUCCESS);
 }
 
-static void *allocate(void *data)
+static void allocate(void)
 {
-    uint64_t random = 88172645463325252u + (uintptr_t)data;
     CUstream stream = NULL;
-    shared.driver->cuCtxSetCurrent(shared.context);
-    need(shared.driver->cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING) == CUDA_SUCCESS, "cuStreamCreate");
-    while (!atomic_load(&shared.stop)) {
-        burst(stream, &random);
-        sleep_us((long)draw(&random, 30000));
+    needs(world.driver->cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING) == CUDA_SUCCESS);
+    while (!atomic_load(&stop)) {
+        burst(stream);
+        sleep_us((long)draw(30000));
     }
-    works(vpmm_stream_release(shared.pool, stream), "vpmm_stream_release");
-    need(shared.driver->cuStreamDestroy(stream) == CUDA_SUCCESS, "cuStreamDestroy");
-    return NULL;
+    needs(vpmm_stream_release(world.pool, stream) == VPMM_SUCCESS);
+    needs(world.driver->cuStreamDestroy(stream) == CUDA_SUCCESS);
 }
 
 static void change(vpmm_attribute attribute, uint64_t value)
 {
     uint64_t read;
-    works(vpmm_pool_set_attribute(shared.pool, attribute, value), "vpmm_pool_set_attribute");
-    works(vpmm_pool_get_attribute(shared.pool, attribute, &read), "vpmm_pool_get_attribute");
+    needs(vpmm_pool_set_attribute(world.pool, attribute, value) == VPMM_SUCCESS);
+    needs(vpmm_pool_get_attribute(world.pool, attribute, &read) == VPMM_SUCCESS);
 }
 
-static void *meddle(void *data)
+static void meddle(void)
 {
-    uint64_t random = 362436069, turns = 0;
-    (void)data;
-    shared.driver->cuCtxSetCurrent(shared.context);
-    while (!atomic_load(&shared.stop)) {
-        change(VPMM_ATTRIBUTE_DECAY_MS, draw(&random, 4) ? draw(&random, 60) : VPMM_DECAY_NEVER);
-        change(VPMM_ATTRIBUTE_RELEASE_THRESHOLD, draw(&random, 64) * PAGE);
-        change(VPMM_ATTRIBUTE_REUSE, draw(&random, 3));
-        change(VPMM_ATTRIBUTE_MAX_MAPPED, draw(&random, 2) * 8000 * PAGE);
-        change(draw(&random, 2) ? VPMM_ATTRIBUTE_PEAK_LIVE : VPMM_ATTRIBUTE_PEAK_MAPPED, 0);
-        works(vpmm_poll(shared.pool), "vpmm_poll");
+    uint64_t turns = 0;
+    while (!atomic_load(&stop)) {
+        change(VPMM_ATTRIBUTE_DECAY_MS, draw(4) ? draw(60) : VPMM_DECAY_NEVER);
+        change(VPMM_ATTRIBUTE_RELEASE_THRESHOLD, draw(64) * PAGE);
+        change(VPMM_ATTRIBUTE_REUSE, draw(3));
+        change(VPMM_ATTRIBUTE_MAX_MAPPED, draw(2) * 8000 * PAGE);
+        change(draw(2) ? VPMM_ATTRIBUTE_PEAK_LIVE : VPMM_ATTRIBUTE_PEAK_MAPPED, 0);
+        needs(vpmm_poll(world.pool) == VPMM_SUCCESS);
         if (++turns % 16 == 0)
-            works(vpmm_trim(shared.pool, draw(&random, 32) * PAGE, NULL), "vpmm_trim");
-        sleep_us((long)draw(&random, 5000));
+            needs(vpmm_trim(world.pool, draw(32) * PAGE, NULL) == VPMM_SUCCESS);
+        sleep_us((long)draw(5000));
     }
-    return NULL;
 }
 
-static void run(long ms)
+static void work(uint64_t index)
 {
-    pthread_t thread[WORKERS + 1];
-    for (uintptr_t i = 0; i <= WORKERS; i++)
-        need(!pthread_create(&thread[i], NULL, i < WORKERS ? allocate : meddle, (void *)i), "pthread_create");
-    for (long i = 0; i < ms; i++)
+    if (index < WORKERS)
+        allocate();
+    else
+        meddle();
+}
+
+static void wait_and_stop(void)
+{
+    for (uint64_t i = 0; i < world.amount; i++)
         sleep_us(1000);
-    atomic_store(&shared.stop, 1);
-    for (int i = 0; i <= WORKERS; i++)
-        pthread_join(thread[i], NULL);
+    atomic_store(&stop, true);
 }
 
-static void open_pool(vpmm_sim *sim)
+static void configure(vpmm_sim_config *sim, vpmm_config *config)
 {
-    CUdevice device = 0;
-    vpmm_config config = vpmm_config_default();
-    config.driver = shared.driver = vpmm_sim_driver(sim);
-    config.page_size = PAGE;
-    config.va_size = (size_t)16 << 30;
-    config.decay_ms = 20;
-    need(shared.driver->cuInit(0) == CUDA_SUCCESS && shared.driver->cuDeviceGet(&device, 0) == CUDA_SUCCESS &&
-             shared.driver->cuDevicePrimaryCtxRetain(&shared.context, device) == CUDA_SUCCESS,
-         "the device");
-    works(vpmm_pool_create(&config, &shared.pool), "vpmm_pool_create");
+    (void)sim;
+    config->va_size = (size_t)16 << 30;
+    config->decay_ms = 20;
 }
 
-int main(void)
+static void look(const vpmm_stats *stats)
 {
-    const char *ms = getenv("VPMM_TEST_MS");
-    vpmm_stats stats = {0};
-    vpmm_sim *sim = vpmm_sim_create(NULL);
-    if (!sim)
-        return 1;
-    open_pool(sim);
-    run(ms ? atol(ms) : 1500);
-    works(vpmm_check(shared.pool), "vpmm_check");
-    works(vpmm_stats_get(shared.pool, &stats), "vpmm_stats_get");
-    need(stats.decayed_bytes > 0, "nothing has decayed");
-    works(vpmm_pool_destroy(shared.pool), "vpmm_pool_destroy");
-    need(shared.driver->cuDevicePrimaryCtxRelease(0) == CUDA_SUCCESS, "cuDevicePrimaryCtxRelease");
-    need(!vpmm_sim_races(sim) && !vpmm_sim_misuses(sim), "races or misuses");
-    need(!vpmm_sim_destroy(sim), "leaks");
-    printf("%llu MiB decayed, %d failures\n", (unsigned long long)(stats.decayed_bytes >> 20),
-           atomic_load(&shared.failures));
-    return atomic_load(&shared.failures) != 0;
+    printf("%llu MiB decayed\n", (unsigned long long)(stats->decayed_bytes >> 20));
+    if (stats->decayed_bytes == 0)
+        failed("nothing has decayed");
 }
+
+const struct program program = {
+    .variable = "VPMM_TEST_MS",
+    .amount = 1500,
+    .threads = WORKERS + 1,
+    .configure = configure,
+    .work = work,
+    .meanwhile = wait_and_stop,
+    .look = look,
+};
