@@ -270,7 +270,7 @@ install_prometheus
 need_cuda_h
 
 stage gcc "gcc, release"
-run_check "layers of lib/" "$root/tests/layers.sh"
+run_check layers "$root/tests/layers.sh"
 make_stage -DCMAKE_C_COMPILER=gcc && {
   run_every_test
   run_cached_tests

@@ -208,6 +208,8 @@ const char *stats_violation(const vpmm_stats *s)
         return "the peak of mapped is below mapped";
     if (s->peak_live_bytes < s->live_bytes)
         return "the peak of live is below live";
+    if (s->peak_requested_bytes < s->requested_bytes)
+        return "the peak of requested is below requested";
     if (s->largest_free_bytes > s->reusable_bytes)
         return "the longest free region is longer than all";
     if (s->largest_hole_bytes > s->hole_bytes)

@@ -228,7 +228,9 @@ typedef enum vpmm_attribute {
                                          mapped cannot serve answer OUT_OF_MEMORY */
     VPMM_ATTRIBUTE_REUSE,             /* a vpmm_reuse, for calls that begin later; one under way may use either */
     VPMM_ATTRIBUTE_PEAK_MAPPED,       /* bytes: peak_mapped_bytes, */
-    VPMM_ATTRIBUTE_PEAK_LIVE,         /* and peak_live_bytes. 0 sets the mark to what is mapped, or live, now */
+    VPMM_ATTRIBUTE_PEAK_LIVE,         /* peak_live_bytes, */
+    VPMM_ATTRIBUTE_PEAK_REQUESTED,    /* and peak_requested_bytes. 0 sets the mark to what is mapped, live or
+                                         requested now. Beside other threads' calls it can be as far off as the peak */
 } vpmm_attribute;                     /* more may follow */
 
 /*
@@ -309,7 +311,13 @@ vpmm_status vpmm_trim(vpmm_pool *, size_t keep_bytes, size_t *released);
  *
  * The parts of driver_calls and driver_errors are the driver's entries: vpmm_calls_get in vpmm/observe.h.
  * Read without a lock while others allocate, each number is right, but two of them may be of different instants.
- * peak_live_bytes is exact with one thread and otherwise sampled whenever a call goes past the front cache.
+ *
+ * peak_live_bytes and peak_requested_bytes are since the pool's creation, or since the attribute was last set, and
+ * hits of front caches count in them. peak_live_bytes is exact where one thread allocates. Where several do, either may
+ * be too high or too low: for each thread by 8 MiB, and by what it allocates or frees in a tenth of a millisecond beside
+ * the peak; however fast, by twice cache_bytes and 64 MiB at most, and twice 64 MiB for pieces in peak_requested_bytes.
+ * That may be higher still by what rounding adds, where memory is replaced by memory of the same rounded size. A call
+ * under way adds its request.
  *
  *   slab_bytes = slab_live_bytes + slab_free_bytes         live_bytes = slab_bytes + pages handed out whole
  */
@@ -330,6 +338,7 @@ vpmm_status vpmm_trim(vpmm_pool *, size_t keep_bytes, size_t *released);
     X(async_bytes, gauge, "live requests in the driver's memory pool (VPMM_SMALL=async)")                              \
     X(peak_mapped_bytes, gauge, "highest mapped_bytes")                                                                \
     X(peak_live_bytes, gauge, "highest live_bytes")                                                                    \
+    X(peak_requested_bytes, gauge, "highest requested_bytes")                                                          \
     X(largest_free_bytes, gauge, "longest reusable region")                                                            \
     X(largest_hole_bytes, gauge, "longest hole")                                                                       \
     X(mallocs, counter_by(tier), "allocations made")                                                                   \

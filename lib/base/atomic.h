@@ -138,15 +138,29 @@ static inline void add_alone_u64(_Atomic(uint64_t) *p, uint64_t v)
 #endif
 }
 
-/* v less what is there, relaxed: no more than a subtraction, which compilers do not make of an atomic either. */
-static inline uint64_t less_relaxed_u64(uint64_t v, const _Atomic(uint64_t) *p)
+/* The same, and what is there then. */
+static inline uint64_t advance_alone_u64(_Atomic(uint64_t) *p, uint64_t v)
+{
+    vpmm_schedule_point(p, true);
+#if defined __x86_64__ && !defined VPMM_TSAN
+    __asm__("addq %1, %0\n\tmovq %0, %1" : "+&r"(v), "+m"(*p) : : "cc");
+#else
+    v += atomic_load_explicit(p, memory_order_relaxed);
+    atomic_store_explicit(p, v, memory_order_relaxed);
+#endif
+    return v;
+}
+
+/* Whether v, of two numbers with signs, is above what is there, relaxed: no more than a comparison with memory. */
+static inline bool above_relaxed_u64(uint64_t v, const _Atomic(uint64_t) *p)
 {
     vpmm_schedule_point(p, false);
 #if defined __x86_64__ && !defined VPMM_TSAN
-    __asm__("subq %1, %0" : "+r"(v) : "m"(*p) : "cc");
-    return v;
+    bool above;
+    __asm__("cmpq %2, %1" : "=@ccg"(above) : "r"(v), "m"(*p));
+    return above;
 #else
-    return v - atomic_load_explicit((_Atomic(uint64_t) *)p, memory_order_relaxed);
+    return (int64_t)v > (int64_t)atomic_load_explicit((_Atomic(uint64_t) *)p, memory_order_relaxed);
 #endif
 }
 

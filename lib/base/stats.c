@@ -1,5 +1,7 @@
 #include "base/stats.h"
 
+#include "base/clock.h"
+
 static _Atomic(uint32_t) threads_seen;
 static _Thread_local unsigned own_stripe; /* 1 + index; 0: not taken yet */
 
@@ -101,48 +103,200 @@ static uint64_t greater(uint64_t a, uint64_t b)
     return a > b ? a : b;
 }
 
+static uint64_t smaller(uint64_t a, uint64_t b)
+{
+    return a < b ? a : b;
+}
+
 static uint64_t difference(uint64_t a, uint64_t b)
 {
     return a > b ? a - b : 0;
 }
 
-/* Of the stripes that allocate alone: others' levels are 0. */
-static uint64_t live_now(const struct stats *stats, uint64_t allocating)
+/* This thread's stripe has a level of its own from here on. */
+static void join_allocating(struct stats *stats)
 {
-    uint64_t sum = 0;
+    uint64_t own = UINT64_C(1) << stats_stripe();
+    if (!(load_relaxed_u64(&stats->allocating) & own))
+        fetch_or_sc_u64(&stats->allocating, own);
+}
+
+/* ---- peaks ---- */
+
+static const enum stat stat_of[PEAKS] = {[PEAK_LIVE] = STAT_live_bytes, [PEAK_REQUESTED] = STAT_requested_bytes};
+
+/* Whether what the tally has is a part of the level. */
+static bool has_part(const struct stats_tally *tally, enum peak which)
+{
+    return which == PEAK_REQUESTED || tally->live_stat == STAT_live_bytes;
+}
+
+static uint64_t bytes_of(const struct stats_tally *tally, enum peak which)
+{
+    return load_relaxed_u64(which == PEAK_LIVE ? &tally->live_bytes : &tally->requested_bytes);
+}
+
+/* Of the stripes that allocate alone: others' levels are 0. */
+static uint64_t level_now(const struct stats *stats, enum peak which)
+{
+    uint64_t sum = 0, allocating = load_relaxed_u64(&stats->allocating);
     for (const struct stats_tally *tally = load_acquire_ptr(&stats->tallies); tally; tally = tally->next)
-        if (tally->live_stat == STAT_live_bytes)
-            sum += load_relaxed_u64(&tally->live_bytes);
+        if (has_part(tally, which))
+            sum += bytes_of(tally, which);
     for (; allocating; allocating &= allocating - 1)
-        sum += load_relaxed_u64(&stats->stripe[__builtin_ctzll(allocating)].value[STAT_live_bytes]);
+        sum += load_relaxed_u64(&stats->stripe[__builtin_ctzll(allocating)].value[stat_of[which]]);
     return level(sum);
 }
 
-/* This thread's stripe has a level of its own from here on. */
-static uint64_t join_allocating(struct stats *stats)
+static uint64_t slack_of_stripe(const struct stats_part *part)
 {
-    uint64_t own = UINT64_C(1) << stats_stripe(), all = load_relaxed_u64(&stats->allocating);
-    return all & own ? all : fetch_or_sc_u64(&stats->allocating, own) | own;
+    return greater(load_relaxed_u64(&part->slack), SLACK_LEAST);
 }
 
-void stats_join(struct stats *stats, struct stats_tally *tally)
+static uint64_t slack_of_all(const struct stats *stats)
 {
+    uint64_t sum = 0;
+    for (const struct stats_tally *tally = load_acquire_ptr(&stats->tallies); tally; tally = tally->next)
+        sum += load_relaxed_u64(&tally->part.slack);
+    for (uint64_t left = load_relaxed_u64(&stats->allocating); left; left &= left - 1)
+        sum += slack_of_stripe(&stats->stripe[__builtin_ctzll(left)].part);
+    return sum;
+}
+
+/* The present level; the parts are of different instants, and what has been told says how far that can mislead. */
+static uint64_t checked_level(const struct stats *stats, enum peak which)
+{
+    uint64_t now = level_now(stats, which);
+    return smaller(now, level(load_relaxed_u64(&stats->shared[which].told) + slack_of_all(stats)));
+}
+
+static void raise_peak(struct stats *stats, enum peak which, uint64_t seen)
+{
+    raise_relaxed_u64(&stats->shared[which].peak, seen);
+    if (which == PEAK_LIVE)
+        raise_relaxed_u64(&stats->epoch_live, seen);
+}
+
+void stats_note_peaks(struct stats *stats)
+{
+    for (enum peak which = 0; which < PEAKS; which++)
+        raise_peak(stats, which, checked_level(stats, which));
+}
+
+static bool exceeds(uint64_t untold, uint64_t slack)
+{
+    return untold + slack > 2 * slack; /* on either side of 0 */
+}
+
+/* Of a part that is about to tell. */
+static void adapt(struct stats_part *part, uint64_t bytes, uint64_t most)
+{
+    enum { SELDOM = 64 };
+    uint64_t now = clock_now_ns(), since = now - load_relaxed_u64(&part->told_at_ns);
+    if (since < TELL_NS)
+        bytes = smaller(bytes * 2, most);
+    else if (since > SELDOM * TELL_NS && bytes > SLACK_LEAST)
+        bytes = greater(bytes / 2, SLACK_LEAST);
+    store_relaxed_u64(&part->slack, bytes);
+    store_relaxed_u64(&part->told_at_ns, now);
+}
+
+/* What the calling thread counts past its front caches, if it has the stripe alone. */
+static uint64_t own_untold(const struct stats *stats, enum peak which)
+{
+    return load_relaxed_u64(&stats->stripe[stats_stripe()].untold[which]);
+}
+
+static uint64_t within(uint64_t difference, uint64_t most)
+{
+    return !exceeds(difference, most) ? difference : (int64_t)difference < 0 ? 0 - most : most;
+}
+
+/* Whether a look of the part is to add all parts up. */
+static bool is_due(struct stats_part *part)
+{
+    uint64_t now = clock_now_ns();
+    if (now - load_relaxed_u64(&part->summed_at_ns) < SUM_NS)
+        return false;
+    store_relaxed_u64(&part->summed_at_ns, now);
+    return true;
+}
+
+/* `own`: what the part's thread has untold. `sums`: all parts are added up. */
+static uint64_t seen_by(const struct stats *stats, struct stats_part *part, enum peak which, uint64_t own, bool sums)
+{
+    uint64_t known = load_relaxed_u64(&stats->shared[which].told) + own;
+    if (stats_is_alone(stats))
+        return level_now(stats, which);
+    if (sums)
+        store_relaxed_u64(&part->others[which], within(level_now(stats, which) - known, slack_of_all(stats)));
+    return level(known + load_relaxed_u64(&part->others[which]));
+}
+
+/* What is untold is within the slack, or belongs to a free that follows. */
+static void look(struct stats *stats, struct stats_tally *tally, enum peak which, bool sums)
+{
+    uint64_t bytes = bytes_of(tally, which), untold = bytes - tally->told[which];
+    uint64_t slack = load_relaxed_u64(&tally->part.slack), room = exceeds(untold, slack) ? 0 : slack - untold;
+    if (has_part(tally, which)) {
+        uint64_t seen = seen_by(stats, &tally->part, which, own_untold(stats, which) + untold, sums);
+        raise_peak(stats, which, seen);
+        uint64_t least = stats_is_alone(stats) ? 0 : LEAST_RISE;
+        room = smaller(room, greater(difference(load_relaxed_u64(&stats->shared[which].peak), seen), least));
+    }
+    store_relaxed_u64(&tally->mark[which], bytes + room);
+}
+
+static void tell(struct stats *stats, struct stats_tally *tally, const uint64_t freed[PEAKS])
+{
+    adapt(&tally->part, load_relaxed_u64(&tally->part.slack), tally->slack_most);
+    for (enum peak which = 0; which < PEAKS; which++) {
+        uint64_t bytes = bytes_of(tally, which) - freed[which];
+        if (has_part(tally, which))
+            fetch_add_relaxed_u64(&stats->shared[which].told, bytes - tally->told[which]);
+        tally->told[which] = bytes;
+    }
+}
+
+static void look_at_all(struct stats *stats, struct stats_tally *tally)
+{
+    bool sums = !stats_is_alone(stats) && is_due(&tally->part);
+    for (enum peak which = 0; which < PEAKS; which++)
+        look(stats, tally, which, sums);
+}
+
+void stats_look(struct stats *stats, struct stats_tally *tally)
+{
+    uint64_t slack = load_relaxed_u64(&tally->part.slack);
+    if (exceeds(bytes_of(tally, PEAK_LIVE) - tally->told[PEAK_LIVE], slack) ||
+        exceeds(bytes_of(tally, PEAK_REQUESTED) - tally->told[PEAK_REQUESTED], slack))
+        tell(stats, tally, (uint64_t[PEAKS]){0});
+    look_at_all(stats, tally);
+}
+
+void stats_look_past_tallies(struct stats *stats)
+{
+    struct stats_part *part = &stats->stripe[stats_stripe()].part;
+    bool sums = !stats_is_alone(stats) && is_due(part);
+    for (enum peak which = 0; which < PEAKS; which++)
+        raise_peak(stats, which, seen_by(stats, part, which, own_untold(stats, which), sums));
+}
+
+void stats_tell(struct stats *stats, struct stats_tally *tally, const uint64_t freed[PEAKS])
+{
+    tell(stats, tally, freed);
+    look_at_all(stats, tally);
+}
+
+void stats_join(struct stats *stats, struct stats_tally *tally, uint64_t most)
+{
+    tally->slack_most = most;
+    store_relaxed_u64(&tally->part.slack, smaller(SLACK_LEAST, most));
     void *first = load_relaxed_ptr(&stats->tallies);
     do /* lock-free: a failed exchange is another thread's join. Nothing ever leaves, so no pointer comes back */
         tally->next = first;
     while (!cas_acq_rel_ptr(&stats->tallies, &first, tally)); /* pairs with the acquire in add_tallies */
     join_allocating(stats);
-}
-
-static void raise_peaks(struct stats *stats, uint64_t live)
-{
-    raise_relaxed_u64(&stats->peak_live, live);
-    raise_relaxed_u64(&stats->epoch_live, live);
-}
-
-void stats_note_peak_live(struct stats *stats)
-{
-    raise_peaks(stats, live_now(stats, load_relaxed_u64(&stats->allocating)));
 }
 
 uint64_t stats_epoch_peak(const struct stats *stats)
@@ -155,21 +309,27 @@ uint64_t stats_next_epoch(struct stats *stats, uint64_t now)
     return greater(exchange_acq_rel_u64(&stats->epoch_live, now), now);
 }
 
-/*
- * The peak is exact where one thread allocates. Where several do, looking at each other's stripes in every malloc would
- * cost more than the malloc, and each looks once in PEAK_SAMPLE times.
- */
+/* What the thread's stripe has more of a level, or less. Another thread of the stripe may tell of it first. */
+static void change(struct stats *stats, enum peak which, uint64_t bytes)
+{
+    _Atomic(uint64_t) *untold = &stats->stripe[stats_stripe()].untold[which];
+    struct stats_part *part = &stats->stripe[stats_stripe()].part;
+    uint64_t now = fetch_add_relaxed_u64(untold, bytes) + bytes, most = slack_of_stripe(part);
+    if (!exceeds(now, most))
+        return;
+    adapt(part, most, SLACK_OF_STRIPE);
+    fetch_add_relaxed_u64(&stats->shared[which].told, exchange_acq_rel_u64(untold, 0));
+}
+
 void stats_begin_live(struct stats *stats, enum stat live_stat, uint64_t live, uint64_t requested)
 {
-    enum { PEAK_SAMPLE = 16 };
-    uint64_t allocating = join_allocating(stats);
+    join_allocating(stats);
     stats_add(stats, live_stat, live);
     stats_add(stats, STAT_requested_bytes, requested);
-    if (live_stat != STAT_live_bytes)
-        return;
-    if (stats_is_alone(stats) ||
-        load_relaxed_u64(&stats->stripe[stats_stripe()].value[STAT_mallocs]) % PEAK_SAMPLE == 0)
-        raise_peaks(stats, live_now(stats, allocating));
+    if (live_stat == STAT_live_bytes)
+        change(stats, PEAK_LIVE, live);
+    if (requested)
+        change(stats, PEAK_REQUESTED, requested);
 }
 
 void stats_end_live(struct stats *stats, enum stat live_stat, uint64_t live, uint64_t requested)
@@ -177,6 +337,10 @@ void stats_end_live(struct stats *stats, enum stat live_stat, uint64_t live, uin
     join_allocating(stats);
     stats_sub(stats, live_stat, live);
     stats_sub(stats, STAT_requested_bytes, requested);
+    if (live_stat == STAT_live_bytes)
+        change(stats, PEAK_LIVE, 0 - live);
+    if (requested)
+        change(stats, PEAK_REQUESTED, 0 - requested);
 }
 
 void stats_note_peak_mapped(struct stats *stats)
@@ -184,9 +348,12 @@ void stats_note_peak_mapped(struct stats *stats)
     raise_relaxed_u64(&stats->peak_mapped, stats_level(stats, STAT_mapped_bytes));
 }
 
-void stats_reset_peak_live(struct stats *stats)
+/* The peak first: who looks after its mark was set sees the new one. */
+void stats_reset_peak(struct stats *stats, enum peak which)
 {
-    store_relaxed_u64(&stats->peak_live, stats_level(stats, STAT_live_bytes));
+    store_relaxed_u64(&stats->shared[which].peak, checked_level(stats, which));
+    for (struct stats_tally *tally = load_acquire_ptr(&stats->tallies); tally; tally = tally->next)
+        store_relaxed_u64(&tally->mark[which], bytes_of(tally, which));
 }
 
 void stats_reset_peak_mapped(struct stats *stats)
@@ -250,7 +417,8 @@ void stats_read(const struct stats *stats, vpmm_stats *out)
     out->slab_free_bytes = difference(out->slab_bytes, out->slab_live_bytes);
     out->reusable_bytes = difference(out->mapped_bytes, out->live_bytes);
     out->hole_bytes = difference(out->reserved_bytes, out->mapped_bytes + out->pending_unmap_bytes);
-    /* What is there now has been there, whether or not a sample was taken of it. */
-    out->peak_live_bytes = greater(load_relaxed_u64(&stats->peak_live), out->live_bytes);
+    /* What is there now has been there, whether or not anyone has looked. */
+    out->peak_live_bytes = greater(load_relaxed_u64(&stats->shared[PEAK_LIVE].peak), out->live_bytes);
+    out->peak_requested_bytes = greater(load_relaxed_u64(&stats->shared[PEAK_REQUESTED].peak), out->requested_bytes);
     out->peak_mapped_bytes = greater(load_relaxed_u64(&stats->peak_mapped), out->mapped_bytes);
 }

@@ -11,6 +11,47 @@
  *
  * A tally is what one thread's front cache counts. It has one writer, so that its additions need not be atomic, only
  * the loads and stores in them.
+ *
+ * Peaks, of live_bytes and of requested_bytes. To add up all threads' counts whenever one of them is at a new height
+ * would cost more than a hit, and a sum that is read while others count is of no instant. So there is one more number
+ * of each level, which all share: what has been told. Its changes are in one order, so it has a highest value.
+ *
+ *   part      a tally, or a stripe: what one thread counts of the level
+ *   untold    of a part: what it is above what it has told, or below. |untold| <= its slack, but within a call
+ *   level     = told + the sum of untold over all parts                               (1), at every instant
+ *   others    of a part: the untold of all others, as it was when its thread last added all parts up; |others| <= the
+ *             sum of their slacks then
+ *   seen      = told + others + the untold of the thread that looks                   (2)
+ *   peak      = the highest `seen` of any look
+ *
+ * By (1) and (2) `seen` and the level differ by the others' untold, now and then; and who tells looks as well. Hence
+ *
+ *   |peak - the highest level| <= twice the sum of all parts' slacks                  (3)
+ *
+ * whatever is handed from thread to thread: the tally of one then rises, and that of the other falls, without end, but
+ * each tells of it. A thread that has ended leaves its tally, with what is untold in it, to the next one. The call that
+ * a thread is in adds its request to its slack. Where one thread allocates a look adds all parts up, and the peak of
+ * live_bytes is exact; and that of requested_bytes, but for the slack of the thread's other tally if it allocates pages
+ * and pieces. Only rising is looked at in requested_bytes: where several threads allocate, and what is live is replaced
+ * by what is as long and was asked for as less, the peak may be higher than (3) by what rounding adds to that.
+ *
+ *   slack of a tally  <= the limit of its front cache (cache_bytes)                   (4)
+ *   slack of a stripe <= SLACK_OF_STRIPE
+ *
+ * A look adds all parts up if SUM_NS have passed since the part's last one did. What stands still for so long does not
+ * make the peak wrong, however much of it is untold.
+ *
+ * A slack is SLACK_LEAST at first. It doubles when less than TELL_NS have passed since its part last told, and halves
+ * when many times that have: a thread writes to what all share about once in TELL_NS at most, and what it allocates and
+ * frees again in a few TELL_NS is what a peak can miss of it. The limit is for those that do nothing else.
+ *
+ * A hit only compares: what it makes of a tally with the tally's marks, above which a look is due. mark = told + slack,
+ * or less: where `seen` was to be above the peak. Where several threads allocate it is at least LEAST_RISE above the
+ * tally, as far as the slack goes: one that hands memory over is at a new height in each malloc. A free compares with a
+ * floor, below which it has to tell (front.h).
+ *
+ * Who reads the statistics, and each pass, adds all parts up and raises the peak to that; at most to told + all slacks,
+ * for a sum that is read while memory is handed from thread to thread may be far above any level that there was.
  */
 #ifndef VPMM_LIB_STATS_H
 #define VPMM_LIB_STATS_H
@@ -35,9 +76,30 @@ enum driver_entry {
 #undef ENTRY_INDEX
 };
 
+enum peak { PEAK_LIVE, PEAK_REQUESTED, PEAKS };
+
+enum {
+    SLACK_LEAST = 4 << 20,
+    SLACK_OF_STRIPE = 64 << 20,
+    TELL_NS = 16000,
+    SUM_NS = 100000,
+    LEAST_RISE = 1 << 20,
+};
+
+struct stats_part {
+    _Atomic(uint64_t) slack; /* of a stripe 0 at first: SLACK_LEAST */
+    _Atomic(uint64_t) told_at_ns;
+    _Atomic(uint64_t) others[PEAKS]; /* what all other parts had untold, */
+    _Atomic(uint64_t) summed_at_ns;  /* then */
+};
+
 struct stats_tally {
-    struct stats_tally *next;          /* constant once it has joined, as are the next two */
-    enum stat live_stat, cached_stat;  /* the levels that it has parts of */
+    struct stats_tally *next;         /* constant once it has joined, as are the next two */
+    enum stat live_stat, cached_stat; /* the levels that it has parts of */
+    _Atomic(uint64_t) mark[PEAKS];    /* written by its thread, and by who begins a peak anew */
+    uint64_t told[PEAKS];             /* its thread's, as is the next. Of live_bytes whichever level they are of */
+    uint64_t slack_most;
+    struct stats_part part;
     _Atomic(uint64_t) hits, frees;     /* mallocs and frees by the front cache, */
     _Atomic(uint64_t) neighbour_hits;  /* and mallocs by other threads' */
     _Atomic(uint64_t) live_bytes;      /* a difference: what these made live, which left cached_bytes */
@@ -50,11 +112,17 @@ struct stats {
         _Alignas(128) _Atomic(uint64_t) value[STATS_COUNT];
         _Atomic(uint64_t) calls[VPMM_DRIVER_CALLS], errors[VPMM_DRIVER_CALLS]; /* of driver entries */
         _Atomic(uint64_t) latency[VPMM_LATENCY_BUCKETS], latency_ns;           /* of mallocs that asked the driver */
+        _Atomic(uint64_t) untold[PEAKS];
+        struct stats_part part;
     } stripe[STATS_STRIPES];
-    _Atomic(void *) tallies;      /* a list that only grows */
-    _Atomic(uint64_t) allocating; /* a bit for each stripe whose threads have allocated or freed */
-    _Atomic(uint64_t) peak_live, peak_mapped;
-    _Atomic(uint64_t) epoch_live; /* as peak_live, since the latest stats_next_epoch */
+    struct {
+        _Alignas(128) _Atomic(uint64_t) told;
+        _Atomic(uint64_t) peak;
+    } shared[PEAKS];
+    _Alignas(128) _Atomic(void *) tallies; /* a list that only grows */
+    _Atomic(uint64_t) allocating;          /* a bit for each stripe whose threads have allocated or freed */
+    _Atomic(uint64_t) epoch_live;          /* as the peak of live, since the latest stats_next_epoch */
+    _Atomic(uint64_t) peak_mapped;
 };
 
 unsigned stats_stripe(void);       /* the calling thread's */
@@ -88,18 +156,33 @@ void stats_note_latency(struct stats *, uint64_t ns);
 /* A malloc or free that answers an error. */
 void stats_count_failure(struct stats *, vpmm_status);
 
-/* The tally is read from here on, for as long as the statistics are. The calling thread is one that allocates. */
-void stats_join(struct stats *, struct stats_tally *);
+/*
+ * The tally is read from here on, for as long as the statistics are. The calling thread is one that allocates. `most`:
+ * the limit of its slack.
+ */
+void stats_join(struct stats *, struct stats_tally *, uint64_t most);
 
-/* Raises peak_live to the present level: for a tally that is higher than it was. */
-void stats_note_peak_live(struct stats *);
+/*
+ * By the tally's thread, also after a malloc that went past its cache: looks for a new peak, tells if too much is
+ * untold, and sets the marks.
+ */
+void stats_look(struct stats *, struct stats_tally *);
+
+/* The same by a thread that has no tally. */
+void stats_look_past_tallies(struct stats *);
+
+/* The same, before so many bytes of each level are freed: tells of it in any case. */
+void stats_tell(struct stats *, struct stats_tally *, const uint64_t freed[PEAKS]);
+
+/* Raises the peaks of live and requested to the present levels, all parts added up. Any thread. */
+void stats_note_peaks(struct stats *);
 
 /* The most that was live in an epoch (decay.h): in the present one so far; and in the one that ends here, with `now`.
  */
 uint64_t stats_epoch_peak(const struct stats *);
 uint64_t stats_next_epoch(struct stats *, uint64_t now);
 
-/* Whether the threads of one stripe alone have allocated or freed: then peak_live is exact. */
+/* Whether the threads of one stripe alone have allocated or freed: all parts are added up in each look. */
 static inline bool stats_is_alone(const struct stats *stats)
 {
     uint64_t allocating = load_relaxed_u64(&stats->allocating);
@@ -107,7 +190,7 @@ static inline bool stats_is_alone(const struct stats *stats)
 }
 
 /* The marks begin again at the present levels. */
-void stats_reset_peak_live(struct stats *);
+void stats_reset_peak(struct stats *, enum peak);
 void stats_reset_peak_mapped(struct stats *);
 
 /* requested_bytes, and live_bytes or another level, of one allocation that begins or ends. */

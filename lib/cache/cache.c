@@ -94,6 +94,7 @@ static void set_count(struct cache *cache, struct cache_bin *bin, uint32_t count
     const struct pages *pages = &cache->front->fronts->space->pages;
     uint64_t before = load_relaxed_u32(&bin->count);
     cache->front->stock += ((count - before) * load_relaxed_u32(&bin->pages)) << pages->page_shift; /* down: it wraps */
+    front_set_floor(cache->front);
     store_relaxed_u32(&bin->count, count);
 }
 
@@ -218,11 +219,10 @@ static void count_taken(struct front *front, _Atomic(uint64_t) *hits, uint64_t l
 {
     uint64_t size = length << front->fronts->space->pages.page_shift;
     add_alone_u64(hits, 1);
-    add_alone_u64(&front->tally.requested_bytes, bytes);
-    add_alone_u64(&front->tally.live_bytes, size);
     front->stock += size;
-    if ((int64_t)(load_relaxed_u64(&front->tally.live_bytes) - load_relaxed_u64(&front->live_noted)) > 0)
-        front_note_peak(front);
+    front_set_floor(front);
+    if (front_count(front, size, bytes))
+        front_look(front);
 }
 
 /* Wait-free: each slot is tried once. */
@@ -305,6 +305,7 @@ void front_adjust_limit(struct front *front, bool shared)
     }
     if (shared || frees >= front->steady_at)
         front->limit = fronts->last_limit;
+    front_set_floor(front);
 }
 
 static bool is_cached_for(const struct cache *cache, CUdeviceptr address, uint64_t pages)
@@ -531,6 +532,20 @@ bool cache_note(struct cache *cache, uint32_t index, CUdeviceptr address)
     return true;
 }
 
+bool cache_give_told(struct cache *cache, CUdeviceptr address)
+{
+    struct front *front = cache->front;
+    const struct pages *pages = &front->fronts->space->pages;
+    struct page *first = page_at_address(pages, address);
+    uint64_t word = first ? load_acquire_u64(&first->word) : 0, size = word_pages(word) << pages->page_shift;
+    uint32_t unnoted;
+    if (word_state(word) != PAGE_LIVE || front_has_room(front, size) || front_held(front) + size > front->limit)
+        return false;
+    front_tell_of_free(front, size, load_relaxed_u64(&first->requested));
+    return cache_give_newest(cache, pages, address, first, word, &unnoted) &&
+           (unnoted == CACHE_BINS || cache_note(cache, unnoted, address));
+}
+
 bool cache_give(struct cache *cache, CUdeviceptr address)
 {
     struct front *front = cache->front;
@@ -552,6 +567,8 @@ bool cache_give(struct cache *cache, CUdeviceptr address)
     add_alone_u64(&front->tally.frees, 1);
     add_alone_u64(&front->tally.requested_bytes, 0 - requested);
     add_alone_u64(&front->tally.live_bytes, 0 - (length << front->fronts->space->pages.page_shift));
+    if (!front_has_room(front, 0))
+        front_tell_of_free(front, 0, 0);
     return load_sc_u64(&cache->noted) >> index & 1 || cache_note(cache, index, address);
 }
 
@@ -612,12 +629,23 @@ CUdeviceptr cache_take_or_steal(struct cache *cache, uint64_t length, size_t byt
     return address ? address : steal(cache, length, bytes);
 }
 
-/* Beside other threads that allocate, whose counts are theirs to write, one look in so many is enough: see stats.h. */
-void front_note_peak(struct front *front)
+/* ---- how much is live ---- */
+
+void front_set_floor(struct front *front)
 {
-    enum { PEAK_SAMPLE = 256 };
-    struct stats *stats = front->fronts->space->stats;
-    store_relaxed_u64(&front->live_noted, load_relaxed_u64(&front->tally.live_bytes));
-    if (stats_is_alone(stats) || front->highs++ % PEAK_SAMPLE == 0)
-        stats_note_peak_live(stats);
+    uint64_t full = front->stock - front->limit;
+    uint64_t least = front->tally.told[PEAK_LIVE] - load_relaxed_u64(&front->tally.part.slack);
+    front->floor = (int64_t)full > (int64_t)least ? full : least;
+}
+
+void front_look(struct front *front)
+{
+    stats_look(front->fronts->space->stats, &front->tally);
+    front_set_floor(front);
+}
+
+void front_tell_of_free(struct front *front, uint64_t bytes, uint64_t requested)
+{
+    stats_tell(front->fronts->space->stats, &front->tally, (uint64_t[PEAKS]){bytes, requested});
+    front_set_floor(front);
 }

@@ -203,11 +203,11 @@ static struct front *new_front(struct fronts *fronts, uint64_t thread)
     memset(front, 0, sizeof *front);
     forget_recent(front, NULL);
     front->fronts = fronts;
-    front_adjust_limit(front, false);
     store_relaxed_u64(&front->owner, thread);
     front->tally.live_stat = fronts->space->live_stat;
     front->tally.cached_stat = fronts->space->cached_stat;
-    stats_join(fronts->space->stats, &front->tally);
+    stats_join(fronts->space->stats, &front->tally, fronts->last_limit);
+    front_adjust_limit(front, false);
     void *first = load_relaxed_ptr(&fronts->first);
     do /* lock-free: a failed exchange is another thread's push. Nothing leaves the list, so no pointer comes back */
         front->next = first;
@@ -224,11 +224,6 @@ static struct front *find_own(struct fronts *fronts, uint64_t thread)
     return front;
 }
 
-static void note_live(struct front *front)
-{
-    store_relaxed_u64(&front->live_noted, load_relaxed_u64(&front->tally.live_bytes));
-}
-
 static struct front *own_front(struct fronts *fronts)
 {
     uint64_t serial = load_relaxed_u64(&fronts->serial);
@@ -243,7 +238,7 @@ static struct front *own_front(struct fronts *fronts)
         front = new_front(fronts, thread);
     if (front) {
         *known = (struct front_of_pool){serial, front};
-        note_live(front); /* see front_peak_noted, which missed it */
+        front_look(front); /* see fronts_look, which missed it */
     }
     return front;
 }
@@ -602,16 +597,12 @@ bool fronts_hold_slice(const struct fronts *fronts, const struct slice *slice, u
 
 /* ---- statistics ---- */
 
-void front_peak_noted(const struct fronts *fronts)
+bool fronts_look(const struct fronts *fronts)
 {
     uint64_t serial = load_relaxed_u64(&fronts->serial);
     const struct front_of_pool *known = &front_known[serial % FRONT_POOLS];
-    if (known->serial == serial)
-        note_live(known->front);
-}
-
-void fronts_forget_peaks(const struct fronts *fronts)
-{
-    for (struct front *front = load_acquire_ptr(&fronts->first); front; front = front->next)
-        note_live(front);
+    if (known->serial != serial)
+        return false;
+    front_look(known->front);
+    return true;
 }

@@ -41,6 +41,12 @@
  * read after that of the bits; it is a plain store, which on x86-64 and aarch64 these exchanges order. Who moves
  * addresses between slots notes the bin again likewise.
  *
+ * How much is live. A hit adds to its front's tally, or takes from it, and compares twice (stats.h): a malloc with the
+ * tally's marks, above which front_look is due; a free with the front's floor, below which it is not a hit.
+ *   (4) floor = max(stock - limit, told of live_bytes - slack)
+ * Where live_bytes is at the first the front is full; where at the second alone, cache_give_told tells and tries again,
+ * and nothing else is decided otherwise than above the floor: when a front tells depends on the time.
+ *
  * A thread that ends leaves its front to the next thread, and what is in it to takers: the reaper flushes what has not
  * been touched for FRONT_IDLE_US. Its end is known by a pthread key. In a process that had none left when its first
  * pool with caches was made, pools have no caches, for good.
@@ -101,9 +107,7 @@ extern char front_no_stream; /* an address that is no stream's handle */
 struct front {
     _Alignas(128) struct cache *recent[FRONT_RECENT]; /* by handle; never NULL */
     struct stats_tally tally;
-    /* The tally's live_bytes when the peak was last looked at, or forgotten. */
-    _Atomic(uint64_t) live_noted;
-    uint64_t highs;              /* times that a new peak was seen beside other threads that allocate */
+    uint64_t floor;              /* of the tally's live_bytes; as a number with a sign */
     uint64_t stock;              /* bytes: see front_held */
     uint64_t limit;              /* bytes: the pool's first limit, or its last one while the pool does not grow */
     uint32_t growths;            /* the pool's, when the limit was last reset, */
@@ -209,11 +213,8 @@ bool fronts_flush_idle(struct fronts *);
 /* Whether anything may be cached. */
 bool fronts_noted(const struct fronts *);
 
-/* After a malloc that went past the cache, which has raised the peak itself. */
-void front_peak_noted(const struct fronts *);
-
-/* The peak is measured anew: what is live from here on is looked at again. Any thread. */
-void fronts_forget_peaks(const struct fronts *);
+/* After a malloc that went past the caches: front_look of the calling thread's front. False: it is not at hand. */
+bool fronts_look(const struct fronts *);
 
 /* Whether a CACHED region fulfils invariants (1) and (2) of a pool at rest. */
 bool fronts_hold(const struct fronts *, uint64_t page);
@@ -252,6 +253,12 @@ void cache_return_bins(struct cache *);
  */
 uint32_t cache_find_bin(struct cache *, struct bins *store, struct bin_stock *stock);
 
+/* The floor, after a change of what it is made of. */
+void front_set_floor(struct front *);
+
+/* Before what takes so many bytes, and was asked for as so many, is freed into the front, which is not full. */
+void front_tell_of_free(struct front *, uint64_t bytes, uint64_t requested);
+
 /* Sets a new front's limit, and then as the pool has grown or not. `shared`: for a stream that other threads use too.
  */
 void front_adjust_limit(struct front *, bool shared);
@@ -260,7 +267,16 @@ void front_adjust_limit(struct front *, bool shared);
 
 /* Of a default stream: which one its handle names depends on the current context. False also if that is not known. */
 bool cache_is_current(const struct cache *);
-void front_note_peak(struct front *);
+
+/* Due after a malloc that has brought the tally above a mark. */
+void front_look(struct front *);
+
+/*
+ * The free that was no hit again, where the one thing in its way was that the front had to tell. False: that was not
+ * so, or not all; nothing was changed.
+ */
+bool cache_give_told(struct cache *, CUdeviceptr);
+
 /*
  * Due after a free into a bin that is not noted, of the address that was freed. False: the cache has been closed, the
  * stream is released or being released, and the address is live again, to be freed the long way.
@@ -299,6 +315,12 @@ static inline uint64_t front_held(const struct front *front)
     return front->stock - load_relaxed_u64(&front->tally.live_bytes);
 }
 
+/* Whether a free of so many bytes leaves the front within its limit, and the tally no lower than was told of it. */
+static inline bool front_has_room(const struct front *front, uint64_t bytes)
+{
+    return (int64_t)(load_relaxed_u64(&front->tally.live_bytes) - bytes) >= (int64_t)front->floor;
+}
+
 /* Whether a word is that of a region of this length that is cached. */
 static inline bool word_is(uint64_t word, enum page_state state, uint64_t pages)
 {
@@ -320,14 +342,25 @@ static inline void cache_touch(struct cache *cache)
         store_relaxed_u32(&cache->idle, 0);
 }
 
+/* Of a malloc. True: front_look is due. */
+static inline bool front_count(struct front *front, uint64_t live, uint64_t requested)
+{
+    struct stats_tally *tally = &front->tally;
+    live = advance_alone_u64(&tally->live_bytes, live);
+    requested = advance_alone_u64(&tally->requested_bytes, requested);
+    return above_relaxed_u64(live, &tally->mark[PEAK_LIVE]) ||
+           above_relaxed_u64(requested, &tally->mark[PEAK_REQUESTED]);
+}
+
 /*
  * The two below are the hit: what cache_take_or_steal and cache_give do when nothing is in the way, with no call in them, so
  * that the public functions need no stack. `pages`: the pool's table, whose place they know.
  */
 
-/* The newest of the length. True: handed out; *peak: front_note_peak is due. */
-static inline bool cache_take_newest(struct cache *cache, const struct pages *pages, uint64_t length, size_t bytes,
-                                     CUdeviceptr *out, bool *peak)
+/* The newest of the length. True: handed out; *look: front_look is due. */
+static inline __attribute__((always_inline)) bool cache_take_newest(struct cache *cache, const struct pages *pages,
+                                                                    uint64_t length, size_t bytes, CUdeviceptr *out,
+                                                                    bool *look)
 {
     struct front *front = cache->front;
     struct cache_bin *bin = cache_bin_at(cache, cache_bin_of(cache, length));
@@ -342,10 +375,8 @@ static inline bool cache_take_newest(struct cache *cache, const struct pages *pa
     cache_touch(cache);
     store_relaxed_u64(&first->requested, bytes);
     add_alone_u64(&front->tally.hits, 1);
-    add_alone_u64(&front->tally.requested_bytes, bytes);
-    add_alone_u64(&front->tally.live_bytes, length << pages->page_shift);
-    *peak = (int64_t)less_relaxed_u64(load_relaxed_u64(&front->tally.live_bytes), &front->live_noted) > 0;
     *out = address;
+    *look = front_count(front, length << pages->page_shift, bytes);
     return true;
 }
 
@@ -362,7 +393,7 @@ static inline bool cache_give_newest(struct cache *cache, const struct pages *pa
     struct cache_bin *bin = cache_bin_at(cache, index);
     uint32_t count = load_relaxed_u32(&bin->count);
     uint64_t requested = load_relaxed_u64(&first->requested), size = length << pages->page_shift;
-    if (load_relaxed_u32(&bin->pages) != length || count == CACHE_SLOTS || front_held(front) + size > front->limit ||
+    if (load_relaxed_u32(&bin->pages) != length || count == CACHE_SLOTS || !front_has_room(front, size) ||
         load_relaxed_u32(&first->fence_stream) != cache->slot)
         return false;
     store_relaxed_u64(&bin->slot[count], address);

@@ -87,6 +87,7 @@ bool slices_flush(struct cache *cache, struct stream *stream, uint64_t bins)
 static void set_count(struct cache *cache, struct slice_bin *bin, uint32_t count)
 {
     cache->front->stock += ((uint64_t)count - load_relaxed_u32(&bin->count)) * bin->bytes; /* down: it wraps */
+    front_set_floor(cache->front);
     store_relaxed_u32(&bin->count, count);
 }
 
@@ -185,11 +186,14 @@ CUdeviceptr slices_take(struct cache *cache, unsigned class, size_t bytes)
 {
     struct slice_cache *slices = load_relaxed_ptr(&cache->slices);
     CUdeviceptr address = 0;
-    while (slices && !slices_take_newest(cache, class, bytes, &address) &&
+    bool look = false;
+    while (slices && !slices_take_newest(cache, class, bytes, &address, &look) &&
            load_relaxed_u32(&slice_bin_at(slices, class)->count)) {
         struct slice_bin *bin = slice_bin_at(slices, class);
         set_count(cache, bin, load_relaxed_u32(&bin->count) - 1); /* it was taken out of the cache */
     }
+    if (look)
+        front_look(cache->front);
     return address;
 }
 
@@ -242,10 +246,16 @@ CUdeviceptr slices_find(struct slabs *slabs, struct stream *stream, struct cache
 
 /* ---- filling ---- */
 
+static bool give_and_note(struct cache *cache, struct slice *slice, CUdeviceptr address)
+{
+    unsigned unnoted;
+    return slices_give_newest(cache, slice, address, &unnoted) &&
+           (unnoted == SLICE_CLASSES || slices_note(cache, unnoted));
+}
+
 bool slices_give(struct cache *cache, struct slice *slice, CUdeviceptr address)
 {
     uint64_t word;
-    unsigned unnoted = SLICE_CLASSES;
     slices_of(cache);
     if (!slice_is_live(slice, address, &word))
         return false;
@@ -258,8 +268,21 @@ bool slices_give(struct cache *cache, struct slice *slice, CUdeviceptr address)
         stream_mark(cache->front->fronts->space->streams, load_relaxed_ptr(&cache->stream));
     if (front_held(cache->front) + bin->bytes > cache->front->limit)
         cache_halve_all(cache);
-    return slices_give_newest(cache, slice, address, &unnoted) &&
-           (unnoted == SLICE_CLASSES || slices_note(cache, unnoted));
+    if (!front_has_room(cache->front, bin->bytes))
+        front_tell_of_free(cache->front, bin->bytes, slice_requested(word));
+    return give_and_note(cache, slice, address);
+}
+
+bool slices_give_told(struct cache *cache, struct slice *slice, CUdeviceptr address)
+{
+    uint64_t word;
+    if (!slice_is_live(slice, address, &word))
+        return false;
+    uint64_t bytes = slice_size[slice_class_of(word)].bytes;
+    if (front_has_room(cache->front, bytes) || front_held(cache->front) + bytes > cache->front->limit)
+        return false;
+    front_tell_of_free(cache->front, bytes, slice_requested(word));
+    return give_and_note(cache, slice, address);
 }
 
 bool slices_hold(const struct cache *cache, const struct slice *slice, unsigned class)

@@ -85,25 +85,27 @@ static inline bool slices_noted(const struct cache *cache)
 /* As cache_note, of the slice in the newest slot. */
 bool slices_note(struct cache *, unsigned class);
 
-/* The newest of the class, without a call. */
-static inline bool slices_take_newest(struct cache *cache, unsigned class, size_t bytes, CUdeviceptr *out)
+/* The free that was no hit again, as cache_give_told. */
+bool slices_give_told(struct cache *, struct slice *, CUdeviceptr);
+
+/* The newest of the class, without a call. *look: front_look is due. */
+static inline bool slices_take_newest(struct cache *cache, unsigned class, size_t bytes, CUdeviceptr *out, bool *look)
 {
     struct slice_cache *slices = load_relaxed_ptr(&cache->slices);
     struct slice_bin *bin = slices ? slice_bin_at(slices, class) : NULL;
     uint32_t count = bin ? load_relaxed_u32(&bin->count) : 0;
     if (!count)
         return false;
-    struct stats_tally *tally = &cache->front->tally;
+    struct front *front = cache->front;
     struct slice *slice = load_relaxed_ptr(&bin->slot[count - 1]);
     uint64_t word = slice_word(SLICE_CACHED, cache->slot, class, 0);
     if (!cas_sc_u64(&slice->word, &word, slice_word(SLICE_LIVE, 0, class, bytes)))
         return false;
     store_relaxed_u32(&bin->count, count - 1);
     cache_touch(cache);
-    add_alone_u64(&tally->hits, 1);
-    add_alone_u64(&tally->requested_bytes, bytes);
-    add_alone_u64(&tally->live_bytes, bin->bytes);
+    add_alone_u64(&front->tally.hits, 1);
     *out = load_relaxed_u64(&slice->address);
+    *look = front_count(front, bin->bytes, bytes);
     return true;
 }
 
@@ -119,7 +121,7 @@ static inline bool slices_give_newest(struct cache *cache, struct slice *slice, 
     struct slice_bin *bin = slice_bin_at(slices, class);
     uint32_t count = load_relaxed_u32(&bin->count);
     uint64_t bytes = bin->bytes;
-    if (count >= bin->most || front_held(front) + bytes > front->limit)
+    if (count >= bin->most || !front_has_room(front, bytes))
         return false;
     /* Pairs with the acquire of who empties the cache, who may not have met the slice's record before. */
     store_release_ptr(&bin->slot[count], slice);

@@ -71,8 +71,7 @@ static void settle(struct async_pool *async, struct async_record *record)
 {
     if (!record->refused)
         fetch_sub_relaxed_u64(&async->count, 1);
-    stats_sub(async->device->stats, STAT_async_bytes, record->bytes);
-    stats_sub(async->device->stats, STAT_requested_bytes, record->bytes);
+    stats_end_live(async->device->stats, STAT_async_bytes, record->bytes, record->bytes);
     free(record);
 }
 
@@ -97,8 +96,7 @@ static bool record_add(struct async_pool *async, struct async_record *record)
         replace(async, records, old);
     if (!record->refused)
         fetch_add_relaxed_u64(&async->count, 1);
-    stats_add(async->device->stats, STAT_async_bytes, record->bytes);
-    stats_add(async->device->stats, STAT_requested_bytes, record->bytes);
+    stats_begin_live(async->device->stats, STAT_async_bytes, record->bytes, record->bytes);
     bool added = object_map_put(records, record);
     pthread_mutex_unlock(&async->map[i].lock);
     return added;

@@ -3,7 +3,6 @@
  *
  * Each attribute is one atomic number, which calls read without a lock whenever they need it.
  */
-#include "cache/front.h"
 #include "pool/pool.h"
 #include "remap/decay.h"
 
@@ -15,7 +14,8 @@
     X(MAX_MAPPED)                                                                                                      \
     X(REUSE)                                                                                                           \
     X(PEAK_MAPPED)                                                                                                     \
-    X(PEAK_LIVE)
+    X(PEAK_LIVE)                                                                                                       \
+    X(PEAK_REQUESTED)
 
 static const char *name_of(vpmm_attribute attribute)
 {
@@ -75,8 +75,10 @@ static void set(struct vpmm_pool *pool, vpmm_attribute attribute, uint64_t value
         stats_reset_peak_mapped(&pool->stats);
         break;
     case VPMM_ATTRIBUTE_PEAK_LIVE:
-        fronts_forget_peaks(&pool->fronts); /* first: what is live from here on is noted again */
-        stats_reset_peak_live(&pool->stats);
+        stats_reset_peak(&pool->stats, PEAK_LIVE);
+        break;
+    case VPMM_ATTRIBUTE_PEAK_REQUESTED:
+        stats_reset_peak(&pool->stats, PEAK_REQUESTED);
         break;
     }
 }
@@ -99,9 +101,18 @@ vpmm_status vpmm_pool_set_attribute(vpmm_pool *pool, vpmm_attribute attribute, u
 
 /* ---- reading ---- */
 
-static uint64_t get(const struct vpmm_pool *pool, vpmm_attribute attribute)
+static uint64_t peak_of(struct vpmm_pool *pool, vpmm_attribute attribute)
 {
     vpmm_stats stats;
+    stats_note_peaks(&pool->stats);
+    stats_read(&pool->stats, &stats);
+    return attribute == VPMM_ATTRIBUTE_PEAK_MAPPED ? stats.peak_mapped_bytes
+           : attribute == VPMM_ATTRIBUTE_PEAK_LIVE ? stats.peak_live_bytes
+                                                   : stats.peak_requested_bytes;
+}
+
+static uint64_t get(struct vpmm_pool *pool, vpmm_attribute attribute)
+{
     switch (attribute) {
     case VPMM_ATTRIBUTE_RELEASE_THRESHOLD:
         return load_relaxed_u64(&pool->arena.decay.release_threshold);
@@ -112,8 +123,7 @@ static uint64_t get(const struct vpmm_pool *pool, vpmm_attribute attribute)
     case VPMM_ATTRIBUTE_REUSE:
         return load_relaxed_u32(&pool->arena.reuse);
     default:
-        stats_read(&pool->stats, &stats);
-        return attribute == VPMM_ATTRIBUTE_PEAK_LIVE ? stats.peak_live_bytes : stats.peak_mapped_bytes;
+        return peak_of(pool, attribute);
     }
 }
 

@@ -67,9 +67,9 @@ static __attribute__((noinline)) vpmm_status malloc_hit(vpmm_pool *pool, size_t 
                                                                   : slow_malloc(pool, bytes, handle, out);
 }
 
-static __attribute__((noinline)) vpmm_status after_new_peak(struct cache *cache)
+static __attribute__((noinline)) vpmm_status after_rise(struct cache *cache)
 {
-    front_note_peak(cache->front);
+    front_look(cache->front);
     return VPMM_SUCCESS;
 }
 
@@ -79,12 +79,12 @@ static inline vpmm_status malloc_at_once(vpmm_pool *pool, size_t bytes, CUstream
                                          struct cache *cache)
 {
     const struct pages *pages = &pool->arena.space.pages;
-    bool peak;
+    bool look;
     /* What is less than a page wraps, and is too long as well. */
     if (bytes - pages->page_size > pool->fronts.span ||
-        !cache_take_newest(cache, pages, ((bytes - 1) >> pages->page_shift) + 1, bytes, out, &peak))
+        !cache_take_newest(cache, pages, ((bytes - 1) >> pages->page_shift) + 1, bytes, out, &look))
         return malloc_hit(pool, bytes, handle, out, cache);
-    return peak ? after_new_peak(cache) : VPMM_SUCCESS;
+    return look ? after_rise(cache) : VPMM_SUCCESS;
 }
 
 static __attribute__((noinline)) vpmm_status malloc_checked(vpmm_pool *pool, size_t bytes, CUstream handle,
@@ -94,15 +94,26 @@ static __attribute__((noinline)) vpmm_status malloc_checked(vpmm_pool *pool, siz
                                                : slow_malloc(pool, bytes, handle, out);
 }
 
+static __attribute__((noinline)) vpmm_status malloc_granules_at_once(vpmm_pool *pool, size_t bytes, CUstream handle,
+                                                                     CUdeviceptr *out, struct cache *cache)
+{
+    bool look;
+    uint64_t granules = (bytes - 1) / GRANULE_BYTES + 1;
+    if (!cache_take_newest(cache, &pool->arena.cut.pages, granules, bytes, out, &look))
+        return slow_malloc(pool, bytes, handle, out);
+    return look ? after_rise(cache) : VPMM_SUCCESS;
+}
+
 /* Tier 1 for what is cut from pages. Its calls, too, are in tail position. */
 static inline vpmm_status malloc_piece_at_once(vpmm_pool *pool, size_t bytes, CUstream handle, CUdeviceptr *out,
                                                struct cache *cache)
 {
-    bool peak; /* of pages alone */
-    bool taken = bytes <= SLICE_MAX ? slices_take_newest(cache, slice_class(bytes), bytes, out)
-                                    : cache_take_newest(cache, &pool->arena.cut.pages, (bytes - 1) / GRANULE_BYTES + 1,
-                                                        bytes, out, &peak);
-    return taken ? VPMM_SUCCESS : slow_malloc(pool, bytes, handle, out);
+    bool look;
+    if (bytes > SLICE_MAX)
+        return malloc_granules_at_once(pool, bytes, handle, out, cache);
+    if (!slices_take_newest(cache, slice_class(bytes), bytes, out, &look))
+        return slow_malloc(pool, bytes, handle, out);
+    return look ? after_rise(cache) : VPMM_SUCCESS;
 }
 
 static __attribute__((noinline)) vpmm_status malloc_piece_checked(vpmm_pool *pool, size_t bytes, CUstream handle,
@@ -147,6 +158,19 @@ static __attribute__((noinline)) vpmm_status after_first_slice(vpmm_pool *pool, 
     return slices_note(cache, class) ? VPMM_SUCCESS : slow_free(pool, address, handle);
 }
 
+/* What is no hit, and may be one once the front has told how much it has freed; else the long way. */
+static __attribute__((noinline)) vpmm_status free_granules_hit(vpmm_pool *pool, CUdeviceptr address, CUstream handle,
+                                                               struct cache *cache)
+{
+    return cache_give_told(cache, address) ? VPMM_SUCCESS : slow_free(pool, address, handle);
+}
+
+static __attribute__((noinline)) vpmm_status free_slice_hit(vpmm_pool *pool, CUdeviceptr address, CUstream handle,
+                                                            struct cache *cache, struct slice *slice)
+{
+    return slices_give_told(cache, slice, address) ? VPMM_SUCCESS : slow_free(pool, address, handle);
+}
+
 /* As vpmm_free, of a region of granules. */
 static __attribute__((noinline)) vpmm_status free_granules(vpmm_pool *pool, CUdeviceptr address, CUstream handle,
                                                            struct cache *cache)
@@ -158,7 +182,7 @@ static __attribute__((noinline)) vpmm_status free_granules(vpmm_pool *pool, CUde
     uint64_t word = load_acquire_u64(&first->word);
     if (word_state(word) != PAGE_LIVE ||
         !cache_give_newest(cache, &pool->arena.cut.pages, address, first, word, &unnoted))
-        return slow_free(pool, address, handle);
+        return free_granules_hit(pool, address, handle, cache);
     return unnoted != CACHE_BINS ? after_first_free(pool, address, handle, cache, unnoted) : VPMM_SUCCESS;
 }
 
@@ -176,8 +200,10 @@ static __attribute__((noinline)) vpmm_status free_piece(vpmm_pool *pool, CUdevic
         return free_granules(pool, address, handle, cache);
     struct slice *slice = slab_slice_at(slab, address);
     unsigned unnoted;
-    if (!slice || !slices_give_newest(cache, slice, address, &unnoted))
+    if (!slice)
         return slow_free(pool, address, handle);
+    if (!slices_give_newest(cache, slice, address, &unnoted))
+        return free_slice_hit(pool, address, handle, cache, slice);
     return unnoted != SLICE_CLASSES ? after_first_slice(pool, address, handle, cache, unnoted) : VPMM_SUCCESS;
 }
 
@@ -186,7 +212,8 @@ static __attribute__((noinline)) vpmm_status free_hit(vpmm_pool *pool, CUdevicep
                                                       struct cache *cache)
 {
     bool is_of = !cache->is_default || cache_is_current(cache);
-    return is_of && cache_give(cache, address) ? VPMM_SUCCESS : slow_free(pool, address, handle);
+    return is_of && (cache_give_told(cache, address) || cache_give(cache, address)) ? VPMM_SUCCESS
+                                                                                    : slow_free(pool, address, handle);
 }
 
 /* The stream's id is not looked at: if the handle has gone to another stream, the next malloc or mark finds out. */

@@ -25,6 +25,7 @@ vpmm_status vpmm_stats_get(vpmm_pool *pool, vpmm_stats *out)
 {
     if (!pool || !out)
         return fail(VPMM_ERROR_INVALID_VALUE, "vpmm_stats_get: the %s is NULL", pool ? "output" : "pool");
+    stats_note_peaks(&pool->stats);
     stats_read(&pool->stats, out);
     if (pool->paged) {
         out->largest_free_bytes = longest_free(&pool->arena) * pool->config.page_size;

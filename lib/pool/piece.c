@@ -147,9 +147,7 @@ static void count_malloc(struct vpmm_pool *pool, bool built)
 
 static CUdeviceptr hand_out_pages(struct vpmm_pool *pool, struct region region, size_t bytes)
 {
-    CUdeviceptr address = region_hand_out(&pool->arena.space, region, region.pages, bytes);
-    front_peak_noted(&pool->fronts);
-    return address;
+    return region_hand_out(&pool->arena.space, region, region.pages, bytes);
 }
 
 static vpmm_status malloc_granules(struct vpmm_pool *pool, size_t bytes, struct stream *stream, CUdeviceptr *out)

@@ -55,7 +55,6 @@ static vpmm_status malloc_pages(struct vpmm_pool *pool, size_t bytes, struct str
     stats_count(&pool->stats, STAT_mallocs);
     tiers_count(pool, source);
     *out = region_hand_out(&pool->arena.space, region, pages, bytes);
-    front_peak_noted(&pool->fronts);
     return status;
 }
 
@@ -101,6 +100,16 @@ static vpmm_status answer(struct vpmm_pool *pool, vpmm_status status)
     return status;
 }
 
+/* After a malloc that has raised the levels elsewhere than in the front caches: their marks are for what was below. */
+static void look_at_levels(struct vpmm_pool *pool)
+{
+    bool pages = pool->paged && fronts_look(&pool->fronts);
+    if (pool->paged && pool->cut_below)
+        fronts_look(&pool->cut_fronts);
+    if (!pages) /* which alone have live_bytes */
+        stats_look_past_tallies(&pool->stats);
+}
+
 static vpmm_status malloc_by_tiers(vpmm_pool *pool, size_t bytes, CUstream handle, CUdeviceptr *out)
 {
     struct stream *stream;
@@ -120,6 +129,7 @@ static vpmm_status malloc_by_tiers(vpmm_pool *pool, size_t bytes, CUstream handl
     else
         status = malloc_pages(pool, bytes, stream, out);
     leave(pool, stream);
+    look_at_levels(pool);
     return status;
 }
 

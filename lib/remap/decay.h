@@ -3,8 +3,7 @@
  *
  *   use      bytes that are live or in front caches. What lies there untouched is published soon (front.h)
  *   epoch    a sixteenth of decay_ms, at least DECAY_EPOCH_LEAST_MS. Its peak is the most that was in use at its two
- *            ends, or live where the statistics note peaks in between (stats.h): in mallocs past the front caches, so
- *            that it costs a hit nothing. What a hit takes is in use already
+ *            ends, or live where the statistics look for peaks in between (stats.h). What a hit takes is in use already
  *   claim    of a past epoch, on memory that is not used now: its peak at first, and evenly less until decay_ms are
  *            over
  *   floor    what stays however long nothing happens

@@ -56,6 +56,7 @@ struct spare_time {
 /* Under the pass lock. True: something was done, and more may follow from it. */
 static bool pass(struct arena *arena, struct spare_time time)
 {
+    stats_note_peaks(arena->stats);
     fronts_flush_idle(arena->space.fronts);
     fronts_flush_idle(arena->cut.fronts);
     cut_tidy(arena);

@@ -36,7 +36,8 @@ static void set_and_read(vpmm_pool *pool)
                {VPMM_ATTRIBUTE_MAX_MAPPED, 1 << 30},
                {VPMM_ATTRIBUTE_REUSE, VPMM_REUSE_COMPLETED},
                {VPMM_ATTRIBUTE_PEAK_MAPPED, 0},
-               {VPMM_ATTRIBUTE_PEAK_LIVE, 0}};
+               {VPMM_ATTRIBUTE_PEAK_LIVE, 0},
+               {VPMM_ATTRIBUTE_PEAK_REQUESTED, 0}};
     for (const auto &one : all) {
         need(vpmm_pool_set_attribute(pool, one.attribute, one.value) == VPMM_SUCCESS, "an attribute is set");
         need(reads(pool, one.attribute, one.value), "what was set is read");

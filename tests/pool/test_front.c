@@ -72,19 +72,6 @@ static uint64_t cached_pages(struct world *w)
     return stats_of(w).cached_bytes / PAGE;
 }
 
-/* As world_audit, but for the peak of live memory: it is sampled where several threads allocate. */
-#define audit_of_many(w) audit_of_many_at((w), __FILE__, __LINE__)
-static void audit_of_many_at(struct world *w, const char *file, int line)
-{
-    vpmm_status status = vpmm_check(w->pool);
-    require(status == VPMM_SUCCESS, "%s:%d: the audit finds: %s", file, line, vpmm_last_error());
-    vpmm_stats stats = stats_of(w);
-    stats.peak_live_bytes = stats.live_bytes;
-    const char *violation = stats_violation(&stats);
-    require(violation == NULL, "%s:%d: %s", file, line, violation);
-    require(w->sim == NULL || vpmm_sim_races(w->sim) == 0, "%s:%d: races", file, line);
-}
-
 static void sleep_ms(long ms)
 {
     struct timespec time = {.tv_sec = ms / 1000, .tv_nsec = ms % 1000 * 1000000};
@@ -506,7 +493,7 @@ static void free_at_once(bool other_stream)
     cr_expect_eq(d[0].freed + d[1].freed, ROUNDS, "%d frees of %d allocations", d[0].freed + d[1].freed, ROUNDS);
     cr_expect_eq(d[0].wrong + d[1].wrong, 0);
     cr_expect_eq(stats_of(&w).live_bytes, 0);
-    audit_of_many(&w);
+    world_audit(&w);
     world_close(&w);
 }
 
@@ -628,7 +615,7 @@ static void all_is_cached(enum asker asker, size_t pages, vpmm_reuse reuse)
     CUdeviceptr q = asker == OTHER_THREAD ? helper_take(&h, pages, asking) : take(&w, pages, asking);
     fill(&w, q, pages, 9, asking);
     expect_later(&w, q, pages, 9, asking);
-    audit_of_many(&w);
+    world_audit(&w);
     give(&w, q, asking);
     helper_end(&h);
     world_close(&w);
@@ -670,7 +657,7 @@ Test(front, trim_gives_cached_memory_back)
     must_work(vpmm_trim(w.pool, 0, &released));
     cr_expect_eq(stats_of(&w).mapped_bytes, 0);
     cr_expect_geq(released, 5 * PAGE);
-    audit_of_many(&w);
+    world_audit(&w);
     helper_end(&h);
     world_close(&w);
 }
@@ -719,7 +706,7 @@ Test(front, a_slot_that_names_a_shorter_region_by_now_is_not_taken_for_a_long_on
     cr_expect_neq(q, p);
     fill(&w, q, 2, 1, s);
     expect_later(&w, q, 2, 1, s);
-    audit_of_many(&w);
+    world_audit(&w);
     give(&w, q, s);
     helper_give(&h, rest, s);
     helper_end(&h);
@@ -749,7 +736,7 @@ Test(front, memory_freed_in_another_thread_is_hit_and_then_its_hints)
         for (int k = 0; k < 6; k++)
             known |= q == p[k];
         cr_expect(known, "it is not what the other thread freed");
-        audit_of_many(&w);
+        world_audit(&w);
     }
     vpmm_stats after = stats_of(&w);
     cr_expect_eq(after.hits_neighbour - before.hits_neighbour, 1);
@@ -761,7 +748,7 @@ Test(front, memory_freed_in_another_thread_is_hit_and_then_its_hints)
     CUdeviceptr q = helper_take(&h, 2, other); /* the same memory is nobody's without a wait on another stream */
     cr_expect_eq(stats_of(&w).hits_neighbour, after.hits_neighbour);
     helper_give(&h, q, other);
-    audit_of_many(&w);
+    world_audit(&w);
     helper_end(&h);
     world_close(&w);
 }
@@ -795,12 +782,12 @@ Test(front, hints_that_have_gone_stale_are_passed_over)
             require(round % 2 == 0 || fresh != theirs[i], "memory has two owners");
         fill(&w, fresh, 2, 1, s);
         expect_later(&w, fresh, 2, 1, s);
-        audit_of_many(&w);
+        world_audit(&w);
         give(&w, fresh, s);
         give(&w, stolen, s);
         for (int i = 0; i < 4 && round % 2 != 0; i++)
             helper_give(&h, theirs[i], s);
-        audit_of_many(&w);
+        world_audit(&w);
     }
     helper_end(&h);
     world_close(&w);
@@ -824,12 +811,12 @@ Test(front, twelve_threads_share_a_stream)
             p[i] = helper_take(&h[i], 2, s);
         for (int i = 0; i < THREADS; i++)
             helper_give(&h[i], p[i], s);
-        audit_of_many(&w);
+        world_audit(&w);
         for (int i = 0; i < THREADS; i++)
             p[i] = take(&w, 2, s);
         for (int i = 0; i < THREADS; i++)
             give(&w, p[i], s);
-        audit_of_many(&w);
+        world_audit(&w);
     }
     for (int i = 0; i < THREADS; i++)
         helper_end(&h[i]);
@@ -868,7 +855,7 @@ Test(front, an_ended_thread_leaves_its_memory_to_others)
     on_a_thread(malloc_free_and_end, &l);
     cr_assert_eq(l.status, VPMM_SUCCESS);
     cr_expect_eq(cached_pages(&w), 4);
-    audit_of_many(&w);
+    world_audit(&w);
     CUdeviceptr p = take(&w, 4, s); /* its front is this thread's now, or its neighbour's */
     cr_expect_eq(p, l.pointer);
     cr_expect_eq(stats_of(&w).hits_cache + stats_of(&w).hits_neighbour, 1);
@@ -876,7 +863,7 @@ Test(front, an_ended_thread_leaves_its_memory_to_others)
     on_a_thread(malloc_free_and_end, &l);
     cr_assert_eq(l.status, VPMM_SUCCESS);
     p = take(&w, 3, other);
-    audit_of_many(&w);
+    world_audit(&w);
     give(&w, p, other);
     world_close(&w);
 }
@@ -897,7 +884,7 @@ Test(front, a_thousand_short_threads_share_a_front, .timeout = 60)
     cr_expect_eq(atomic_load(&aligned_asked), before, "each thread has a front of its own");
     cr_expect_eq(stats_of(&w).mapped_bytes, 4 * PAGE);
     cr_expect_eq(stats_of(&w).mallocs, 1010);
-    audit_of_many(&w);
+    world_audit(&w);
     world_close(&w);
 }
 
@@ -917,7 +904,7 @@ Test(front, threads_with_a_stream_of_their_own_leave_no_memory_behind, .timeout 
     }
     cr_expect_leq(stats_of(&w).mapped_bytes, 100 * PAGE, "%llu pages are mapped for threads that used 4 in turn",
                   (unsigned long long)(stats_of(&w).mapped_bytes / PAGE));
-    audit_of_many(&w);
+    world_audit(&w);
     world_close(&w);
 }
 
@@ -950,7 +937,7 @@ Test(front, a_per_thread_stream_is_not_taken_for_the_next_thread_s, .timeout = 6
         require(l.status == VPMM_SUCCESS, "thread %d: %s", i, vpmm_status_name(l.status));
         if (i % 7 == 0)
             must_work(vpmm_poll(w.pool));
-        audit_of_many(&w);
+        world_audit(&w);
     }
     cr_assert_eq(w.driver->cuCtxSynchronize(), CUDA_SUCCESS);
     world_drain(&w);
@@ -1030,7 +1017,7 @@ Test(front, nothing_is_hit_after_a_release)
         helper_give(&h, theirs, s);
         must_work(vpmm_stream_release(w.pool, s));
         cr_expect_eq(cached_pages(&w), 0);
-        audit_of_many(&w);
+        world_audit(&w);
         bool same_stream = round % 3 == 0; /* it may be used again, too */
         if (!same_stream) {
             world_stream_destroy(&w, s);
@@ -1045,13 +1032,13 @@ Test(front, nothing_is_hit_after_a_release)
         give(&w, q, s);
         helper_give(&h, r, s);
         world_run(&w, s, round % 4);
-        audit_of_many(&w);
+        world_audit(&w);
         if (round % 5 == 0)
             world_drain(&w);
     }
     helper_end(&h);
     world_drain(&w);
-    audit_of_many(&w);
+    world_audit(&w);
     world_close(&w);
 }
 
@@ -1083,7 +1070,7 @@ static void streams_come_and_go(int threads, vpmm_streams streams)
     uint64_t grown = atomic_load(&aligned_asked) - asked;
     cr_expect_leq(grown, 400, "%llu more records and caches after %d streams", (unsigned long long)grown, cycles);
     cr_expect_leq(stats_of(&w).mapped_bytes, 64 * PAGE);
-    audit_of_many(&w);
+    world_audit(&w);
     for (int i = 0; i < threads; i++)
         helper_end(&h[i]);
     world_close(&w);
@@ -1286,7 +1273,7 @@ Test(front, pools_that_come_and_go_are_not_taken_for_each_other, .timeout = 60)
             must_work(vpmm_pool_destroy(pool));
     }
     helper_end(&h);
-    audit_of_many(&w);
+    world_audit(&w);
     world_close(&w);
 }
 
@@ -1432,7 +1419,7 @@ Test(front, released_streams_leave_the_reaper_at_rest, .timeout = 60)
     pair_in(w.pool, s, 3);
     helper_give(&h, helper_take(&h, 2, s), s);
     expect_rest(&w);
-    audit_of_many(&w);
+    world_audit(&w);
     helper_end(&h);
     world_close(&w);
 }
@@ -1592,7 +1579,7 @@ Test(front, without_host_memory_for_a_cache_the_calls_work)
         atomic_store(&aligned_refused_from, now);
         for (int i = 0; i < 20; i++) {
             helper_give(&h, helper_take(&h, 2, s), s);
-            audit_of_many(&w);
+            world_audit(&w);
         }
         cr_expect_gt(atomic_load(&aligned_asked), now, "nothing was refused");
         atomic_store(&aligned_refused_from, UINT64_MAX);
@@ -1600,7 +1587,7 @@ Test(front, without_host_memory_for_a_cache_the_calls_work)
         helper_give(&h, helper_take(&h, 2, s), s);
         helper_give(&h, helper_take(&h, 2, s), s);
         cr_expect_gt(hits(&w), before, "it goes without for ever");
-        audit_of_many(&w);
+        world_audit(&w);
         helper_end(&h);
         world_close(&w);
     }

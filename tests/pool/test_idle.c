@@ -683,6 +683,7 @@ Test(attributes, begin_as_the_configuration_says)
     cr_expect_eq(attribute(&w, VPMM_ATTRIBUTE_REUSE), VPMM_REUSE_WAIT_HOST);
     cr_expect_eq(attribute(&w, VPMM_ATTRIBUTE_PEAK_MAPPED), 0);
     cr_expect_eq(attribute(&w, VPMM_ATTRIBUTE_PEAK_LIVE), 0);
+    cr_expect_eq(attribute(&w, VPMM_ATTRIBUTE_PEAK_REQUESTED), 0);
     world_close(&w);
 }
 
@@ -703,7 +704,8 @@ Test(attributes, what_is_set_is_read)
                 {VPMM_ATTRIBUTE_REUSE, VPMM_REUSE_WAIT_HOST},
                 {VPMM_ATTRIBUTE_REUSE, VPMM_REUSE_WAIT_DEVICE},
                 {VPMM_ATTRIBUTE_PEAK_MAPPED, 0},
-                {VPMM_ATTRIBUTE_PEAK_LIVE, 0}};
+                {VPMM_ATTRIBUTE_PEAK_LIVE, 0},
+                {VPMM_ATTRIBUTE_PEAK_REQUESTED, 0}};
     struct world w;
     world_open(&w, NULL);
     for (size_t i = 0; i < sizeof good / sizeof *good; i++) {
@@ -736,8 +738,9 @@ Test(attributes, wrong_ones_are_refused)
     refused(&w, VPMM_ATTRIBUTE_REUSE, (uint64_t)1 << 32, "REUSE", " 4294967296;", "VPMM_REUSE_COMPLETED (1)");
     refused(&w, VPMM_ATTRIBUTE_PEAK_MAPPED, 1, "PEAK_MAPPED", " 1;", "0");
     refused(&w, VPMM_ATTRIBUTE_PEAK_LIVE, UINT64_MAX, "PEAK_LIVE", " 18446744073709551615;", "0");
-    must_fail(VPMM_ERROR_INVALID_VALUE, vpmm_pool_set_attribute(w.pool, (vpmm_attribute)6, 0));
-    cr_expect(strstr(vpmm_last_error(), " 6;") && strstr(vpmm_last_error(), "VPMM_ATTRIBUTE_PEAK_LIVE"), "%s",
+    refused(&w, VPMM_ATTRIBUTE_PEAK_REQUESTED, 1, "PEAK_REQUESTED", " 1;", "0");
+    must_fail(VPMM_ERROR_INVALID_VALUE, vpmm_pool_set_attribute(w.pool, (vpmm_attribute)7, 0));
+    cr_expect(strstr(vpmm_last_error(), " 7;") && strstr(vpmm_last_error(), "VPMM_ATTRIBUTE_PEAK_REQUESTED"), "%s",
               vpmm_last_error());
     must_fail(VPMM_ERROR_INVALID_VALUE, vpmm_pool_get_attribute(w.pool, (vpmm_attribute)-1, &value));
     must_fail(VPMM_ERROR_INVALID_VALUE, vpmm_pool_set_attribute(NULL, VPMM_ATTRIBUTE_REUSE, 0));
@@ -886,7 +889,7 @@ Test(attributes, a_pool_without_pages_keeps_them)
     setup.pool.reaper = true;
     struct world w;
     world_open(&w, &setup);
-    for (vpmm_attribute which = VPMM_ATTRIBUTE_RELEASE_THRESHOLD; which <= VPMM_ATTRIBUTE_PEAK_LIVE; which++) {
+    for (vpmm_attribute which = VPMM_ATTRIBUTE_RELEASE_THRESHOLD; which <= VPMM_ATTRIBUTE_PEAK_REQUESTED; which++) {
         must_work(vpmm_pool_set_attribute(w.pool, which, 0));
         cr_expect_eq(attribute(&w, which), 0);
     }

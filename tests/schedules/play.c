@@ -179,14 +179,12 @@ static void look_at_bits(const struct hints *hints)
                       "a bin has entries and no bit");
 }
 
-/* Sampled where several threads allocate, the peak of live may be below. */
 void look(void)
 {
-    static const char sampled[] = "the peak of live is below live";
     vpmm_stats stats = stats_of(&play.w);
     const char *violation = stats_violation(&stats);
     explore_check(vpmm_check(play.w.pool) == VPMM_SUCCESS, "the audit finds: %s", vpmm_last_error());
-    explore_check(!violation || !strcmp(violation, sampled), "%s", violation);
+    explore_check(!violation, "%s", violation);
     look_at_bits(&inside()->arena.space.passed);
     look_at_bits(&inside()->arena.cut.passed);
     for (uint32_t slot = 1; slot < atomic_load(&inside()->arena.streams.slots); slot++)

@@ -357,7 +357,7 @@ static void world_open_cached(struct world *w, vpmm_reuse reuse)
     world_open(w, &setup);
 }
 
-/* As world_audit; the peak of several threads is sampled. */
+/* What of world_audit holds while a thread stands still in the middle of a call. */
 static void audit_cached(struct world *w, uint64_t point)
 {
     vpmm_status status = vpmm_check(w->pool);

@@ -61,7 +61,7 @@ static void meddle(void)
         change(VPMM_ATTRIBUTE_RELEASE_THRESHOLD, draw(64) * PAGE);
         change(VPMM_ATTRIBUTE_REUSE, draw(3));
         change(VPMM_ATTRIBUTE_MAX_MAPPED, draw(2) * 8000 * PAGE);
-        change(draw(2) ? VPMM_ATTRIBUTE_PEAK_LIVE : VPMM_ATTRIBUTE_PEAK_MAPPED, 0);
+        change(VPMM_ATTRIBUTE_PEAK_MAPPED + (vpmm_attribute)draw(3), 0);
         needs(vpmm_poll(world.pool) == VPMM_SUCCESS);
         if (++turns % 16 == 0)
             needs(vpmm_trim(world.pool, draw(32) * PAGE, NULL) == VPMM_SUCCESS);

@@ -1,0 +1,464 @@
+/*
+ * The peaks of live and requested bytes: what hits of front caches reach counts, in one thread and in several, within
+ * the bound that lib/base/stats.h gives. Nothing reads the statistics between a peak and its end, which would note it.
+ */
+#include "support.h"
+
+#include "pool/pool.h"
+
+#include <pthread.h>
+#include <sched.h>
+#include <semaphore.h>
+#include <time.h>
+
+#define MIB ((size_t)1 << 20)
+
+enum { THREADS = 4, CACHE_MIB = 512 };
+
+static struct setup cached(void)
+{
+    struct setup setup = setup_default();
+    setup.sim.stepped = false;
+    setup.pool.cache_bytes = CACHE_MIB * MIB;
+    setup.pool.streams = VPMM_STREAMS_TRUSTED;
+    return setup;
+}
+
+static uint64_t attribute(struct world *w, vpmm_attribute which)
+{
+    uint64_t value;
+    must_work(vpmm_pool_get_attribute(w->pool, which, &value));
+    return value;
+}
+
+static void begin_again(struct world *w)
+{
+    must_work(vpmm_pool_set_attribute(w->pool, VPMM_ATTRIBUTE_PEAK_LIVE, 0));
+    must_work(vpmm_pool_set_attribute(w->pool, VPMM_ATTRIBUTE_PEAK_REQUESTED, 0));
+}
+
+/* The most that the slacks of all parts can be. */
+static uint64_t slacks(const struct world *w)
+{
+    const struct stats *stats = &((const struct vpmm_pool *)w->pool)->stats;
+    uint64_t sum = (uint64_t)THREADS * SLACK_OF_STRIPE;
+    for (const struct stats_tally *tally = atomic_load(&stats->tallies); tally; tally = tally->next)
+        sum += tally->slack_most;
+    return sum;
+}
+
+/* --- one thread that allocates, beside others that have ----------------------------------------------------------- */
+
+struct rise {
+    struct world *w;
+    CUstream stream;
+    size_t bytes, count;
+    CUdeviceptr at[3000];
+    vpmm_status status;
+};
+
+static void up(struct rise *r)
+{
+    for (size_t i = 0; i < r->count && r->status == VPMM_SUCCESS; i++)
+        r->status = vpmm_malloc(r->w->pool, r->bytes, r->stream, &r->at[i]);
+}
+
+static void down(struct rise *r)
+{
+    for (size_t i = 0; i < r->count && r->status == VPMM_SUCCESS; i++)
+        r->status = vpmm_free(r->w->pool, r->at[i], r->stream);
+}
+
+/* With it the pool is not one thread's, whose looks add all parts up. It has its front until it ends. */
+struct other {
+    struct rise rise;
+    pthread_t thread;
+    sem_t done, dismissed;
+};
+
+static void *up_and_down(void *argument)
+{
+    struct other *other = argument;
+    other->rise.w->driver->cuCtxSetCurrent(other->rise.w->context);
+    up(&other->rise);
+    down(&other->rise);
+    sem_post(&other->done);
+    sem_wait(&other->dismissed);
+    return NULL;
+}
+
+static void start_other(struct other *other, struct world *w, size_t bytes)
+{
+    other->rise = (struct rise){.w = w, .stream = world_stream(w), .bytes = bytes, .count = 1};
+    sem_init(&other->done, 0, 0);
+    sem_init(&other->dismissed, 0, 0);
+    cr_assert_eq(pthread_create(&other->thread, NULL, up_and_down, other), 0);
+    sem_wait(&other->done);
+}
+
+static void end_other(struct other *other)
+{
+    sem_post(&other->dismissed);
+    pthread_join(other->thread, NULL);
+    must_work(other->rise.status);
+}
+
+/* Peaks of which no malloc but hits has a part; each lower than that before. */
+static void peaks_of_hits(size_t bytes, size_t rounded, size_t count)
+{
+    struct setup setup = cached();
+    struct world w;
+    world_open(&w, &setup);
+    static struct other other;
+    start_other(&other, &w, bytes);
+    static struct rise r;
+    r = (struct rise){.w = &w, .stream = world_stream(&w), .bytes = bytes, .count = count};
+    for (int i = 0; i < 3; i++) { /* what the cache gives back while it fills is in it at last */
+        up(&r);
+        down(&r);
+    }
+    for (; r.count > 2; r.count -= 3) {
+        vpmm_stats before = stats_of(&w);
+        begin_again(&w);
+        up(&r);
+        down(&r);
+        must_work(r.status);
+        vpmm_stats after = stats_of(&w);
+        cr_assert_eq(after.hits_cache - before.hits_cache, r.count, "not all are hits");
+        cr_expect_leq(after.peak_requested_bytes, r.count * bytes);
+        cr_expect_geq(after.peak_requested_bytes + (bytes < LEAST_RISE ? LEAST_RISE : 0), r.count * bytes,
+                      "%llu, not %zu", (unsigned long long)after.peak_requested_bytes, r.count * bytes);
+        if (rounded)
+            cr_expect_eq(after.peak_live_bytes, r.count * rounded, "%llu, not %zu",
+                         (unsigned long long)after.peak_live_bytes, r.count * rounded);
+        cr_expect_eq(attribute(&w, VPMM_ATTRIBUTE_PEAK_LIVE), after.peak_live_bytes);
+        cr_expect_eq(attribute(&w, VPMM_ATTRIBUTE_PEAK_REQUESTED), after.peak_requested_bytes);
+    }
+    end_other(&other);
+    world_audit(&w);
+    world_close(&w);
+}
+
+Test(peaks, hits_of_pages_count)
+{
+    peaks_of_hits(PAGE, PAGE, 24);
+}
+Test(peaks, hits_of_regions_count_as_requested_and_as_rounded)
+{
+    peaks_of_hits(3 * PAGE - 4096, 3 * PAGE, 9);
+}
+Test(peaks, hits_of_granules_count)
+{
+    peaks_of_hits(200 << 10, 0, 24);
+}
+
+/* Slices of which a cache holds a few hundred kilobytes: mostly hits. */
+Test(peaks, slices_count)
+{
+    enum { SLICE = 4000, COUNT = 3000 };
+    struct setup setup = cached();
+    struct world w;
+    world_open(&w, &setup);
+    static struct other other;
+    start_other(&other, &w, SLICE);
+    static struct rise r;
+    r = (struct rise){.w = &w, .stream = world_stream(&w), .bytes = SLICE, .count = COUNT};
+    for (int i = 0; i < 3; i++) {
+        begin_again(&w);
+        up(&r);
+        down(&r);
+        must_work(r.status);
+        /* The thread's two fronts are parts like two threads', and this is as fast as it can be. */
+        uint64_t peak = stats_of(&w).peak_requested_bytes;
+        cr_expect(peak > COUNT * SLICE / 2 && peak < COUNT * SLICE * 3 / 2, "%llu", (unsigned long long)peak);
+    }
+    end_other(&other);
+    world_close(&w);
+}
+/* With one thread each hit that is the highest so far is seen, however small. */
+Test(peaks, hits_of_slices_of_one_thread_are_exact)
+{
+    struct setup setup = cached();
+    struct world w;
+    world_open(&w, &setup);
+    static struct rise r;
+    r = (struct rise){.w = &w, .stream = world_stream(&w), .bytes = 1000, .count = 24};
+    for (int i = 0; i < 3; i++, r.count -= 5) {
+        uint64_t hits = stats_of(&w).hits_cache;
+        begin_again(&w);
+        up(&r);
+        down(&r);
+        must_work(r.status);
+        cr_expect(i == 0 || stats_of(&w).hits_cache == hits + r.count);
+        cr_expect_eq(stats_of(&w).peak_requested_bytes, r.count * 1000);
+    }
+    world_close(&w);
+}
+
+/* What is live before the peak begins again is its least value. */
+Test(peaks, a_peak_begins_at_what_is_there)
+{
+    struct setup setup = cached();
+    struct world w;
+    world_open(&w, &setup);
+    CUstream s = world_stream(&w);
+    CUdeviceptr kept = take_bytes(&w, 5 * PAGE - 100, s);
+    give(&w, take(&w, 7, s), s);
+    cr_expect_eq(attribute(&w, VPMM_ATTRIBUTE_PEAK_LIVE), 12 * PAGE);
+    cr_expect_eq(attribute(&w, VPMM_ATTRIBUTE_PEAK_REQUESTED), 12 * PAGE - 100);
+    begin_again(&w);
+    cr_expect_eq(attribute(&w, VPMM_ATTRIBUTE_PEAK_LIVE), 5 * PAGE);
+    cr_expect_eq(attribute(&w, VPMM_ATTRIBUTE_PEAK_REQUESTED), 5 * PAGE - 100);
+    give(&w, kept, s);
+    cr_expect_eq(attribute(&w, VPMM_ATTRIBUTE_PEAK_REQUESTED), 5 * PAGE - 100);
+    world_close(&w);
+}
+
+/* With one thread the highest sum of what was asked for is seen also where as much, or more, was live before. */
+Test(peaks, requested_has_a_peak_of_its_own)
+{
+    struct setup setup = cached();
+    struct world w;
+    world_open(&w, &setup);
+    static struct rise low, high;
+    low = high = (struct rise){.w = &w, .stream = world_stream(&w), .bytes = PAGE + 1, .count = 12};
+    high.bytes = 2 * PAGE;
+    high.count = 11;
+    for (int i = 0; i < 2; i++) {
+        up(&low);
+        down(&low);
+        up(&high);
+        down(&high);
+    }
+    must_work(low.status);
+    must_work(high.status);
+    cr_expect_eq(stats_of(&w).peak_live_bytes, 12 * 2 * PAGE);
+    cr_expect_eq(stats_of(&w).peak_requested_bytes, 11 * 2 * PAGE);
+    world_close(&w);
+}
+
+/* Requests that the driver's pool serves are requested, and not live. */
+Test(peaks, what_the_driver_s_pool_serves_is_requested)
+{
+    struct setup setup = cached();
+    setup.pool.small = VPMM_SMALL_ASYNC;
+    struct world w;
+    world_open(&w, &setup);
+    CUstream s = world_stream(&w);
+    for (int i = 0; i < 2; i++)
+        give(&w, take_bytes(&w, 1000, s), s);
+    cr_expect_eq(attribute(&w, VPMM_ATTRIBUTE_PEAK_REQUESTED), 1000);
+    cr_expect_eq(attribute(&w, VPMM_ATTRIBUTE_PEAK_LIVE), 0);
+    world_close(&w);
+}
+
+/* --- several threads ---------------------------------------------------------------------------------------------- */
+
+static void expect_near(const char *what, uint64_t peak, uint64_t least, uint64_t most, uint64_t bound)
+{
+    cr_expect_geq(peak + bound, least, "%s: the peak is %zu MiB, %zu were there (bound %zu)", what, peak / MIB,
+                  least / MIB, bound / MIB);
+    cr_expect_leq(peak, most + bound, "%s: the peak is %zu MiB, at most %zu were there (bound %zu)", what, peak / MIB,
+                  most / MIB, bound / MIB);
+}
+
+struct crew {
+    struct rise rise[THREADS];
+    pthread_barrier_t barrier;
+};
+
+struct member {
+    struct crew *crew;
+    struct rise *rise;
+    int index;
+};
+
+static void wait_us(long us)
+{
+    const struct timespec time = {.tv_nsec = us * 1000};
+    nanosleep(&time, NULL);
+}
+
+static void rise_at_a_server_s_pace(struct rise *r)
+{
+    for (size_t i = 0; i < r->count && r->status == VPMM_SUCCESS; i++, wait_us(20))
+        r->status = vpmm_malloc(r->w->pool, r->bytes, r->stream, &r->at[i]);
+}
+
+/* What all need is in their caches, and the peaks begin again. */
+static void fill_caches(struct member *m)
+{
+    m->rise->w->driver->cuCtxSetCurrent(m->rise->w->context);
+    for (int i = 0; i < 3; i++) {
+        up(m->rise);
+        down(m->rise);
+    }
+    if (pthread_barrier_wait(&m->crew->barrier) == PTHREAD_BARRIER_SERIAL_THREAD) {
+        vpmm_pool_set_attribute(m->rise->w->pool, VPMM_ATTRIBUTE_PEAK_LIVE, 0);
+        vpmm_pool_set_attribute(m->rise->w->pool, VPMM_ATTRIBUTE_PEAK_REQUESTED, 0);
+    }
+    pthread_barrier_wait(&m->crew->barrier);
+}
+
+/* Each reaches its own height first, alone; then all rise one after another, and only then anyone falls. */
+static void *rise_in_turn(void *argument)
+{
+    struct member *m = argument;
+    fill_caches(m);
+    for (int turn = 0; turn < 2 * THREADS; turn++, pthread_barrier_wait(&m->crew->barrier)) {
+        if (turn % THREADS == m->index)
+            rise_at_a_server_s_pace(m->rise);
+        if (turn == m->index)
+            down(m->rise);
+    }
+    down(m->rise);
+    return NULL;
+}
+
+static void run_crew(struct crew *crew, void *(*act)(void *))
+{
+    pthread_t thread[THREADS];
+    struct member member[THREADS];
+    pthread_barrier_init(&crew->barrier, NULL, THREADS);
+    for (int i = 0; i < THREADS; i++) {
+        member[i] = (struct member){crew, &crew->rise[i], i};
+        cr_assert_eq(pthread_create(&thread[i], NULL, act, &member[i]), 0);
+    }
+    for (int i = 0; i < THREADS; i++) {
+        pthread_join(thread[i], NULL);
+        must_work(crew->rise[i].status);
+    }
+    pthread_barrier_destroy(&crew->barrier);
+}
+
+/* A server's peak: threads whose own peaks were known are at them together for once. */
+Test(peaks, four_threads_that_rise_together, .timeout = 60)
+{
+    enum { COUNT = 14 };
+    struct setup setup = cached();
+    struct world w;
+    world_open(&w, &setup);
+    static struct crew crew;
+    for (int i = 0; i < THREADS; i++)
+        crew.rise[i] = (struct rise){.w = &w, .stream = world_stream(&w), .bytes = 2 * PAGE, .count = COUNT};
+    run_crew(&crew, rise_in_turn);
+    uint64_t top = (uint64_t)THREADS * COUNT * 2 * PAGE;
+    expect_near("in turn", stats_of(&w).peak_live_bytes, top, top, top / 6);
+    expect_near("in turn, requested", stats_of(&w).peak_requested_bytes, top, top, top / 6);
+    world_close(&w);
+}
+
+/* The level as the program knows it: between what it certainly has and what it may have. */
+static struct {
+    atomic_uint_fast64_t certain, possible, most_certain, most_possible;
+} known;
+
+static void raise_to(atomic_uint_fast64_t *most, uint64_t value)
+{
+    uint_fast64_t seen = atomic_load(most);
+    while (seen < value && !atomic_compare_exchange_weak(most, &seen, value))
+        ;
+}
+
+static vpmm_status known_malloc(struct rise *r, CUdeviceptr *at)
+{
+    raise_to(&known.most_possible, atomic_fetch_add(&known.possible, r->bytes) + r->bytes);
+    vpmm_status status = vpmm_malloc(r->w->pool, r->bytes, r->stream, at);
+    raise_to(&known.most_certain, atomic_fetch_add(&known.certain, r->bytes) + r->bytes);
+    return status;
+}
+
+static vpmm_status known_free(struct rise *r, CUdeviceptr at)
+{
+    atomic_fetch_sub(&known.certain, r->bytes);
+    vpmm_status status = vpmm_free(r->w->pool, at, r->stream);
+    atomic_fetch_sub(&known.possible, r->bytes);
+    return status;
+}
+
+static void *churn(void *argument)
+{
+    enum { OPERATIONS = 60000 };
+    struct rise *r = ((struct member *)argument)->rise;
+    uint32_t seed = 12345 + (uint32_t)((struct member *)argument)->index;
+    r->w->driver->cuCtxSetCurrent(r->w->context);
+    for (int i = 0; i < OPERATIONS && r->status == VPMM_SUCCESS; i++) {
+        seed = seed * 1664525 + 1013904223;
+        CUdeviceptr *at = &r->at[(seed >> 8) % r->count], old = *at;
+        *at = 0;
+        r->status = old ? known_free(r, old) : known_malloc(r, at);
+    }
+    for (size_t k = 0; k < r->count; k++)
+        if (r->at[k] && r->status == VPMM_SUCCESS)
+            r->status = known_free(r, r->at[k]);
+    return NULL;
+}
+
+/* What goes to the next thread is freed there: one thread's tally rises without end, and another's falls. */
+static struct {
+    _Atomic(CUdeviceptr) slot[THREADS / 2][32];
+} handed;
+
+static vpmm_status hand_over(struct rise *r, _Atomic(CUdeviceptr) *slot)
+{
+    CUdeviceptr at;
+    while (atomic_load(slot))
+        sched_yield();
+    vpmm_status status = known_malloc(r, &at);
+    atomic_store(slot, status == VPMM_SUCCESS ? at : 1); /* 1: the end */
+    return status;
+}
+
+static vpmm_status take_over(struct rise *r, _Atomic(CUdeviceptr) *slot)
+{
+    CUdeviceptr at;
+    while (!(at = atomic_load(slot)))
+        sched_yield();
+    vpmm_status status = at == 1 ? VPMM_ERROR_OUT_OF_MEMORY : known_free(r, at);
+    atomic_store(slot, 0);
+    return status;
+}
+
+static void *hand(void *argument)
+{
+    enum { OPERATIONS = 30000 };
+    const struct member *m = argument;
+    struct rise *r = m->rise;
+    r->w->driver->cuCtxSetCurrent(r->w->context);
+    for (int i = 0; i < OPERATIONS && r->status == VPMM_SUCCESS; i++) {
+        _Atomic(CUdeviceptr) *slot = &handed.slot[m->index / 2][i % 32];
+        r->status = m->index % 2 ? take_over(r, slot) : hand_over(r, slot);
+    }
+    return NULL;
+}
+
+static void peaks_of_a_crew(void *(*act)(void *), const char *what, size_t count)
+{
+    struct setup setup = cached();
+    setup.pool.cache_bytes = 64 * MIB;
+    setup.pool.reaper = true; /* whose passes add up all parts meanwhile */
+    struct world w;
+    world_open(&w, &setup);
+    static struct crew crew;
+    for (int i = 0; i < THREADS; i++)
+        crew.rise[i] = (struct rise){.w = &w, .bytes = 3 * PAGE, .count = count};
+    for (int i = 0; i < THREADS; i++) /* those that hand over share a stream */
+        crew.rise[i].stream = i % 2 ? crew.rise[i - 1].stream : world_stream(&w);
+    run_crew(&crew, act);
+    vpmm_stats stats = stats_of(&w);
+    expect_near(what, stats.peak_live_bytes, known.most_certain, known.most_possible, 2 * slacks(&w));
+    expect_near(what, stats.peak_requested_bytes, known.most_certain, known.most_possible, 2 * slacks(&w));
+    cr_expect_eq(stats.live_bytes, 0);
+    world_close(&w);
+}
+
+Test(peaks, four_threads_at_random, .timeout = 120)
+{
+    peaks_of_a_crew(churn, "at random", 64);
+}
+
+/* 360 GB go from thread to thread, of which 400 MB are live at a time. */
+Test(peaks, memory_that_is_handed_over, .timeout = 120)
+{
+    peaks_of_a_crew(hand, "handed over", 0);
+}
