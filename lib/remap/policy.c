@@ -39,11 +39,8 @@
 static const double PIECE_MAX = 40; /* pages of a piece while nothing is stuck, */
 static const double PIECE_MIN = 10; /* and when this share of mapped is: */
 static const double STUCK_HIGH = 0.02;
-static const double PIECES_MAX = 38;
 
 static const double CREATED_PAGE_US = 8; /* what a page created is worth; 2: 2.6 % (4.3); 5.2 % (10) */
-static const double SURPLUS_PAGE_US = 1; /* a page moved that is not needed; 8: the same */
-static const double STUCK_PAGE_US = 3;   /* a stuck page put to use; 0: 2.4 % (3.9); 5.1 % (9.6) */
 
 static const double SLOW_US = 900;  /* driver time of one malloc, and how much dearer what goes beyond it is */
 static const double SLOW_TIMES = 2; /* 6: none above 1 ms, but in the scales where moving is slow a tenth more held */
@@ -365,8 +362,8 @@ static uint32_t sorted(const struct policy *p, size_t i)
 }
 
 /*
- * Growth is cut into equal pieces: small ones while much memory is stuck, large ones while little is, but never into so
- * many that one malloc takes long.
+ * Growth is cut into equal pieces: small ones while much memory is stuck, large ones while little is, but never into
+ * more than there is time for.
  */
 static double interpolate(double at_none, double at_high, double stuck, double high)
 {
@@ -382,8 +379,6 @@ static void steer_pieces(struct policy *p, const struct policy_view *v)
 static uint32_t pieces_of(const struct policy *p, uint32_t pages)
 {
     double piece = p->piece_pages;
-    if (pages / PIECES_MAX > piece)
-        piece = pages / PIECES_MAX;
     if (piece > p->max_extent)
         piece = p->max_extent;
     uint32_t whole = (uint32_t)piece;
@@ -400,6 +395,9 @@ static uint32_t pieces_within(const struct policy *p, uint32_t pages, double us)
 {
     uint32_t pieces = pieces_of(p, pages);
     uint32_t fewest = pages ? (pages - 1) / p->max_extent + 1 : 0;
+    double most = us / create_us(p, 1); /* of the cheapest */
+    if (pieces > most)
+        pieces = most > fewest ? (uint32_t)most : fewest;
     while (pieces > fewest && growth_us(p, pages, pieces) > us)
         pieces--;
     return pieces;
@@ -411,8 +409,7 @@ static uint32_t pieces_within(const struct policy *p, uint32_t pages, double us)
  */
 struct filling {
     bool possible;
-    double us;    /* driver time */
-    double worth; /* what its pages are worth, as a price */
+    double us; /* driver time */
     size_t stop;
     uint32_t cover; /* UINT32_MAX: none */
     uint32_t grow;
@@ -425,7 +422,7 @@ struct filling {
 static double price_of(const struct filling *f)
 {
     double over = f->us > SLOW_US ? f->us - SLOW_US : 0;
-    return f->us + SLOW_TIMES * over + f->worth;
+    return f->us + SLOW_TIMES * over + CREATED_PAGE_US * f->grow;
 }
 
 enum { NO_RUN = -1 };
@@ -447,7 +444,6 @@ static void finish(const struct policy *p, const struct policy_view *v, struct f
     g.grow = rest;
     g.pieces = pieces_within(p, rest, SLOW_US - f.us);
     g.us += growth_us(p, rest, g.pieces);
-    g.worth += CREATED_PAGE_US * rest;
     g.pages += rest;
     if (rest <= v->creatable_pages)
         consider(best, g, room);
@@ -456,7 +452,6 @@ static void finish(const struct policy *p, const struct policy_view *v, struct f
     uint32_t pages = v->extent[longer].pages;
     f.cover = longer;
     f.us += move_us(p, pages);
-    f.worth += SURPLUS_PAGE_US * (pages - rest);
     f.pages += pages;
     consider(best, f, room);
 }
@@ -523,15 +518,13 @@ struct candidate {
     uint32_t missing;
     uint64_t room;
     struct filling filling;
-    double price;
 };
 
-static void try_candidate(const struct policy *p, const struct policy_view *v, struct candidate c, double worth,
+static void try_candidate(const struct policy *p, const struct policy_view *v, struct candidate c,
                           struct candidate *best)
 {
     c.filling = fill(p, v, c.missing, c.run, c.room);
-    c.price = price_of(&c.filling) - worth;
-    if (c.filling.possible && (!best->filling.possible || c.price < best->price))
+    if (c.filling.possible && (!best->filling.possible || price_of(&c.filling) < price_of(&best->filling)))
         *best = c;
 }
 
@@ -547,14 +540,13 @@ static void try_run(const struct policy *p, const struct policy_view *v, size_t 
     const struct policy_run *r = &v->run[run];
     struct candidate up = {.place = POLICY_EXTEND_UP, .run = (int64_t)run, .missing = pages - r->pages};
     struct candidate down = up;
-    double worth = STUCK_PAGE_US * stuck_pages(v, r);
     up.room = r->hole_after;
     down.room = r->hole_before;
     down.place = POLICY_EXTEND_DOWN;
     if (up.room >= up.missing)
-        try_candidate(p, v, up, worth, best);
+        try_candidate(p, v, up, best);
     if (down.room >= down.missing && down.room > up.room)
-        try_candidate(p, v, down, worth, best);
+        try_candidate(p, v, down, best);
 }
 
 /* The longest extendable runs, in no order; how many. */
@@ -609,12 +601,12 @@ static bool plan_extents(struct policy *p, const struct policy_view *v, uint32_t
     if (!sort_by_size(p, v))
         return false;
     steer_pieces(p, v);
-    fresh.room = longest_hole_pages(v);
-    if (fresh.room >= pages)
-        try_candidate(p, v, fresh, 0, &best);
     size_t n = choose_runs(v, pages, chosen);
     for (size_t i = 0; i < n; i++)
         try_run(p, v, chosen[i], pages, &best);
+    fresh.room = longest_hole_pages(v);
+    if (fresh.room >= pages)
+        try_candidate(p, v, fresh, &best); /* last: of equals a run is extended */
     if (!best.filling.possible)
         try_most_stuck(p, v, pages, &best);
     if (!best.filling.possible) {

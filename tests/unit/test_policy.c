@@ -252,7 +252,7 @@ static const struct measured unmapping[] = {{2, 12.5}, {128, 14.7}, {256, 16.4}}
 static const struct measured releasing[] = {{2, 7.2}, {32, 23}, {256, 79}};
 static const double mapping = 0.45;
 
-static const double created_page = 8, surplus_page = 1, stuck_page = 3, slow = 900, slower = 2;
+static const double created_page = 8, slow = 900, slower = 2;
 
 #define MEASURED(of, pages) measured(of, sizeof(of) / sizeof *(of), (double)(pages)*2)
 
@@ -390,10 +390,11 @@ Test(policy, each_price_counts)
         /* A page created is worth 8 us: three moves of a page are dearer than three pages made at once (55 and 25 +
              24), three of two pages are not (56 and 26 + 48). */
         {"1 (s4) *20 1 (1x3) 1", NO_CAP, 7, "up 0: create 3"}, {"1 (s4) *20 1 (2x3) 1", NO_CAP, 10, "up 0: move 0..2"},
-        /* A page of surplus 1 us: for one page 11 too many are moved (31.65 against 32.15), and 12 are not (32.85). */
-        {"1 (s4) *20 1 (12) 1", NO_CAP, 5, "up 0: move 0"}, {"1 (s4) *20 1 (13) 1", NO_CAP, 5, "up 0: create 1"},
-        /* A stuck page put to use 3 us: two make up for two more of surplus (17.85 against 21.45). */
-        {"1 (8) *9 1 (s2 6) *9 1", NO_CAP, 12, "up 1: move 0"}, {"1 (8) *9 1 (6) *9 1", NO_CAP, 12, "up 0: move 1"},
+        /* A page of surplus has no price beside the driver's time: for one page 140 too many are moved (32.13 against
+             32.15), and 141 are not (32.18). */
+        {"1 (s4) *200 1 (141) 1", NO_CAP, 5, "up 0: move 0"}, {"1 (s4) *200 1 (142) 1", NO_CAP, 5, "up 0: create 1"},
+        /* Nor has a stuck page that is put to use: the shorter extent moves, and of equals the lower run stays. */
+        {"1 (8) *9 1 (s2 6) *9 1", NO_CAP, 12, "up 0: move 1"}, {"1 (8) *9 1 (s2 8) *9 1", NO_CAP, 12, "up 0: move 1"},
         /* Driver time beyond 900 us counts three times: of 60 moves of three pages, each cheaper than three pages
              made, the first 45 come to 848 us, and making 45 pages takes 52. */
         {"1 (s4) *190 1 (3x60) 1", NO_CAP, 184, "up 0: move 0..45, create 42"});
@@ -838,17 +839,17 @@ static void each_trial(property *holds)
 }
 
 /*
- * What a plan is worth: driver time, that beyond 900 us three times, 8 us for a page created, 1 for one of surplus; 3
- * less for a stuck page of the run that is extended. Pieces that grow are priced as if they were all as the longest.
+ * What a plan is worth: driver time, that beyond 900 us three times, and 8 us for a page created. Pieces that grow are
+ * priced as if they were all as the longest.
  */
 static double growing_us(uint32_t pages, uint32_t pieces)
 {
     return pieces ? pieces * us_to_create((pages + pieces - 1) / pieces) : 0;
 }
 
-static double priced(double us, uint32_t created, uint32_t surplus)
+static double priced(double us, uint32_t created)
 {
-    return us + slower * fmax(us - slow, 0) + created_page * created + surplus_page * surplus;
+    return us + slower * fmax(us - slow, 0) + created_page * created;
 }
 
 static uint32_t stuck_of(const struct policy_view *v, size_t run)
@@ -863,10 +864,8 @@ static double price_of_plan(const struct trial *t)
 {
     const struct policy_view *v = &t->map.view;
     const struct policy_plan *plan = &t->plan;
-    uint32_t created = created_pages(plan), stuck = extends(plan) ? stuck_of(v, plan->run) : 0;
-    uint32_t missing = t->pages - (extends(plan) ? v->run[plan->run].pages : 0);
-    double us = moving_us(v, plan) + growing_us(created, (uint32_t)plan->creates);
-    return priced(us, created, moved_pages(v, plan) + created - missing) - stuck_page * stuck;
+    uint32_t created = created_pages(plan);
+    return priced(moving_us(v, plan) + growing_us(created, (uint32_t)plan->creates), created);
 }
 
 /* A place and what it misses, and the extents that could move there, longest first. */
@@ -909,11 +908,11 @@ static double share_stuck(const struct policy_view *v)
     return v->mapped_pages ? (double)stuck / (double)v->mapped_pages : 0;
 }
 
-/* Rule 3: by how much is stuck; 38 at most, and fewer than would take longer than is left; as the largest handle says. */
+/* Rule 3: by how much is stuck; fewer than would take longer than is left; as the largest handle says. */
 static uint32_t pieces_of(const struct offer *o, uint32_t pages, double us_left)
 {
     double share = share_stuck(&o->t->map.view), length = share >= 0.02 ? 10 : 40 - share / 0.02 * 30;
-    length = floor(fmin(fmax(length, pages / 38.0), o->max_extent));
+    length = floor(fmin(length, o->max_extent));
     uint32_t pieces = (uint32_t)ceil(pages / length), fewest = (uint32_t)ceil((double)pages / o->max_extent);
     while (pieces > fewest && growing_us(pages, pieces) > us_left)
         pieces--;
@@ -940,9 +939,9 @@ static void price_ends(struct offer *o, double us, uint32_t rest)
 {
     const struct policy_extent *longer = rest ? cover(o, rest) : NULL;
     if (rest <= o->t->map.view.creatable_pages)
-        offer_price(o, priced(us + growing_us(rest, pieces_of(o, rest, slow - us)), rest, 0));
+        offer_price(o, priced(us + growing_us(rest, pieces_of(o, rest, slow - us)), rest));
     if (longer && o->missing - rest + longer->pages <= o->room)
-        offer_price(o, priced(us + us_to_move(longer->pages), 0, longer->pages - rest));
+        offer_price(o, priced(us + us_to_move(longer->pages), 0));
 }
 
 /* Rule 2: each number of the extents that fit, longest first, with each end. */
@@ -976,7 +975,7 @@ static double cheapest_of_run(struct offer *o, size_t index)
     o->room = run->hole_before;
     if (o->missing <= o->room)
         price = fmin(price, cheapest_of(o));
-    return price - stuck_page * stuck_of(&o->t->map.view, index);
+    return price;
 }
 
 static uint64_t longest_hole(const struct policy_view *v)
