@@ -601,12 +601,12 @@ static bool plan_extents(struct policy *p, const struct policy_view *v, uint32_t
     if (!sort_by_size(p, v))
         return false;
     steer_pieces(p, v);
+    fresh.room = longest_hole_pages(v);
+    if (fresh.room >= pages)
+        try_candidate(p, v, fresh, &best); /* first, so that of equals it wins: by 0.001 in held */
     size_t n = choose_runs(v, pages, chosen);
     for (size_t i = 0; i < n; i++)
         try_run(p, v, chosen[i], pages, &best);
-    fresh.room = longest_hole_pages(v);
-    if (fresh.room >= pages)
-        try_candidate(p, v, fresh, &best); /* last: of equals a run is extended */
     if (!best.filling.possible)
         try_most_stuck(p, v, pages, &best);
     if (!best.filling.possible) {
