@@ -117,6 +117,18 @@
             ;                                                                                                          \
     }
 
+/*
+ * Between a sequentially consistent store and a later load of what others store plainly. x86-64 orders the two as they
+ * are; on aarch64 the store is ordered with later acquiring loads alone. ThreadSanitizer knows no fences, and runs on
+ * x86-64.
+ */
+static inline void fence_sc(void)
+{
+#ifndef VPMM_TSAN
+    atomic_thread_fence(memory_order_seq_cst);
+#endif
+}
+
 VPMM_DEFINE_ATOMIC(uint64_t, u64)
 VPMM_DEFINE_ATOMIC_ARITHMETIC(uint64_t, u64)
 VPMM_DEFINE_ATOMIC(uint32_t, u32)

@@ -5,6 +5,7 @@
 
 #include <ck_ec.h>
 #include <ck_hs.h>
+#include <ck_pr.h>
 #include <ck_ring.h>
 #include <ck_stack.h>
 #include <errno.h>
@@ -13,6 +14,10 @@
 #include <sys/syscall.h>
 #include <time.h>
 #include <unistd.h>
+
+#if defined CK_MD_TSO && !defined __x86_64__ && !defined __i386__
+#error "ck_md.h is that of another architecture: its fences would be empty. Pass -DCK_INCLUDE_DIR=<the target's>"
+#endif
 
 #ifdef VPMM_TSAN
 void __tsan_acquire(void *);
@@ -171,6 +176,7 @@ void pile_push(struct pile *pile, struct pile_node *node)
     vpmm_schedule_point(pile, true);
     handed_over(pile);
     ck_stack_push_upmc(stack_of(pile), (struct ck_stack_entry *)(void *)node);
+    ck_pr_fence_atomic_load(); /* before bell_ring's load: see sleep_until_work. Nothing on x86-64 */
 }
 
 struct pile_node *pile_take(struct pile *pile)

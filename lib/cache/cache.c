@@ -42,6 +42,7 @@ static bool flush_slots(struct fronts *fronts, struct stream *stream, struct cac
 static bool flush_bins(struct fronts *fronts, struct stream *stream, struct cache *cache, uint64_t bins)
 {
     bool any = false;
+    fence_sc(); /* after the store of the noted bits, before the slots: see "Emptying against filling", front.h */
     for (; bins; bins &= bins - 1)
         any |= flush_slots(fronts, stream, cache_bin_at(cache, (uint32_t)__builtin_ctzll(bins)), CACHE_SLOTS);
     return any;

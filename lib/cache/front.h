@@ -37,9 +37,9 @@
  *
  * Emptying against filling. A flusher takes the noted bits (exchange), then reads words; a freer makes its word CACHED,
  * then reads the noted bits, and notes its bin again if it is not noted; all sequentially consistent: one of the two
- * sees the other, and no region is left in a cache that looks empty. The slot is stored before the word's exchange and
- * read after that of the bits; it is a plain store, which on x86-64 and aarch64 these exchanges order. Who moves
- * addresses between slots notes the bin again likewise.
+ * sees the other, and no region is left in a cache that looks empty. The slot is stored before the word's exchange,
+ * which orders it on x86-64 and aarch64 although it is a plain store; the flusher has a fence between the bits and the
+ * slots. Who moves addresses between slots notes the bin again likewise.
  *
  * How much is live. A hit adds to its front's tally, or takes from it, and compares twice (stats.h): a malloc with the
  * tally's marks, above which front_look is due; a free with the front's floor, below which it is not a hit.

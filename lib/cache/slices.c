@@ -77,6 +77,7 @@ bool slices_flush(struct cache *cache, struct stream *stream, uint64_t bins)
 {
     struct slice_cache *slices = load_acquire_ptr(&cache->slices);
     bool any = false;
+    fence_sc(); /* as for regions: see flush_bins, cache.c */
     for (bins = slices ? bins & ((UINT64_C(1) << SLICE_CLASSES) - 1) : 0; bins; bins &= bins - 1)
         any |= flush_slots(cache, stream, (unsigned)__builtin_ctzll(bins), SLICE_SLOTS);
     return any;

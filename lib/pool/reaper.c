@@ -51,6 +51,7 @@ static void sleep_until_work(struct reaper *reaper, uint64_t us)
     struct arena *arena = reaper->arena;
     uint32_t seen = wakeup_read(&arena->bell.work);
     store_sc_u32(&arena->bell.asleep, 1);
+    fence_sc(); /* before the piles, which are pushed to with no more than a fence after it (queue.c) */
     bool work = is_called(reaper);
     if (!work && (!us || us > REAPER_RETRY_US))
         work = streams_unmarked(&arena->streams) || !pile_empty(&arena->zombies) || any_noted(arena) ||

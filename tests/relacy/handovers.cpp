@@ -451,18 +451,21 @@ static const quote waiters_quotes[] = {
  * cache, or the free finds the cache closed and is undone.
  */
 struct closed : rl::test_suite<closed, 2> {
-    word handle, noted, state;
+    word handle, noted, state, slot;
 
     void before()
     {
         store(handle, 1, mo_relaxed);
         store(noted, (int)rl::rand(2), mo_relaxed);
         store(state, LIVE, mo_relaxed);
+        store(slot, 0, mo_relaxed);
     }
 
     void thread(unsigned index)
     {
         if (index == 0) {
+            store(slot, 1, mo_relaxed);
+            fence(mo_seq_cst); /* what the exchange of the word is to the slot on x86-64 and aarch64 */
             bool looked_before = FAULT == 4 && load(handle, mo_seq_cst);
             store(state, CACHED, unless(1, mo_seq_cst, mo_release));
             if (load(noted, unless(2, mo_seq_cst, mo_relaxed)))
@@ -475,7 +478,9 @@ struct closed : rl::test_suite<closed, 2> {
             if (FAULT != 5)
                 store(handle, 0, mo_seq_cst);
             store(noted, 0, unless(2, mo_seq_cst, mo_release));
-            if (load(state, unless(1, mo_seq_cst, mo_relaxed)) == CACHED)
+            if (FAULT != 6)
+                fence(mo_seq_cst);
+            if (load(slot, mo_relaxed) && load(state, unless(1, mo_seq_cst, mo_relaxed)) == CACHED)
                 cas(state, CACHED, OWN, mo_seq_cst);
             if (FAULT == 5)
                 store(handle, 0, mo_seq_cst);
@@ -493,6 +498,7 @@ static const quote closed_quotes[] = {
     {"lib/cache/slices.c", "    if (load_sc_ptr(&cache->handle) == CACHE_CLOSED)\n        return !undo_give(cache, class);"},
     {"lib/cache/front.c", "        close_cache(cache);\n        cache_empty(cache, stream);"},
     {"lib/cache/cache.c", "    store_sc_u64(&cache->noted, 0);\n    flush_bins("},
+    {"lib/cache/cache.c", "    fence_sc(); /* after the store of the noted bits, before the slots"},
     {0, 0}};
 
 /* Two threads free and want to mark: the one that has the try-lock marks for both (stream.c, mark). */
@@ -674,8 +680,48 @@ struct asleep : rl::test_suite<asleep, 2> {
 
 static const quote asleep_quotes[] = {
     {"lib/base/bell.h", "    if (load_sc_u32(&bell->asleep))"},
-    {"lib/pool/reaper.c", "    store_sc_u32(&arena->bell.asleep, 1);\n    bool work = is_called(reaper);"},
+    {"lib/pool/reaper.c", "    store_sc_u32(&arena->bell.asleep, 1);\n    fence_sc();"},
+    {"lib/pool/reaper.c", "    bool work = is_called(reaper);"},
     {"lib/space/stream.c", "        if (load_sc_u32(&stream->outstanding) || ending)"},
+    {0, 0}};
+
+/* The same of a pile, which Concurrency Kit pushes to with a release alone (pile_push; reaper.c, sleep_until_work). */
+struct piled : rl::test_suite<piled, 2> {
+    word head, sleeps;
+    bool rung, slept;
+
+    void before()
+    {
+        store(head, 0, mo_relaxed);
+        store(sleeps, 0, mo_relaxed);
+        rung = slept = false;
+    }
+
+    void thread(unsigned index)
+    {
+        if (index == 0) {
+            cas(head, 0, 1, mo_release);
+            if (FAULT != 1)
+                fence(mo_seq_cst);
+            rung = load(sleeps, mo_seq_cst);
+        } else {
+            store(sleeps, 1, mo_seq_cst);
+            if (FAULT != 2)
+                fence(mo_seq_cst);
+            slept = !load(head, mo_relaxed);
+        }
+    }
+
+    void after()
+    {
+        RL_ASSERT(rung || !slept);
+    }
+};
+
+static const quote piled_quotes[] = {
+    {"lib/base/queue.c", "    ck_pr_fence_atomic_load(); /* before bell_ring's load"},
+    {"lib/base/queue.c", "    return ck_pr_load_ptr(&stack_of(pile)->head) == NULL;"},
+    {"lib/pool/reaper.c", "    store_sc_u32(&arena->bell.asleep, 1);\n    fence_sc();"},
     {0, 0}};
 
 /* The bit of a bin from which one thread removes the last hint while another enters one (hints.c). */
@@ -767,11 +813,12 @@ static const model models[] = {
     {"completion", 6, holds_in_all<completion>, completion_quotes},
     {"marked_again", 4, holds_in_all<marked_again>, again_quotes},
     {"waiters", 5, holds_in_all<waiters>, waiters_quotes},
-    {"closed", 5, holds_in_all<closed>, closed_quotes},
+    {"closed", 6, holds_in_all<closed>, closed_quotes},
     {"marking", 4, holds_in_all<marking>, marking_quotes},
     {"users", 5, holds_in_all<users>, users_quotes},
     {"detach", 6, holds_in_all<detach>, detach_quotes},
     {"asleep", 5, holds_in_all<asleep>, asleep_quotes},
+    {"piled", 2, holds_in_all<piled>, piled_quotes},
     {"bits", 5, holds_in_all<bits>, bits_quotes},
     {"pushed", 2, holds_in_all<pushed>, pushed_quotes},
 };
