@@ -24,7 +24,7 @@ import urllib.parse
 import urllib.request
 
 SERVER, BUILD = sys.argv[1:3]
-ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+ROOT = os.path.abspath(__file__).rsplit(os.sep, 3)[0]
 PROMETHEUS = os.path.join(ROOT, "exporter", "prometheus")
 DASHBOARD = os.path.join(ROOT, "exporter", "grafana", "vpmm.json")
 SECONDS = 200  # that the server serves if nothing ends it
