@@ -34,8 +34,7 @@ static inline void clock_yield(void)
 static inline void clock_sleep_us(long us)
 {
 #ifdef VPMM_SCHEDULE_POINTS
-    (void)us;
-    vpmm_schedule_wait(NULL);
+    vpmm_schedule_sleep(NULL, (uint64_t)us * 1000);
 #else
     const struct timespec time = {.tv_nsec = us * 1000};
     clock_nanosleep(CLOCK_MONOTONIC, 0, &time, NULL);

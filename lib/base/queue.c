@@ -282,8 +282,18 @@ void wakeup_signal(struct wakeup *wakeup)
 {
     handed_over(wakeup);
     ck_ec32_inc(count_of(wakeup), &ec_mode);
+#ifdef VPMM_SCHEDULE_POINTS
+    vpmm_schedule_wake(wakeup);
+#endif
 }
 
+#ifdef VPMM_SCHEDULE_POINTS
+void wakeup_wait(struct wakeup *wakeup, uint32_t seen, uint64_t timeout_ns)
+{
+    if (ck_ec32_value(count_of(wakeup)) == seen)
+        vpmm_schedule_sleep(wakeup, timeout_ns);
+}
+#else
 void wakeup_wait(struct wakeup *wakeup, uint32_t seen, uint64_t timeout_ns)
 {
     /* The first sleep is not cut short by the deadline: it must not be longer. */
@@ -301,3 +311,4 @@ void wakeup_wait(struct wakeup *wakeup, uint32_t seen, uint64_t timeout_ns)
     ck_ec32_wait(count_of(wakeup), &mode, seen, timeout_ns ? &deadline : NULL);
     received(wakeup);
 }
+#endif

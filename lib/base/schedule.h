@@ -1,9 +1,10 @@
 /*
  * schedule.h - where a test takes hold of the library's threads.
  *
- * A build with VPMM_SCHEDULE_POINTS calls these three, which the test defines: before each atomic operation and each
- * look into Concurrency Kit's structures; where a thread cannot go on before another one does; and for the time. Other
- * builds have nothing of it.
+ * A build with VPMM_SCHEDULE_POINTS calls these, which the test defines: before each atomic operation and each look into
+ * Concurrency Kit's structures; where a thread cannot go on before another one does; where it sleeps; and for the time.
+ * A test that explores schedules chooses who goes on at each point; stress/virtual.h keeps a clock for each thread.
+ * Other builds have nothing of it.
  */
 #ifndef VPMM_LIB_SCHEDULE_H
 #define VPMM_LIB_SCHEDULE_H
@@ -17,6 +18,10 @@ void vpmm_schedule_point(const volatile void *at, bool changes);
 
 /* The caller has found this pthread_mutex_t taken; NULL: it waits for any change. Returns when it may look again. */
 void vpmm_schedule_wait(void *lock);
+
+/* The caller sleeps for so many nanoseconds, 0: for ever, or until the object is woken; NULL: nothing wakes it. */
+void vpmm_schedule_sleep(const void *object, uint64_t ns);
+void vpmm_schedule_wake(const void *object);
 
 uint64_t vpmm_schedule_clock(void); /* nanoseconds */
 #else

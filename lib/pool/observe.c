@@ -1,6 +1,7 @@
 /*
  * observe.c - what a pool says of itself: statistics, its address map, its audit, and what an exporter asks.
  */
+#include "base/lock.h"
 #include "pool/audit.h"
 #include "pool/pool.h"
 #include "pool/reaper.h"
@@ -62,7 +63,7 @@ vpmm_status vpmm_check(vpmm_pool *pool)
     if (!pool->paged)
         return VPMM_SUCCESS;
     /* The reaper is the pool's own thread: it is kept from making a pass meanwhile. */
-    pthread_mutex_lock(&pool->arena.pass_lock);
+    lock_take(&pool->arena.pass_lock);
     vpmm_status status = audit(&pool->arena);
     pthread_mutex_unlock(&pool->arena.pass_lock);
     return status;
