@@ -18,7 +18,8 @@ enum state { READY, WAITS_FOR_LOCK, SLEEPS };
 
 /* A thread. Only who has the baton reads or writes any of them, but for `turn`. */
 struct actor {
-    uint64_t ns; /* READY: its clock. SLEEPS: until then, UINT64_MAX: until it is woken */
+    uint64_t ns;    /* READY: its clock. SLEEPS: until then, UINT64_MAX: until it is woken */
+    uint64_t since; /* SLEEPS: since then */
     enum state state;
     bool gone;
     const void *wakes;     /* what it sleeps for; NULL: nothing wakes it */
@@ -274,6 +275,7 @@ void vpmm_schedule_sleep(const void *object, uint64_t ns)
         arrive();
     uint64_t now = self->ns;
     self->state = SLEEPS;
+    self->since = now;
     self->wakes = object;
     self->ns = ns ? now + ns : UINT64_MAX;
     block(now);
@@ -287,7 +289,7 @@ void vpmm_schedule_wake(const void *object)
         struct actor *actor = &actors[i];
         if (actor->state != SLEEPS || actor->wakes != object || actor->gone || actor->ns <= self->ns)
             continue;
-        actor->ns = self->ns;
+        actor->ns = self->ns > actor->since ? self->ns : actor->since;
         if (actor->ns < lowest_other)
             lowest_other = actor->ns;
     }

@@ -110,24 +110,58 @@ static vpmm_status refresh_and_build(struct vpmm_pool *pool, struct stream *stre
     return build_region(&pool->arena, stream, pages, limits, region, source);
 }
 
-/* Tier 5, or what became free meanwhile. Before the pool grows, the caches of all threads and streams give what they
- * have, and so do the pages that are cut. */
-static vpmm_status find_or_build(struct vpmm_pool *pool, struct stream *stream, uint64_t pages, bool may_wait,
+/* Tier 5 with the turn, or what became free meanwhile. Before the pool grows, the caches of all threads and streams give
+ * what they have, and so do the pages that are cut. */
+static vpmm_status build_at_turn(struct vpmm_pool *pool, struct stream *stream, uint64_t pages, bool may_wait,
                                  struct build_limits *limits, struct region *region, enum region_source *source)
 {
-    vpmm_status status = VPMM_SUCCESS;
-    *source = find_with_own_cache(pool, stream, pages, region);
-    if (*source == REGION_NONE) {
-        if (!limits->since_ns)
-            limits->since_ns = clock_now_ns();
-        limits->keep_size = fronts_noted(&pool->fronts) || cut_noted(&pool->arena);
-        status = refresh_and_build(pool, stream, pages, may_wait, limits, region, source);
-    }
+    limits->keep_size = fronts_noted(&pool->fronts) || cut_noted(&pool->arena);
+    vpmm_status status = refresh_and_build(pool, stream, pages, may_wait, limits, region, source);
     if (limits->keep_size && tiers_is_shortage(status)) {
         limits->keep_size = false;
         tiers_flush(pool);
         status = refresh_and_build(pool, stream, pages, may_wait, limits, region, source);
     }
+    return status;
+}
+
+/*
+ * Enters the queue of builders. REGION_NONE: it is the caller's turn. Else memory was published meanwhile. Tiers 1 to 4
+ * never wait for a turn: what others have freed is taken before this thread waits.
+ */
+static enum region_source await_turn(struct vpmm_pool *pool, struct stream *stream, uint64_t pages, bool may_wait,
+                                     struct turn_place *place, struct region *region)
+{
+    struct arena *arena = &pool->arena;
+    enum region_source source = REGION_NONE;
+    if (turn_enter(&arena->turn, place, pages, stream->slot))
+        return REGION_NONE;
+    if (may_wait)
+        source = take_waiting(arena, &arena->space, stream, pages, false, region);
+    if (source != REGION_NONE)
+        return source;
+    do {
+        turn_read(&arena->turn, place);
+        source = find_pages(pool, stream, pages, region);
+    } while (source == REGION_NONE && turn_wait(&arena->turn, place));
+    return source;
+}
+
+/* Tiers 2 to 5. */
+static vpmm_status find_or_build(struct vpmm_pool *pool, struct stream *stream, uint64_t pages, bool may_wait,
+                                 struct build_limits *limits, struct region *region, enum region_source *source)
+{
+    struct turn_place place;
+    vpmm_status status = VPMM_SUCCESS;
+    *source = find_with_own_cache(pool, stream, pages, region);
+    if (*source != REGION_NONE)
+        return VPMM_SUCCESS;
+    if (!limits->since_ns)
+        limits->since_ns = clock_now_ns();
+    *source = await_turn(pool, stream, pages, may_wait, &place, region);
+    if (*source == REGION_NONE)
+        status = build_at_turn(pool, stream, pages, may_wait, limits, region, source);
+    turn_leave(&pool->arena.turn, &place);
     return status;
 }
 

@@ -42,6 +42,7 @@ vpmm_status arena_init(struct arena *arena, struct device *device, struct stats 
     arena->stats = stats;
     store_relaxed_u32(&arena->exportable, config->exportable && device->can_export);
     store_relaxed_u32(&arena->rdma, config->rdma && device->can_rdma);
+    turn_init(&arena->turn, &arena->space.await);
     pthread_mutex_init(&arena->reserve_lock, NULL);
     pthread_mutex_init(&arena->plan_lock, NULL);
     pthread_mutex_init(&arena->event_lock, NULL);
@@ -97,6 +98,7 @@ void arena_free(struct arena *arena)
     free(arena->view);
     space_free(&arena->cut);
     space_free(&arena->space);
+    turn_destroy(&arena->turn);
     pthread_mutex_destroy(&arena->reserve_lock);
     pthread_mutex_destroy(&arena->plan_lock);
     pthread_mutex_destroy(&arena->event_lock);

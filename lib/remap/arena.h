@@ -11,14 +11,19 @@
  *
  * The plan lock is a lock over planning and bookkeeping alone: no driver call is made and nothing is waited for
  * while it is held. What a plan claims (FREE regions by exchange, holes by carving) belongs to its builder, who calls
- * the driver after giving the lock up; builders therefore never wait for one another's driver calls.
+ * the driver after giving the lock up.
+ *
+ * The turn is an order among builders, and those who give memory back: one at a time, first come first served, from
+ * before its flush and plan until it has committed (turn.h). It is no lock: builds are right without it, and who has
+ * waited for one holder too long goes on beside it.
  *
  * The reserve lock is held over cuMemAddressReserve (about a microsecond) and the adding of the chunk: of the threads
  * that find no hole for their request at the same time one reserves, and the others wait for that and look again. It is
  * taken before the plan lock, never inside it, and only by who needs a chunk: no other build meets it.
  *
  * The pass lock is held by whoever makes a pass (the pool's thread, vpmm_poll, reclaim) or gives memory back
- * (trim): one at a time unmaps zombies, works ahead and releases extents. The event lock is held by whoever asks the
+ * (trim): one at a time unmaps zombies, works ahead and releases extents. Whoever has it may wait for the turn; nobody
+ * who has the turn takes it. The event lock is held by whoever asks the
  * driver about events: a pass, or a malloc that is about to build. No malloc or free of tiers 1 to 4 takes any of the
  * three.
  */
@@ -29,6 +34,7 @@
 #include "driver/device.h"
 #include "remap/decay.h"
 #include "remap/policy.h"
+#include "remap/turn.h"
 #include "space/space.h"
 
 #include <pthread.h>
@@ -48,6 +54,7 @@ struct arena {
     struct slabs slabs; /* and the slabs among them (slab.h) */
     struct streams streams;
 
+    struct turn turn; /* of those who build, or give memory back to the device */
     pthread_mutex_t reserve_lock;
     pthread_mutex_t plan_lock;
     struct hints holes;

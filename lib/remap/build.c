@@ -841,9 +841,15 @@ vpmm_status build_release(struct arena *arena, uint64_t keep_pages, uint64_t *re
 {
     vpmm_status status = VPMM_SUCCESS;
     uint32_t released;
+    struct turn_place place;
+    bool more = true;
     note_giving_back(arena, keep_pages);
-    while (release_one(arena, keep_pages, true, &released, &status))
-        *released_pages += released;
+    while (more) { /* others may build between two extents */
+        turn_take(&arena->turn, &place);
+        more = release_one(arena, keep_pages, true, &released, &status);
+        turn_leave(&arena->turn, &place);
+        *released_pages += more ? released : 0;
+    }
     return status;
 }
 

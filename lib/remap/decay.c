@@ -100,16 +100,25 @@ static void end_epoch(struct arena *arena, uint64_t use, uint64_t now)
 
 /* ---- a step ---- */
 
-static unsigned give_back(struct arena *arena, uint64_t target)
+/* Who builds has the turn, and goes first. */
+static bool release_at_turn(struct arena *arena, uint64_t keep_pages, uint32_t *pages, bool *gave_way)
+{
+    struct turn_place place;
+    *gave_way = !turn_try(&arena->turn, &place);
+    if (*gave_way)
+        return false;
+    bool released = build_release_within(arena, keep_pages, pages);
+    turn_leave(&arena->turn, &place);
+    return released;
+}
+
+static unsigned give_back(struct arena *arena, uint64_t target, bool *gave_way)
 {
     unsigned shift = arena->space.pages.page_shift, n = 0;
     uint64_t keep_pages = (target >> shift) + (target & ((UINT64_C(1) << shift) - 1) ? 1 : 0);
     uint32_t pages;
-    for (; n < DECAY_EXTENTS && !load_relaxed_u32(&arena->builders); n++) {
-        if (!build_release_within(arena, keep_pages, &pages))
-            break;
+    for (; n < DECAY_EXTENTS && release_at_turn(arena, keep_pages, &pages, gave_way); n++)
         stats_add(arena->stats, STAT_decayed_bytes, (uint64_t)pages << shift);
-    }
     return n;
 }
 
@@ -127,8 +136,8 @@ static bool approach(struct arena *arena, uint64_t use, uint64_t ms, uint64_t no
     if (stats_level(arena->stats, STAT_mapped_bytes) <= target || is_in_vain(arena))
         return false;
     uint64_t publications = load_sc_u64(&arena->space.publications);
-    unsigned n = give_back(arena, target);
-    bool gave_way = load_relaxed_u32(&arena->builders);
+    bool gave_way;
+    unsigned n = give_back(arena, target, &gave_way);
     decay->in_vain = !n && !gave_way && target == floor_of(arena, use);
     decay->publications = publications;
     if (n == DECAY_EXTENTS)

@@ -24,14 +24,24 @@ static void pass_regions(struct arena *arena)
     slabs_pass(&arena->slabs);
 }
 
+/* What it spent, 0: nothing is worth doing, or a malloc has the turn. A failure ahead of need fails nobody: the request
+ * itself will say so. */
+static double step_ahead(struct arena *arena, double budget_us)
+{
+    struct turn_place place;
+    double spent = 0;
+    if (!turn_try(&arena->turn, &place))
+        return 0;
+    vpmm_status status = build_ahead(arena, budget_us, &spent);
+    turn_leave(&arena->turn, &place);
+    return status == VPMM_SUCCESS ? spent : 0;
+}
+
 static double work_ahead(struct arena *arena, double budget_us)
 {
-    double spent = 0, step;
-    while (spent < budget_us && !device_lost(arena->device) && !load_relaxed_u32(&arena->builders)) {
-        if (build_ahead(arena, budget_us - spent, &step) != VPMM_SUCCESS || step <= 0)
-            break; /* a failure ahead of need fails nobody: the request itself will say so */
-        spent += step;
-    }
+    double spent = 0, step = 1;
+    for (; spent < budget_us && step > 0 && !device_lost(arena->device); spent += step)
+        step = step_ahead(arena, budget_us - spent);
     return spent;
 }
 

@@ -55,7 +55,7 @@ static const double SLOW_TIMES = 2; /* and how much dearer what goes beyond it i
 static const double FRESH_TIMES = 16;  /* ample room: so many times what is built, */
 static const double FRESH_SHARE = 0.5; /* and this share of what is mapped */
 
-static const double AHEAD_PIECE_MAX = 96; /* as PIECE_MAX, while the reaper keeps up */
+static const double AHEAD_PIECE_MAX = 48; /* as PIECE_MAX, while the reaper keeps up */
 static const double AHEAD_PIECE_MIN = 20;
 static const double AHEAD_STUCK_HIGH = 0.05;
 static const double RECUT_STUCK = 0.01;
@@ -64,6 +64,8 @@ static const double JOIN_SHARE = 0.5;
 static const double AHEAD_SHARE = 0.01;
 static const double AHEAD_GROWTH = 24; /* pages created in one step */
 
+enum { PIECE_LONGEST = 48 };      /* pages of a piece, however short the time for it, */
+enum { GROWTH_PIECES = 32 };      /* or this part of the growth: what it takes to move a giant request */
 enum { CANDIDATES = 32 };         /* runs looked at for extension, the longest: a bound; 16, all: the same */
 enum { MISSES_REMEMBERED = 256 }; /* the longest request of that many misses, and of as many before them, counts */
 enum { REAPER_MISSES = 8 };       /* the reaper is taken to keep up until so many misses passed without it */
@@ -397,11 +399,19 @@ static double growth_us(const struct policy *p, uint32_t pages, uint32_t pieces)
     return pieces ? pieces * create_us(p, (pages + pieces - 1) / pieces) : 0;
 }
 
+/* Of growth by so many pages. A long piece is seldom wholly free again, and what is left of it is stuck. */
+static uint32_t longest_piece(const struct policy *p, uint32_t pages)
+{
+    uint32_t longest = pages / GROWTH_PIECES > PIECE_LONGEST ? pages / GROWTH_PIECES : PIECE_LONGEST;
+    return longest < p->max_extent ? longest : p->max_extent;
+}
+
 /* Fewer and larger ones where the time left does not suffice, as far as the cap on extents allows. */
 static uint32_t pieces_within(const struct policy *p, uint32_t pages, double us)
 {
     uint32_t pieces = pieces_of(p, pages);
-    uint32_t fewest = pages ? (pages - 1) / p->max_extent + 1 : 0;
+    uint32_t longest = longest_piece(p, pages);
+    uint32_t fewest = pages ? (pages - 1) / longest + 1 : 0;
     double most = us / create_us(p, 1); /* of the cheapest */
     if (pieces > most)
         pieces = most > fewest ? (uint32_t)most : fewest;

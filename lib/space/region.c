@@ -258,6 +258,7 @@ void region_publish(struct space *space, struct region region)
             break;
     } while (true);
     fetch_add_sc_u64(&space->publications, 1);
+    await_published(&space->await, region.pages, region.fence);
     bell_ring(space->bell);
 }
 

@@ -5,6 +5,7 @@
 vpmm_status space_init(struct space *space, size_t page_size, size_t va_size)
 {
     pages_init(&space->pages, page_size, va_size);
+    await_init(&space->await);
     return hint_arena_init(&space->hint_arena, HINT_ARENA_BYTES)
                ? VPMM_SUCCESS
                : fail(VPMM_ERROR_HOST_MEMORY, "no address space for a pool's records");

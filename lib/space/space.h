@@ -15,6 +15,7 @@
 
 #include "base/bell.h"
 #include "base/stats.h"
+#include "space/await.h"
 #include "space/hints.h"
 #include "space/pages.h"
 #include "space/stream.h"
@@ -38,6 +39,7 @@ struct space {
     _Atomic(uint64_t) whole;        /* pages in FREE regions of granules, each region by itself */
     _Atomic(uint32_t) mixed;        /* set once: there may be regions whose pieces have passed in part */
     _Atomic(uint64_t) publications; /* counts memory that became FREE: a search that saw it move looks again */
+    struct await await;             /* threads that wait for some */
 };
 
 /* The tables and hints, empty. What is constant is the caller's to set before. HOST_MEMORY. */

@@ -567,10 +567,11 @@ Test(idle, decay_gives_way_to_builds, .timeout = 60)
     world_open(&w, &setup);
     CUstream s = world_stream(&w);
     need_once(&w, s);
-    fetch_add_sc_u32(&w.pool->arena.builders, 1);
+    struct turn_place place;
+    turn_take(&w.pool->arena.turn, &place);
     wait_polling(&w, 50);
     cr_expect_geq(mapped(&w), USED_PAGES * PAGE);
-    fetch_sub_relaxed_u32(&w.pool->arena.builders, 1);
+    turn_leave(&w.pool->arena.turn, &place);
     for (int i = 0; i < 40 && mapped(&w); i++)
         wait_polling(&w, 50);
     cr_expect_eq(mapped(&w), 0);

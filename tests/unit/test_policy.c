@@ -607,9 +607,9 @@ Test(policy, with_work_ahead_growth_is_cut_into_fewer_pieces)
     for (int round = 0; round < 2; round++) {
         expect_step(&p, &plan, "", "nothing");
         for (int i = 0; i < 6; i++)
-            expect_plan(&p, &plan, "*1000", 96, "fresh 0: create 96");
+            expect_plan(&p, &plan, "*1000", 96, "fresh 0: create 48x2");
         expect_plan(&p, &plan, "94 (s5) 1 *1000", 100, "fresh 100: create 20x5");
-        expect_plan(&p, &plan, "98 (s1) 1 *1000", 160, "fresh 100: create 80x2");
+        expect_plan(&p, &plan, "98 (s1) 1 *1000", 160, "fresh 100: create 40x4");
         expect_plan(&p, &plan, "*1000", 96, "fresh 0: create 32x3");
     }
     policy_plan_free(&plan);

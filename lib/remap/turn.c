@@ -1,0 +1,136 @@
+#include "remap/turn.h"
+
+#include "base/assert.h"
+#include "base/clock.h"
+
+void turn_init(struct turn *turn, struct await *await)
+{
+    turn->await = await;
+    pthread_mutex_init(&turn->lock, NULL);
+}
+
+void turn_destroy(struct turn *turn)
+{
+    vpmm_assert(!turn->first);
+    pthread_mutex_destroy(&turn->lock);
+}
+
+/* ---- the queue, under the lock ---- */
+
+static void append(struct turn *turn, struct turn_place *place)
+{
+    *place = (struct turn_place){.at = AWAIT_NO_PLACE};
+    *(turn->first ? &turn->last->next : &turn->first) = place;
+    turn->last = place;
+    store_relaxed_u32(&turn->length, load_relaxed_u32(&turn->length) + 1);
+}
+
+/* The place that was before it; NULL: it was the first. */
+static struct turn_place *take_out(struct turn *turn, const struct turn_place *place)
+{
+    struct turn_place *before = NULL, **link = &turn->first;
+    while (*link != place) {
+        before = *link;
+        vpmm_assert(before); /* the place is in the queue */
+        link = &before->next;
+    }
+    *link = place->next;
+    if (turn->last == place)
+        turn->last = before;
+    store_relaxed_u32(&turn->length, load_relaxed_u32(&turn->length) - 1);
+    return before;
+}
+
+static bool is_first(struct turn *turn, const struct turn_place *place)
+{
+    lock_take(&turn->lock);
+    bool first = turn->first == place;
+    pthread_mutex_unlock(&turn->lock);
+    return first;
+}
+
+/* ---- entering ---- */
+
+/* Once it says where its thread is woken it is woken there: who leaves reads it under the lock. */
+static void prepare_to_wait(struct turn *turn, struct turn_place *place, uint64_t pages, uint32_t slot)
+{
+    unsigned at = await_enter(turn->await, pages, slot);
+    lock_take(&turn->lock);
+    place->at = at;
+    pthread_mutex_unlock(&turn->lock);
+    place->ended = load_relaxed_u64(&turn->ended);
+    place->since = clock_now_ns();
+}
+
+bool turn_enter(struct turn *turn, struct turn_place *place, uint64_t pages, uint32_t slot)
+{
+    lock_take(&turn->lock);
+    append(turn, place);
+    bool has_come = turn->first == place;
+    pthread_mutex_unlock(&turn->lock);
+    if (!has_come)
+        prepare_to_wait(turn, place, pages, slot);
+    return has_come;
+}
+
+bool turn_try(struct turn *turn, struct turn_place *place)
+{
+    if (load_relaxed_u32(&turn->length))
+        return false;
+    lock_take(&turn->lock);
+    bool has_come = !turn->first;
+    if (has_come)
+        append(turn, place);
+    pthread_mutex_unlock(&turn->lock);
+    return has_come;
+}
+
+/* ---- waiting ---- */
+
+void turn_read(const struct turn *turn, struct turn_place *place)
+{
+    place->seen = await_read(turn->await, place->at);
+}
+
+/* The patience begins again whenever the turn has changed hands. */
+static uint64_t patience_left(const struct turn *turn, struct turn_place *place)
+{
+    uint64_t now = clock_now_ns(), ended = load_relaxed_u64(&turn->ended);
+    if (ended != place->ended) {
+        place->ended = ended;
+        place->since = now;
+    }
+    return now - place->since < TURN_PATIENCE_NS ? place->since + TURN_PATIENCE_NS - now : 0;
+}
+
+bool turn_wait(struct turn *turn, struct turn_place *place)
+{
+    uint64_t left = patience_left(turn, place);
+    if (is_first(turn, place) || !left)
+        return false;
+    await_sleep(turn->await, place->at, place->seen, left);
+    return !is_first(turn, place) && patience_left(turn, place);
+}
+
+void turn_take(struct turn *turn, struct turn_place *place)
+{
+    const uint64_t nothing = UINT32_MAX; /* pages: no region has so many */
+    if (turn_enter(turn, place, nothing, 0))
+        return;
+    do
+        turn_read(turn, place);
+    while (turn_wait(turn, place));
+}
+
+void turn_leave(struct turn *turn, struct turn_place *place)
+{
+    unsigned next = AWAIT_NO_PLACE;
+    lock_take(&turn->lock);
+    if (!take_out(turn, place)) {
+        store_relaxed_u64(&turn->ended, load_relaxed_u64(&turn->ended) + 1);
+        next = turn->first ? turn->first->at : AWAIT_NO_PLACE;
+    }
+    pthread_mutex_unlock(&turn->lock);
+    await_leave(turn->await, place->at);
+    await_wake(turn->await, next);
+}
