@@ -639,7 +639,7 @@ static const quote detach_quotes[] = {
                     "    if (load_sc_ptr(&cache->stream) == stream)"},
     {"lib/space/stream.c", "    fetch_add_sc_u32(&stream->users, 1);\n    enum stream_state state = load_sc_u32(&stream->state);"},
     {"lib/cache/front.c", "        store_sc_ptr(&cache->stream, NULL); /* before the count: see enter_stream */\n"
-                    "        stream_leave(stream);\n    }\n    fetch_add_sc_u32(&stream_at("},
+                    "        stream_leave(stream);\n    }\n    uint32_t caches = fetch_add_sc_u32(&stream_at("},
     {"lib/space/stream.c", "!has_caches(stream) && !load_sc_u32(&stream->users) &&"},
     {0, 0}};
 
