@@ -356,8 +356,8 @@ static inline bool front_count(struct front *front, uint64_t live, uint64_t requ
 }
 
 /*
- * The two below are the hit: what cache_take_or_steal and cache_give do when nothing is in the way, with no call in them, so
- * that the public functions need no stack. `pages`: the pool's table, whose place they know.
+ * The two below are the hit: what cache_take_or_steal and cache_give do when nothing is in the way, with no call in
+ * them, so that the public functions need no stack. `pages`: the pool's table, whose place they know.
  */
 
 /* The newest of the length. True: handed out; *look: front_look is due. */

@@ -122,7 +122,7 @@ static vpmm_status refuse_capture(struct device *device, CUstream handle, const 
 }
 
 /*
- * What a hit needs to know, in this order: cuStreamGetId of a capturing stream answers an error, and destroys the
+ * What a hit needs to know, in this order: cuStreamGetId of a capturing stream returns an error, and destroys the
  * capture (seen on an H200, driver 580).
  */
 vpmm_status identify(struct device *device, CUstream handle, struct identity *identity)

@@ -16,7 +16,7 @@
  * was given the stream is under way. The library therefore uses a handle in two ways, and in no third:
  *   in a call that was given the stream   the handle is good, and no capture begins on it, while the call is counted in
  *                                         `users`. Only here is cuStreamGetId asked: of a stream that captures it
- *                                         answers an error and destroys the capture
+ *                                         returns an error and destroys the capture
  *   by another                            (the reaper, a thread that needs the memory, vpmm_trim) of an ACTIVE record
  *                                         that is not private: it is good until vpmm_stream_release has returned, and
  *                                         the program begins no capture before. Should it do so all the same, and the
