@@ -211,7 +211,7 @@ static void settle(bench *b)
     for (int i = 0; i < STREAMS; i++)
         need_cuda(b, "cuStreamSynchronize", b->gpu.driver->cuStreamSynchronize(b->stream[i]));
     for (int i = 0; i < SETTLING_POLLS; i++)
-        need("vpmm_poll_for", vpmm_poll_for(b->pool, 0));
+        need("vpmm_poll", vpmm_poll(b->pool));
 }
 
 /* ---- the steps ---- */

@@ -1,34 +1,43 @@
 #!/usr/bin/env python3
-"""Measures what the placement policy's rules are worth: memory held, and driver time of mallocs, over traces.
+"""Measures what the placement policy's rules are worth: memory held, and time taken, by one thread and by many.
 
-Runs vpmm-replay of BUILD_DIR over the traces on the simulated GPU, with requests of at least 2 MiB, each trace twice on
-one pool, at nine scales of the sizes in equal steps (0.6, 0.7125, ... 1.5): dense, and at the traces' own pace. Printed
-is a row of each:
+Runs vpmm-virtual of BUILD_DIR over each trace on the simulated GPU, in virtual time, at three scales of the sizes (0.6,
+1 and 1.4), each four times on one pool. Printed is a row for each number of threads, each replaying a copy of the trace:
+dense, that is with next to no time between the calls, and at the traces' own pace with a GPU 300 us behind.
 
-  held     peak mapped over peak in use of the first pass, from an empty pool: the mean of all traces and scales, the
-           mean over the scales of the worst trace, and the highest of all
-  cold     driver time of all mallocs of the first pass, ms: the sum over the traces, mean over the scales
-  warm     that of the second pass
-  longest  the longest driver time of one malloc in both passes, ms
+  held      highest mapped over highest in use since the pool's creation, after the first pass and after the fourth: the
+            mean of all traces and scales; and the highest of all
+  driver    ms of calls that change mappings in mallocs, first pass / fourth pass: the mean; and in the background
+  longest   malloc, with all that it waits for, ms, first pass / fourth pass: the mean; and the highest of all
+  built     of 1,000 mallocs, in the fourth pass
 
-The driver time is what the calls were measured to cost on an H200. The rules and their constants are at the head of
-lib/remap/policy.c. To see what one is worth, run this, change the constant or take the rule out, build, run this again,
-and compare the rows. Held moves by less than 0.001 from run to run, and a time by some per cent, because idle caches go
-by the host's clock. The pool is configured by the VPMM_* environment variables.
+The rules and their constants are at the head of lib/remap/policy.c. To see what one is worth, run this, change the
+constant or take the rule out, build, run this again, and compare the rows. The same build prints the same rows. The
+pool is configured by the VPMM_* environment variables.
 """
 import argparse
+import concurrent.futures
 import json
 import os
+import queue
 import statistics
 import subprocess
 import sys
 
 EXIT_BAD, EXIT_USAGE = 1, 2
-SCALES = [0.6 + 0.1125 * i for i in range(9)]
-KINDS = {"dense": [], "paced": ["--pace"]}
+SCALES = [0.6, 1, 1.4]
+PASSES = 4
+DENSE, LAGGING = [], ["--pace", "--lag", "300"]
+ROWS = {"1, dense": (1, DENSE), "4, dense": (4, DENSE), "16, dense": (16, DENSE),
+        "1, lagging": (1, LAGGING), "4, lagging": (4, LAGGING), "16, lagging": (16, LAGGING)}
 EPILOG = """exit status: 0 all was measured; 1 a replay failed; 2 wrong usage, or nothing can be run.
 
 example: stress/policy.py build examples/requests.csv"""
+
+
+processors = queue.SimpleQueue()
+for number in os.sched_getaffinity(0):
+    processors.put(number)
 
 
 class Failure(Exception):
@@ -42,8 +51,9 @@ class Failure(Exception):
 def parse_arguments():
     parser = argparse.ArgumentParser(description=__doc__, epilog=EPILOG,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("build", metavar="BUILD_DIR", help="where vpmm-replay was built")
+    parser.add_argument("build", metavar="BUILD_DIR", help="where vpmm-virtual was built")
     parser.add_argument("traces", metavar="TRACE", nargs="+", help="a CSV file: see stress/README.md")
+    parser.add_argument("--rows", metavar="N,...", help="only the rows of these numbers of threads")
     parser.add_argument("--json", action="store_true", help="an object with the rows, and those of each trace alone")
     return parser.parse_args()
 
@@ -51,70 +61,93 @@ def parse_arguments():
 # ---- runs ----
 
 
-def replay(arguments, scale, options):
-    """What vpmm-replay says of each trace and pass, in the traces' order."""
-    command = [os.path.join(arguments.build, "vpmm-replay"), "--driver", "sim", "--json", "-", "--min-bytes", "2M",
-               "--scale", f"{scale:.4f}", *options, "--", *arguments.traces]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+def replay(build, trace, scale, threads, options):
+    """What vpmm-virtual says of each pass. Of its threads one at a time goes on, which is quickest on one processor."""
+    processor = processors.get()
+    try:
+        return replay_on(processor, build, trace, scale, threads, options)
+    finally:
+        processors.put(processor)
+
+
+def replay_on(processor, build, trace, scale, threads, options):
+    command = [os.path.join(build, "vpmm-virtual"), "--json", "-", "--passes", str(PASSES), "--threads", str(threads),
+               "--scale", str(scale), *options, "--", trace]
+    done = subprocess.run(command, capture_output=True, text=True, check=False,
+                          preexec_fn=lambda: os.sched_setaffinity(0, {processor}))
     if done.returncode != 0:
         raise Failure(f"{' '.join(command)} ends with {done.returncode}:\n{done.stderr.strip()}",
                       EXIT_USAGE if done.returncode == EXIT_USAGE else EXIT_BAD)
     return json.loads(done.stdout)
 
 
-def run_all(arguments, options):
-    """A list for each trace: its replays, two passes at each scale."""
-    runs = [[] for _ in arguments.traces]
-    for scale in SCALES:
-        said = replay(arguments, scale, options)
-        for i, of_trace in enumerate(runs):
-            of_trace += said[2 * i:2 * i + 2]
-    return runs
+def run_row(arguments, threads, options):
+    """For each trace its runs, one at each scale, of which each is a list of passes."""
+    jobs = [(arguments.build, trace, scale, threads, options) for trace in arguments.traces for scale in SCALES]
+    with concurrent.futures.ThreadPoolExecutor(processors.qsize()) as pool:
+        runs = list(pool.map(lambda job: replay(*job), jobs))
+    return [runs[i * len(SCALES):(i + 1) * len(SCALES)] for i in range(len(arguments.traces))]
 
 
 # ---- what it comes to ----
 
 
-def times(replays, number):
-    """Driver time of the mallocs of one pass, ms: the mean over the scales."""
-    return statistics.mean(r["driver_us_malloc"] / 1000 for r in replays if r["pass"] == number)
-
-
 def row_of(runs):
-    """The figures of some traces."""
-    held = [[r["held_ratio"] for r in replays if r["pass"] == 1] for replays in runs]
-    means = [statistics.mean(of_trace) for of_trace in held]
-    return {"held": statistics.mean(means), "held_worst_trace": max(means), "held_highest": max(map(max, held)),
-            "cold_ms": sum(times(replays, 1) for replays in runs),
-            "warm_ms": sum(times(replays, 2) for replays in runs),
-            "longest_ms": max(r["driver_us_malloc_max"] / 1000 for replays in runs for r in replays)}
+    """The figures of some runs."""
+    first, last = [run[0] for run in runs], [run[-1] for run in runs]
+
+    def mean(of, figure):
+        return statistics.mean(map(figure, of))
+
+    return {"held_first": mean(first, lambda r: r["held_in_use"]), "held": mean(last, lambda r: r["held_in_use"]),
+            "held_highest": max(r["held_in_use"] for r in last),
+            "driver_first_ms": mean(first, lambda r: r["malloc_calls"]["us"] / 1e3),
+            "driver_ms": mean(last, lambda r: r["malloc_calls"]["us"] / 1e3),
+            "background_first_ms": mean(first, lambda r: r["background_calls"]["us"] / 1e3),
+            "background_ms": mean(last, lambda r: r["background_calls"]["us"] / 1e3),
+            "longest_first_ms": mean(first, lambda r: r["malloc_max_us"] / 1e3),
+            "longest_ms": mean(last, lambda r: r["malloc_max_us"] / 1e3),
+            "longest_highest_ms": max(r["malloc_max_us"] / 1e3 for run in runs for r in run),
+            "built_of_1000": 1000 * sum(r["builds"] for r in last) / sum(r["mallocs"] for r in last)}
 
 
-def print_table(rows):
-    print(f"{'':8}{'held: mean':>11}{'worst trace':>13}{'highest':>9}{'cold ms':>9}{'warm ms':>9}{'longest ms':>12}")
-    for kind, row in rows.items():
-        print(f"{kind:8}{row['held']:11.4f}{row['held_worst_trace']:13.4f}{row['held_highest']:9.4f}"
-              f"{row['cold_ms']:9.2f}{row['warm_ms']:9.2f}{row['longest_ms']:12.2f}")
+def print_head():
+    print(f"{'threads':12}{'held: first':>12}{'fourth':>8}{'highest':>9}{'driver ms':>15}{'background ms':>15}"
+          f"{'longest ms':>13}{'highest':>9}{'built':>7}")
 
 
-def print_json(rows, runs):
-    each = {kind: {replays[0]["trace"]: row_of([replays]) for replays in runs[kind]} for kind in runs}
-    print(json.dumps({"rows": rows, "traces": each}, indent=1))
+def print_row(name, r):
+    print(f"{name:12}{r['held_first']:12.3f}{r['held']:8.3f}{r['held_highest']:9.2f}"
+          f"{r['driver_first_ms']:9.1f}{r['driver_ms']:6.1f}{r['background_first_ms']:9.1f}{r['background_ms']:6.1f}"
+          f"{r['longest_first_ms']:8.2f}{r['longest_ms']:5.2f}{r['longest_highest_ms']:9.1f}{r['built_of_1000']:7.2f}",
+          flush=True)
+
+
+def measure(arguments):
+    wanted = [int(n) for n in arguments.rows.split(",")] if arguments.rows else [1, 4, 16]
+    said = {"rows": {}, "traces": {}}
+    if not arguments.json:
+        print_head()
+    for name, (threads, options) in ROWS.items():
+        if threads not in wanted:
+            continue
+        runs = run_row(arguments, threads, options)
+        said["rows"][name] = row_of([run for of_trace in runs for run in of_trace])
+        said["traces"][name] = {trace: row_of(of_trace) for trace, of_trace in zip(arguments.traces, runs)}
+        if not arguments.json:
+            print_row(name, said["rows"][name])
+    if arguments.json:
+        print(json.dumps(said, indent=1))
 
 
 def main():
     arguments = parse_arguments()
-    program = os.path.join(arguments.build, "vpmm-replay")
+    program = os.path.join(arguments.build, "vpmm-virtual")
     try:
         if not os.access(program, os.X_OK):
             raise Failure(f"{program} is not there: build it with  cmake -S . -B {arguments.build} && "
-                          f"cmake --build {arguments.build} --target vpmm-replay", EXIT_USAGE)
-        runs = {kind: run_all(arguments, options) for kind, options in KINDS.items()}
-        rows = {kind: row_of(of_kind) for kind, of_kind in runs.items()}
-        if arguments.json:
-            print_json(rows, runs)
-        else:
-            print_table(rows)
+                          f"cmake --build {arguments.build} --target vpmm-virtual", EXIT_USAGE)
+        measure(arguments)
         return 0
     except Failure as failure:
         print(f"policy.py: {failure}", file=sys.stderr)

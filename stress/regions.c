@@ -78,8 +78,8 @@ static void drain(struct bench *b)
     for (int i = 0; i < 4; i++) {
         vpmm_sim_step(b->gpu.sim, b->freeing, SIZE_MAX);
         vpmm_sim_step(b->gpu.sim, b->asking, SIZE_MAX);
-        if (vpmm_poll_for(b->pool, 0) != VPMM_SUCCESS)
-            die("vpmm_poll_for");
+        if (vpmm_poll(b->pool) != VPMM_SUCCESS)
+            die("vpmm_poll");
     }
 }
 

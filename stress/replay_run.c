@@ -209,10 +209,10 @@ static bool free_slot(player *p, uint32_t slot, unsigned stream)
 
 /* Time. */
 
-static bool poll_reaper(player *p, unsigned budget_us, double *charged_us)
+static bool poll_reaper(player *p, double *charged_us)
 {
     double before = gpu_charged_us(&p->run->gpu);
-    bool ok = target_poll(&p->run->target, budget_us);
+    bool ok = target_poll(&p->run->target);
     *charged_us = gpu_charged_us(&p->run->gpu) - before;
     p->tally.driver_us_background += *charged_us;
     return ok;
@@ -224,7 +224,7 @@ static bool pace_reaper(player *p, double us)
     unsigned idle = 0;
     while (p->clock_us + 1 <= us && idle < 2) {
         double charged_us;
-        if (!poll_reaper(p, (unsigned)fmin(us - p->clock_us, 1e9), &charged_us))
+        if (!poll_reaper(p, &charged_us))
             return false;
         p->clock_us += charged_us;
         idle = charged_us < IDLE_POLL_US ? idle + 1 : 0;
@@ -259,7 +259,7 @@ static bool after_event(player *p)
 {
     double charged_us;
     lag_advance(&p->lag, p->streams);
-    return p->run->options->pace || p->run->gpu.sim == NULL || poll_reaper(p, 0, &charged_us);
+    return p->run->options->pace || p->run->gpu.sim == NULL || poll_reaper(p, &charged_us);
 }
 
 static bool play_event(player *p, const trace_event *e)
@@ -510,7 +510,7 @@ static uint64_t pass_peak_mapped(run *r, const pass_result *result)
 /* Everything was freed: the pool is to be consistent, and empty. */
 static bool audit(run *r, pass_result *result)
 {
-    bool ok = (r->gpu.sim == NULL || target_poll(&r->target, 0)) && target_audit(&r->target);
+    bool ok = (r->gpu.sim == NULL || target_poll(&r->target)) && target_audit(&r->target);
     ok = target_stats(&r->target, &result->after) && ok;
     if (result->after.requested_bytes != 0) {
         fprintf(stderr, "vpmm-replay: %s: all is freed, but the pool counts %" PRIu64 " bytes as requested\n", r->name,

@@ -135,9 +135,9 @@ bool target_release_stream(target *t, CUstream stream)
            vpmm_ok("vpmm_stream_release", status);
 }
 
-bool target_poll(target *t, unsigned budget_us)
+bool target_poll(target *t)
 {
-    return t->pool == NULL || vpmm_ok("vpmm_poll_for", vpmm_poll_for(t->pool, budget_us));
+    return t->pool == NULL || vpmm_ok("vpmm_poll", vpmm_poll(t->pool));
 }
 
 bool target_audit(target *t)

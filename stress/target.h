@@ -68,7 +68,7 @@ unsigned target_close(target *);
 
 /* Calls of vpmm's, which cuMemAllocAsync knows nothing of: there they do nothing, and are well. */
 bool target_release_stream(target *, CUstream); /* one that nothing was allocated on is well, too */
-bool target_poll(target *, unsigned budget_us);
+bool target_poll(target *);
 bool target_audit(target *);
 bool target_stats(target *, vpmm_stats *); /* of cuMemAllocAsync: zeros */
 

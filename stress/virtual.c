@@ -328,7 +328,7 @@ static void begin_pass(void)
 /* All is freed, and no other thread is inside. */
 static bool audit(void)
 {
-    return vpmm_ok("vpmm_poll_for", vpmm_poll_for(run.pool, 0)) && vpmm_ok("the audit", vpmm_check(run.pool));
+    return vpmm_ok("vpmm_poll", vpmm_poll(run.pool)) && vpmm_ok("the audit", vpmm_check(run.pool));
 }
 
 static bool run_pass(unsigned pass, virtual_result *r)

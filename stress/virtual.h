@@ -41,11 +41,12 @@ void virtual_begin(void);
 bool virtual_start(pthread_t *, void *(*)(void *), void *data, uint64_t at_ns);
 
 /* Waits until the library has started a thread of its own, which comes under virtual time with its first look at the
- * clock. */
+ * clock or its first driver call. */
 void virtual_await_thread(void);
 
 /* From now on all threads run freely, and time is the host's. For the end. */
 void virtual_end(void);
+bool virtual_is_on(void); /* between the two */
 
 uint64_t virtual_now_ns(void);
 

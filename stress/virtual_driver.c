@@ -140,9 +140,12 @@ static void note_call(const struct call *call, uint64_t ns)
     a->moves += call->entry == ENTRY_cuMemMap;
 }
 
-/* Who has come before goes first; a wait takes until the GPU has come so far. */
+/* Who has come before goes first; a wait takes until the GPU has come so far. After the end of virtual time threads
+ * come at once, and who waits for the GPU makes it run. */
 static void before(struct call *call)
 {
+    if (!virtual_is_on())
+        return;
     unsigned kind = call->entry < sizeof kinds ? kinds[call->entry] : PLAIN;
     if (kind == MAPS)
         virtual_spend(0);
@@ -161,6 +164,8 @@ static void before(struct call *call)
 
 static void after(const struct call *call)
 {
+    if (!virtual_is_on())
+        return;
     unsigned kind = call->entry < sizeof kinds ? kinds[call->entry] : PLAIN;
     uint64_t ns = (uint64_t)((vpmm_sim_thread_charged_us(d.sim) - call->charged_us) * 1e3 + 0.5), now = virtual_now_ns();
     if (kind == QUEUES)

@@ -148,6 +148,14 @@ static void arrive(void)
     await(&self->turn);
 }
 
+/* The caller, under virtual time. */
+static struct actor *own(void)
+{
+    if (!self)
+        arrive();
+    return self;
+}
+
 void virtual_begin(void)
 {
     sem_init(&may_arrive, 0, 0);
@@ -191,14 +199,19 @@ void virtual_end(void)
             sem_post(&actors[i].turn);
 }
 
+bool virtual_is_on(void)
+{
+    return on;
+}
+
 uint64_t virtual_now_ns(void)
 {
-    return self->ns;
+    return own()->ns;
 }
 
 void virtual_spend(uint64_t ns)
 {
-    self->ns += ns;
+    own()->ns += ns;
     go_on_or_hand_over(0);
 }
 
@@ -233,11 +246,7 @@ void vpmm_schedule_point(const volatile void *at, bool changes)
 
 uint64_t vpmm_schedule_clock(void)
 {
-    if (!on)
-        return host_ns();
-    if (!self)
-        arrive();
-    return self->ns;
+    return on ? own()->ns : host_ns();
 }
 
 void vpmm_schedule_wait(void *lock)
@@ -246,13 +255,11 @@ void vpmm_schedule_wait(void *lock)
         sched_yield();
         return;
     }
-    if (!self)
-        arrive();
     if (!lock) {
         virtual_spend(MOMENT_NS);
         return;
     }
-    self->state = WAITS_FOR_LOCK;
+    own()->state = WAITS_FOR_LOCK;
     self->lock = lock;
     waiting_for_locks++;
     block(self->ns);
@@ -271,9 +278,7 @@ void vpmm_schedule_sleep(const void *object, uint64_t ns)
         sleep_on_the_host(ns);
         return;
     }
-    if (!self)
-        arrive();
-    uint64_t now = self->ns;
+    uint64_t now = own()->ns;
     self->state = SLEEPS;
     self->since = now;
     self->wakes = object;

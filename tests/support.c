@@ -150,7 +150,7 @@ void world_drain(struct world *w)
     for (int quiet = 0, round = 0; quiet < 2; round++) {
         require(round < 1000, "the pool does not come to rest");
         size_t ran = world_step(w);
-        must_work(vpmm_poll_for(w->pool, 0));
+        must_work(vpmm_poll(w->pool));
         vpmm_stats now = stats_of(w);
         bool same = ran == 0 && now.marks == last.marks && now.zombies_retired == last.zombies_retired &&
                     now.unmap_failures == last.unmap_failures && now.hole_bytes == last.hole_bytes;

@@ -37,7 +37,7 @@
  * not named is safe at the same time, on one pool and on several.
  *   vpmm_pool_destroy, vpmm_check     during no other call on the pool, an exporter's scrapes included (remove the pool
  *                                     from the exporter first): otherwise the caller's mistake
- *   vpmm_poll, vpmm_poll_for          during each other, and the pool's own reaper: one makes the pass, the other
+ *   vpmm_poll                         during each other, and the pool's own reaper: one makes the pass, the other
  *                                     answers SUCCESS at once
  *   vpmm_dump, vpmm_stats_get, the    during anything but destroy: each number is right, two of them may be of
  *   observers, get_attribute          different instants
@@ -144,7 +144,7 @@ typedef enum vpmm_streams {
  * back to its peak again and again within a small part of decay_ms keeps what it needs, and one that has stopped has
  * given everything back to the threshold after decay_ms (but for what lies in front caches of stream 0, see README,
  * Limits), and then wakes up no more. The next malloc beyond what is left
- * makes memory anew; work ahead makes none before it does.
+ * makes memory anew.
  */
 /*
  * Captures. What lies freed in a front cache has no recorded end. While a stream is known to the pool, another thread
@@ -296,8 +296,8 @@ vpmm_status vpmm_stream_release_ptsz(vpmm_pool *, CUstream);
 /*
  * Gives wholly free extents back to the device until at most keep_bytes are mapped, or nothing more can be given. What
  * is in front caches counts as free, and so does a cut page without a live piece. Memory whose fence has not passed
- * stays. With keep_bytes 0 the driver's pool of VPMM_SMALL_ASYNC is trimmed too. What was given back stays given back:
- * work ahead of need makes no memory until a malloc has had to make some itself.
+ * stays. With keep_bytes 0 the driver's pool of VPMM_SMALL_ASYNC is trimmed too. What was given back stays given back
+ * until a malloc has to make memory.
  * `released` (may be NULL): bytes of extents that the driver has taken back.
  */
 vpmm_status vpmm_trim(vpmm_pool *, size_t keep_bytes, size_t *released);
@@ -395,16 +395,10 @@ vpmm_status vpmm_stats_get(vpmm_pool *, vpmm_stats *);
 vpmm_status vpmm_dump(vpmm_pool *, FILE *);
 
 /*
- * One pass of the reaper by hand: publishes passed fences, unmaps what is due, gives back what decays, and works ahead
- * a little.
+ * One pass of the reaper by hand: publishes passed fences, unmaps what is due, and gives back what decays. It makes no
+ * memory.
  */
 vpmm_status vpmm_poll(vpmm_pool *);
-
-/*
- * The same, with at most budget_us microseconds of driver time, as the policy estimates it, spent on work ahead of
- * need; 0 does only what is due.
- */
-vpmm_status vpmm_poll_for(vpmm_pool *, unsigned budget_us);
 
 /*
  * Audits every invariant of the pool while no one else calls in. SUCCESS, or INVALID_VALUE with the first violation

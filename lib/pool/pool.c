@@ -299,16 +299,10 @@ vpmm_status vpmm_trim(vpmm_pool *pool, size_t keep_bytes, size_t *released)
     return status;
 }
 
-vpmm_status vpmm_poll_for(vpmm_pool *pool, unsigned budget_us)
+vpmm_status vpmm_poll(vpmm_pool *pool)
 {
     vpmm_status status = pool_check(pool, "vpmm_poll");
     if (status != VPMM_SUCCESS || !pool->paged)
         return status;
-    return pass_try(&pool->arena, budget_us);
-}
-
-vpmm_status vpmm_poll(vpmm_pool *pool)
-{
-    enum { BUDGET_US = 200 };
-    return vpmm_poll_for(pool, BUDGET_US);
+    return pass_try(&pool->arena);
 }

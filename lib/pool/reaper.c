@@ -28,9 +28,8 @@ struct reaper {
     struct arena *arena;
     pthread_t thread;
     _Atomic(uint32_t) stop;
-    uint64_t built, quiet_since; /* the thread's: requests that had to build, and when that number last moved, */
-    uint64_t marks;              /* marks when the latest pass began, */
-    unsigned pause_us;           /* and the pause after it, if marks are outstanding; 0: none are */
+    uint64_t marks;    /* the thread's: marks when the latest pass began, */
+    unsigned pause_us; /* and the pause after it, if marks are outstanding; 0: none are */
 };
 
 /* Whether there is more to watch than the latest pass has seen. */
@@ -62,21 +61,6 @@ static void sleep_until_work(struct reaper *reaper, uint64_t us)
     store_sc_u32(&arena->bell.asleep, 0);
 }
 
-/*
- * Work ahead is for quiet times: while requests are building, what the policy would do ahead is being done by them, and
- * would only stand in their way in the driver.
- */
-static bool is_quiet(struct reaper *reaper)
-{
-    uint64_t built = stats_sum(reaper->arena->stats, STAT_builds), now = clock_now_ns() / 1000;
-    if (built != reaper->built) {
-        reaper->built = built;
-        reaper->quiet_since = now;
-        return false;
-    }
-    return now - reaper->quiet_since >= REAPER_QUIET_US;
-}
-
 /* While marks are outstanding. */
 static unsigned next_pause(const struct reaper *reaper, bool news)
 {
@@ -96,17 +80,14 @@ static bool marks_came(struct reaper *reaper)
 /* A pass of the thread's, and how many microseconds later the next; 0: nothing is pending. */
 static uint64_t pass_and_plan(struct reaper *reaper)
 {
-    enum { BUDGET_US = 200 }; /* of work ahead in a pass: what a request may have to wait for behind it */
     struct arena *arena = reaper->arena;
-    bool quiet = is_quiet(reaper), came = marks_came(reaper);
+    bool came = marks_came(reaper);
     struct pass_outlook after;
-    pass_of_reaper(arena, quiet ? BUDGET_US : 0, &after); /* a lost device ends the thread: see reap */
+    pass_of_reaper(arena, &after); /* a lost device ends the thread: see reap */
     bool pending = streams_pending(&arena->streams);
     reaper->pause_us = pending ? next_pause(reaper, after.any || came) : 0;
     if (after.any || pending)
         return after.any ? REAPER_TICK_US : reaper->pause_us;
-    if (!quiet)
-        return REAPER_QUIET_US;
     if (after.refused || streams_unmarked(&arena->streams))
         return REAPER_RETRY_US;
     return after.cached && (!after.decays_us || after.decays_us > FRONT_IDLE_US) ? FRONT_IDLE_US : after.decays_us;

@@ -25,7 +25,6 @@ enum {
     REAPER_TICK_US = 50,
     REAPER_CALL_US = 1000,    /* a pause that a ring ends */
     REAPER_LONGEST_US = 5000, /* of the pauses while marks are outstanding */
-    REAPER_QUIET_US = 1000,   /* without a build, before there is time for work ahead */
     REAPER_RETRY_US = 10000,  /* between tries to unmap what the driver has refused */
 };
 

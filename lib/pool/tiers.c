@@ -245,7 +245,6 @@ vpmm_status tiers_take_pages(struct vpmm_pool *pool, uint64_t pages, uint64_t en
 {
     struct arena *arena = &pool->arena;
     struct build_limits limits = {.reach = VIEW_USABLE, .creatable_pages = UINT64_MAX};
-    policy_note(&arena->policy, (uint32_t)pages);
     vpmm_status status = find_or_build(pool, stream, pages, policy_waits(arena), &limits, region, source);
     if (tiers_is_shortage(status) && enough < pages) {
         pages = enough;

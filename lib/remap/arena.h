@@ -22,7 +22,7 @@
  * taken before the plan lock, never inside it, and only by who needs a chunk: no other build meets it.
  *
  * The pass lock is held by whoever makes a pass (the pool's thread, vpmm_poll, reclaim) or gives memory back
- * (trim): one at a time unmaps zombies, works ahead and releases extents. Whoever has it may wait for the turn; nobody
+ * (trim): one at a time unmaps zombies and releases extents. Whoever has it may wait for the turn; nobody
  * who has the turn takes it. The event lock is held by whoever asks the
  * driver about events: a pass, or a malloc that is about to build. No malloc or free of tiers 1 to 4 takes any of the
  * three.
@@ -63,8 +63,6 @@ struct arena {
     struct policy_plan *plan;   /* likewise */
     uint64_t budgeted_pages;    /* mapped, and promised to builds under way; under the plan lock, as is the next: */
     uint64_t quarantined_pages; /* given back, and not yet taken by the driver: the cap is for both (zombie.h) */
-    bool gave_back; /* memory was given back, and no malloc has made any since: work ahead makes none either. Under the
-                       plan lock */
 
     struct pile zombies;
     _Atomic(uint64_t) grown_pages; /* new memory since the growth that was last counted */

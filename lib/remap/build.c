@@ -212,8 +212,6 @@ static void carve(struct build *build, const struct view *view, const struct pol
     for (size_t i = build->moved; i < build->extents; i++)
         build->new_pages += build->extent[i]->pages;
     build->arena->budgeted_pages += build->new_pages;
-    if (build->stream && build->new_pages)
-        build->arena->gave_back = false; /* a malloc needs more than is mapped */
 }
 
 static uint64_t creatable(const struct arena *arena, const struct build_limits *limits)
@@ -707,7 +705,7 @@ vpmm_status build_initial(struct arena *arena, uint64_t pages)
     return status;
 }
 
-/* ---- work ahead, and giving back ---- */
+/* ---- giving back ---- */
 
 /* `promised`: pages of the budget that a recut takes again at once. */
 static void count_removed(struct arena *arena, uint64_t pages, uint64_t promised)
@@ -828,22 +826,12 @@ static bool release_one(struct arena *arena, uint64_t keep_pages, bool more, uin
     return true;
 }
 
-/* What was needed before is no measure of what is needed from here on. */
-static void note_giving_back(struct arena *arena, uint64_t keep_pages)
-{
-    lock_take(&arena->plan_lock);
-    arena->gave_back = true;
-    policy_forget(&arena->policy, keep_pages);
-    pthread_mutex_unlock(&arena->plan_lock);
-}
-
 vpmm_status build_release(struct arena *arena, uint64_t keep_pages, uint64_t *released_pages)
 {
     vpmm_status status = VPMM_SUCCESS;
     uint32_t released;
     struct turn_place place;
     bool more = true;
-    note_giving_back(arena, keep_pages);
     while (more) { /* others may build between two extents */
         turn_take(&arena->turn, &place);
         more = release_one(arena, keep_pages, true, &released, &status);
@@ -856,91 +844,5 @@ vpmm_status build_release(struct arena *arena, uint64_t keep_pages, uint64_t *re
 bool build_release_within(struct arena *arena, uint64_t keep_pages, uint32_t *released_pages)
 {
     vpmm_status status;
-    note_giving_back(arena, keep_pages);
     return release_one(arena, keep_pages, false, released_pages, &status);
-}
-
-/*
- * A free extent released and created anew where it stood, as smaller ones. Claimed, so the plan's extents are mapped at
- * the address that removing it has left.
- */
-static vpmm_status recut(struct arena *arena, struct build *build, struct region kept, struct extent *extent,
-                         struct zombie *spare, struct region *result)
-{
-    struct build_limits limits = {.reach = VIEW_PASSED, .creatable_pages = UINT64_MAX};
-    enum removal removal = remove_extent(arena, extent, build->new_pages, spare);
-    if (removal == REMOVED) {
-        build->target = kept;
-        return carry_out(build, &limits, result);
-    }
-    lock_take(&arena->plan_lock);
-    if (removal == REMOVED_PLACE)
-        hole_add(arena, kept.page, kept.pages);
-    arena->budgeted_pages -= build->new_pages;
-    pthread_mutex_unlock(&arena->plan_lock);
-    return VPMM_ERROR_DRIVER;
-}
-
-static vpmm_status ahead_recut(struct arena *arena, struct build *build, const struct policy_plan *plan,
-                               struct region *result)
-{
-    struct policy_plan creates_alone = *plan;
-    struct region kept;
-    struct zombie *spare = zombie_create(1);
-    struct extent *extent = NULL;
-    creates_alone.moves = 0;
-    if (spare && build_alloc(build, arena->view, &creates_alone))
-        extent = claim_extent(arena, arena->view, plan->move[0], &kept);
-    pthread_mutex_unlock(&arena->plan_lock);
-    if (!extent) {
-        free(spare);
-        build_free(build);
-        return VPMM_ERROR_BUSY;
-    }
-    for (size_t i = 0; i < build->extents; i++)
-        build->new_pages += build->extent[i]->pages;
-    fetch_add_sc_u32(&arena->builders, 1);
-    kept.fence = FENCE_PASSED;
-    vpmm_status status = recut(arena, build, kept, extent, spare, result);
-    finish(build);
-    return status;
-}
-
-vpmm_status build_ahead(struct arena *arena, double budget_us, double *spent_us)
-{
-    struct build_limits limits = {.reach = VIEW_PASSED};
-    struct build build = {.arena = arena};
-    struct policy_plan *plan = arena->plan;
-    struct region region;
-    vpmm_status status = VPMM_SUCCESS;
-    uint32_t pages = 0;
-    *spent_us = 0;
-    lock_take(&arena->plan_lock);
-    limits.creatable_pages = arena->gave_back || !load_relaxed_u64(&arena->decay.ms) ? 0 : UINT64_MAX;
-    plan->place = POLICY_NOTHING;
-    if (view_make(arena->view, arena, NULL, VIEW_PASSED)) {
-        struct policy_view shown = view_for_policy(arena->view, true, arena->budgeted_pages, creatable(arena, &limits));
-        if (!policy_plan_ahead(&arena->policy, &shown, budget_us, plan, &pages))
-            plan->place = POLICY_NOTHING;
-    }
-    if (plan->place >= POLICY_NOTHING) {
-        pthread_mutex_unlock(&arena->plan_lock);
-        return VPMM_SUCCESS;
-    }
-    *spent_us = plan->cost_us > 1 ? plan->cost_us : 1;
-    if (plan->place == POLICY_RECUT) {
-        status = ahead_recut(arena, &build, plan, &region);
-    } else {
-        enum claim_result claimed = claim_plan(&build, arena->view, plan, &status);
-        pthread_mutex_unlock(&arena->plan_lock);
-        if (claimed != CLAIM_DONE) {
-            build_free(&build);
-            return VPMM_ERROR_BUSY; /* what was seen free is in use: so much the better */
-        }
-        status = carry_out(&build, &limits, &region);
-        finish(&build);
-    }
-    if (status == VPMM_SUCCESS)
-        region_publish(&arena->space, region);
-    return status;
 }

@@ -40,16 +40,8 @@ vpmm_status build_region(struct arena *, struct stream *, uint64_t pages, struct
 vpmm_status build_initial(struct arena *, uint64_t pages);
 
 /*
- * One step of the policy's work ahead of need, of at most budget_us. *spent_us: what it cost by the policy's model;
- * 0: there was nothing worth doing. Under the pass lock. A failure is the reaper's to ignore.
- * After memory was given back a step creates none beyond what it replaces, until a malloc has had to create some: what
- * was given back stays given back. With decay_ms 0 no step creates any.
- */
-vpmm_status build_ahead(struct arena *, double budget_us, double *spent_us);
-
-/*
- * Gives wholly free extents back until at most keep_pages are mapped. Under the pass lock, so that no work ahead is
- * on its way meanwhile.
+ * Gives wholly free extents back until at most keep_pages are mapped. Under the pass lock;
+ * waits its turn for each.
  */
 vpmm_status build_release(struct arena *, uint64_t keep_pages, uint64_t *released_pages);
 

@@ -16,8 +16,7 @@
  *
  * A step is a part of a pass of the reaper's thread or of vpmm_poll, so one runs at a time, under the pass lock. It
  * is small (DECAY_EXTENTS), gives way to mallocs that are building, and takes only wholly free extents that wait for
- * nothing, as a trim does (build.h); mallocs and frees go on beside it, and keep what they claim first. Work ahead does
- * not make again what decay gave back.
+ * nothing, as a trim does (build.h); mallocs and frees go on beside it, and keep what they claim first.
  *
  * What is kept beyond live memory for small requests (empty slabs, whole pages of granules) is given up after an epoch
  * without a malloc.

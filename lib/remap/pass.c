@@ -25,27 +25,6 @@ static void pass_regions(struct arena *arena)
     slabs_pass(&arena->slabs);
 }
 
-/* What it spent, 0: nothing is worth doing, or a malloc has the turn. A failure ahead of need fails nobody: the request
- * itself will say so. */
-static double step_ahead(struct arena *arena, double budget_us)
-{
-    struct turn_place place;
-    double spent = 0;
-    if (!turn_try(&arena->turn, &place))
-        return 0;
-    vpmm_status status = build_ahead(arena, budget_us, &spent);
-    turn_leave(&arena->turn, &place);
-    return status == VPMM_SUCCESS ? spent : 0;
-}
-
-static double work_ahead(struct arena *arena, double budget_us)
-{
-    double spent = 0, step = 1;
-    for (; spent < budget_us && step > 0 && !device_lost(arena->device); spent += step)
-        step = step_ahead(arena, budget_us - spent);
-    return spent;
-}
-
 /* Under the event lock. */
 static bool publish_passed(struct arena *arena)
 {
@@ -58,14 +37,8 @@ static bool publish_passed(struct arena *arena)
     return any;
 }
 
-/* What a pass does beside what is due for everybody's sake. */
-struct spare_time {
-    bool decays;
-    unsigned ahead_us;
-};
-
 /* Under the pass lock. True: something was done, and more may follow from it. */
-static bool pass(struct arena *arena, struct spare_time time)
+static bool pass(struct arena *arena, bool decays)
 {
     stats_note_peaks(arena->stats);
     fronts_flush_idle(arena->space.fronts);
@@ -75,28 +48,28 @@ static bool pass(struct arena *arena, struct spare_time time)
     bool any = publish_passed(arena);
     pthread_mutex_unlock(&arena->event_lock);
     any |= zombies_retire(arena);
-    if (time.decays && !device_lost(arena->device))
+    if (decays && !device_lost(arena->device))
         any |= decay_step(arena, any);
-    return work_ahead(arena, time.ahead_us) > 0 || any;
+    return any;
 }
 
-static vpmm_status locked_pass(struct arena *arena, struct spare_time time, bool *any)
+static vpmm_status locked_pass(struct arena *arena, bool decays, bool *any)
 {
     struct device_scope scope;
     vpmm_status status = device_lost(arena->device) ? device_lost_status() : device_enter(arena->device, &scope);
     if (status != VPMM_SUCCESS)
         return status;
-    *any = pass(arena, time);
+    *any = pass(arena, decays);
     device_leave(arena->device, &scope);
     store_relaxed_u64(&arena->passed_at_ns, clock_now_ns());
     return device_lost(arena->device) ? device_lost_status() : VPMM_SUCCESS;
 }
 
-vpmm_status pass_of_reaper(struct arena *arena, unsigned budget_us, struct pass_outlook *outlook)
+vpmm_status pass_of_reaper(struct arena *arena, struct pass_outlook *outlook)
 {
     *outlook = (struct pass_outlook){.any = false};
     lock_take(&arena->pass_lock);
-    vpmm_status status = locked_pass(arena, (struct spare_time){true, budget_us}, &outlook->any);
+    vpmm_status status = locked_pass(arena, true, &outlook->any);
     outlook->decays_us = decay_wait_us(arena);
     outlook->refused = arena->waiting != NULL;
     outlook->cached = arena->space.fronts->noted || arena->cut.fronts->noted;
@@ -104,12 +77,12 @@ vpmm_status pass_of_reaper(struct arena *arena, unsigned budget_us, struct pass_
     return status;
 }
 
-vpmm_status pass_try(struct arena *arena, unsigned budget_us)
+vpmm_status pass_try(struct arena *arena)
 {
     bool any;
     if (!lock_try(&arena->pass_lock))
         return VPMM_SUCCESS;
-    vpmm_status status = locked_pass(arena, (struct spare_time){true, budget_us}, &any);
+    vpmm_status status = locked_pass(arena, true, &any);
     pthread_mutex_unlock(&arena->pass_lock);
     return status;
 }
@@ -153,7 +126,7 @@ vpmm_status pass_now(struct arena *arena)
 {
     bool any;
     lock_take(&arena->pass_lock);
-    vpmm_status status = locked_pass(arena, (struct spare_time){false, 0}, &any);
+    vpmm_status status = locked_pass(arena, false, &any);
     pthread_mutex_unlock(&arena->pass_lock);
     return status;
 }

@@ -8,7 +8,6 @@
  *     and gives deferred slices to their slabs (under the event lock)
  *   4 unmaps zombies that are due (zombie.h)
  *   5 gives back what is no longer needed (decay.h)
- *   6 does the policy's work ahead of need, as far as there is time for it (build.h)
  *
  * The pool's thread makes passes (pool/reaper.h), and so do vpmm_poll and a malloc that is about to fail. A malloc that
  * is about to build makes 2 and 3 alone.
@@ -18,8 +17,8 @@
 
 #include "remap/arena.h"
 
-/* A whole pass, with so much time for work ahead, unless another thread is making one. */
-vpmm_status pass_try(struct arena *, unsigned budget_us);
+/* A whole pass, unless another thread is making one. */
+vpmm_status pass_try(struct arena *);
 
 /* What the reaper's thread has to look at after a pass. */
 struct pass_outlook {
@@ -30,7 +29,7 @@ struct pass_outlook {
 };
 
 /* A whole pass after waiting for the pass lock. The outlook is filled in whatever the status is. */
-vpmm_status pass_of_reaper(struct arena *, unsigned budget_us, struct pass_outlook *);
+vpmm_status pass_of_reaper(struct arena *, struct pass_outlook *);
 
 /*
  * Steps 2 and 3 alone, unless another thread is at them for long. For a malloc that is about to build, to which a few

@@ -1,7 +1,5 @@
 #include "remap/policy.h"
 
-#include "base/atomic.h"
-
 #include <stdlib.h>
 #include <string.h>
 
@@ -57,20 +55,9 @@ static const double WAIT_US = 40; /* what an extent that the stream must wait fo
 static const double FRESH_TIMES = 16;  /* ample room: so many times what is built, */
 static const double FRESH_SHARE = 0.5; /* and this share of what is mapped */
 
-static const double AHEAD_PIECE_MAX = 48; /* as PIECE_MAX, while the reaper keeps up */
-static const double AHEAD_PIECE_MIN = 20;
-static const double AHEAD_STUCK_HIGH = 0.05;
-static const double RECUT_STUCK = 0.01;
-static const double RECUT_PIECE = 8;
-static const double JOIN_SHARE = 0.5;
-static const double AHEAD_SHARE = 0.01;
-static const double AHEAD_GROWTH = 24; /* pages created in one step */
-
 enum { PIECE_LONGEST = 48 };      /* pages of a piece, however short the time for it, */
 enum { GROWTH_PIECES = 32 };      /* or this part of the growth: what it takes to move a giant request */
 enum { CANDIDATES = 32 };         /* runs looked at for extension, the longest: a bound; 16, all: the same */
-enum { MISSES_REMEMBERED = 256 }; /* the longest request of that many misses, and of as many before them, counts */
-enum { REAPER_MISSES = 8 };       /* the reaper is taken to keep up until so many misses passed without it */
 
 /*
  * The cost model: h200.md's driver prices, linear between the measured sizes.
@@ -81,8 +68,6 @@ struct price {
 
 static const struct price CREATE[] = {{2, 5.7}, {32, 7.7}, {256, 12}, {1024, 29}, {8192, 114}};
 static const struct price ACCESS[] = {{2, 18}, {32, 21}, {128, 25}, {256, 31}, {1024, 51}};
-static const struct price UNMAP[] = {{2, 12.5}, {128, 14.7}, {256, 16.4}};
-static const struct price RELEASE[] = {{2, 7.2}, {32, 23}, {256, 79}};
 static const double MAP_US = 0.45;
 
 #define PRICE(table, mib) price(table, sizeof(table) / sizeof *(table), mib)
@@ -108,11 +93,6 @@ static double create_us(const struct policy *p, uint32_t pages)
     return PRICE(CREATE, pages * p->page_mib) + move_us(p, pages);
 }
 
-static double release_us(const struct policy *p, uint32_t pages)
-{
-    return PRICE(UNMAP, pages * p->page_mib) + PRICE(RELEASE, pages * p->page_mib);
-}
-
 void policy_init(struct policy *p, uint64_t page_size_bytes, uint32_t max_extent_pages)
 {
     memset(p, 0, sizeof *p);
@@ -133,11 +113,6 @@ void policy_plan_free(struct policy_plan *plan)
     free(plan->move);
     free(plan->create);
     memset(plan, 0, sizeof *plan);
-}
-
-void policy_note(struct policy *p, uint32_t pages)
-{
-    raise_relaxed_u32(&p->longest_asked, pages);
 }
 
 /*
@@ -391,8 +366,7 @@ static double interpolate(double at_none, double at_high, double stuck, double h
 
 static void steer_pieces(struct policy *p, const struct policy_view *v)
 {
-    p->piece_pages = p->ahead ? interpolate(AHEAD_PIECE_MAX, AHEAD_PIECE_MIN, stuck_share(v), AHEAD_STUCK_HIGH)
-                              : interpolate(PIECE_MAX, PIECE_MIN, stuck_share(v), STUCK_HIGH);
+    p->piece_pages = interpolate(PIECE_MAX, PIECE_MIN, stuck_share(v), STUCK_HIGH);
 }
 
 static uint32_t pieces_of(const struct policy *p, uint32_t pages)
@@ -666,171 +640,10 @@ static double driver_us(const struct policy *p, const struct policy_view *v, con
     return us;
 }
 
-/* What work ahead goes by. */
-static void remember_miss(struct policy *p, const struct policy_view *v, uint32_t pages)
-{
-    uint64_t use = v->mapped_pages - free_pages(v) + pages;
-    if (use > p->peak_use)
-        p->peak_use = use;
-    if (p->ahead > 0)
-        p->ahead--;
-    if (++p->misses == MISSES_REMEMBERED) {
-        p->misses = 0;
-        p->longest_before = load_relaxed_u32(&p->longest_asked);
-        store_relaxed_u32(&p->longest_asked, pages);
-    }
-}
-
-void policy_forget(struct policy *p, uint64_t pages)
-{
-    if (p->peak_use > pages)
-        p->peak_use = pages;
-}
-
 bool policy_plan(struct policy *p, const struct policy_view *v, uint32_t pages, struct policy_plan *plan)
 {
-    start(plan, POLICY_NOTHING);
+    start(plan, POLICY_NO_MEMORY);
     bool done = p->max_extent == 1 ? plan_pages(v, pages, plan) : plan_extents(p, v, pages, plan);
     plan->cost_us = driver_us(p, v, plan);
-    remember_miss(p, v, pages);
-    return done;
-}
-
-/*
- * Work ahead.
- */
-static uint32_t longest_lately(const struct policy *p)
-{
-    uint32_t now = load_relaxed_u32(&p->longest_asked);
-    return now > p->longest_before ? now : p->longest_before;
-}
-
-static uint32_t longest_run_pages(const struct policy_view *v)
-{
-    uint32_t pages = 0;
-    for (size_t i = 0; i < v->runs; i++)
-        if (v->run[i].pages > pages)
-            pages = v->run[i].pages;
-    return pages;
-}
-
-/*
- * The run that grows: the longest with a hole after it that has room for what it still lacks, the highest of equals. It
- * keeps that room while it grows, so each join makes the base longer, and joins come to an end. (Of two runs with less
- * each could be the base in turns, and take the same extents from the other for ever.)
- */
-struct base {
-    size_t run; /* view.runs: none, what is mapped goes to a fresh place */
-    uint32_t wanted;
-    uint64_t room; /* 0: there is no such place either */
-};
-
-static struct base choose_base(const struct policy_view *v, uint32_t wanted)
-{
-    uint64_t fresh = longest_hole_pages(v);
-    struct base base = {v->runs, wanted, fresh >= wanted ? fresh : 0};
-    for (size_t i = 0; i < v->runs; i++) {
-        const struct policy_run *r = &v->run[i];
-        if (r->hole_after >= wanted - r->pages && (base.run == v->runs || r->pages >= v->run[base.run].pages)) {
-            base.run = i;
-            base.room = r->hole_after;
-        }
-    }
-    return base;
-}
-
-static void place_at(const struct policy_view *v, const struct base *base, uint32_t pages, struct policy_plan *plan)
-{
-    plan->place = base->run < v->runs ? POLICY_EXTEND_UP : POLICY_FRESH;
-    plan->run = base->run < v->runs ? base->run : 0;
-    plan->page = base->run < v->runs ? 0 : fresh_page(v, pages > base->wanted ? pages : base->wanted);
-}
-
-/* Moves the longest extent of other runs to the base run. */
-static bool join_ahead(const struct policy *p, const struct policy_view *v, const struct base *base, double budget_us,
-                       struct policy_plan *plan)
-{
-    size_t best = v->extents;
-    for (size_t i = 0; i < v->extents; i++) {
-        const struct policy_extent *e = &v->extent[i];
-        if (e->run == base->run || e->pages > base->room || move_us(p, e->pages) > budget_us)
-            continue;
-        if (best == v->extents || e->pages > v->extent[best].pages)
-            best = i;
-    }
-    if (best == v->extents)
-        return true;
-    place_at(v, base, v->extent[best].pages, plan);
-    return add_move(plan, best);
-}
-
-/* Creates one extent at the base run, while that leaves mapped below AHEAD_SHARE above the peak use. */
-static bool grow_ahead(const struct policy *p, const struct policy_view *v, const struct base *base, double budget_us,
-                       struct policy_plan *plan)
-{
-    double most = (1 + AHEAD_SHARE) * (double)p->peak_use - (double)v->mapped_pages;
-    uint32_t pages = (uint32_t)AHEAD_GROWTH;
-    if (pages > p->max_extent)
-        pages = p->max_extent;
-    if (most < pages || base->room < pages || v->creatable_pages < pages || create_us(p, pages) > budget_us)
-        return true;
-    place_at(v, base, pages, plan);
-    return add_create(plan, pages);
-}
-
-/* The longest extent made anew as pieces, as many as the budget allows. */
-static bool recut_ahead(const struct policy *p, const struct policy_view *v, double budget_us, struct policy_plan *plan)
-{
-    size_t longest = v->extents;
-    for (size_t i = 0; i < v->extents; i++)
-        if (longest == v->extents || v->extent[i].pages > v->extent[longest].pages)
-            longest = i;
-    if (longest == v->extents)
-        return true;
-    uint32_t pages = v->extent[longest].pages, n = pages / (uint32_t)RECUT_PIECE;
-    while (n > 1 && release_us(p, pages) + n * create_us(p, pages / n + 1) > budget_us)
-        n--;
-    if (n < 2)
-        return true;
-    plan->place = POLICY_RECUT;
-    plan->cost_us = release_us(p, pages);
-    return add_move(plan, longest) && add_creates(plan, pages, n);
-}
-
-static bool plan_ahead(const struct policy *p, const struct policy_view *v, double budget_us, struct policy_plan *plan)
-{
-    uint32_t wanted = (uint32_t)(JOIN_SHARE * longest_lately(p));
-    if (longest_run_pages(v) < wanted) {
-        struct base base = choose_base(v, wanted);
-        if (!join_ahead(p, v, &base, budget_us, plan))
-            return false;
-        if (plan->place == POLICY_NOTHING && !grow_ahead(p, v, &base, budget_us, plan))
-            return false;
-    }
-    if (plan->place == POLICY_NOTHING && stuck_share(v) > RECUT_STUCK)
-        return recut_ahead(p, v, budget_us, plan);
-    return true;
-}
-
-bool policy_plan_ahead(struct policy *p, const struct policy_view *v, double budget_us, struct policy_plan *plan,
-                       uint32_t *pages)
-{
-    start(plan, POLICY_NOTHING);
-    *pages = 0;
-    if (p->max_extent == 1)
-        return true;
-    p->ahead = REAPER_MISSES;
-    bool done = plan_ahead(p, v, budget_us, plan);
-    if (plan->place == POLICY_RECUT) {
-        *pages = v->extent[plan->move[0]].pages;
-        for (size_t i = 0; i < plan->creates; i++)
-            plan->cost_us += create_us(p, plan->create[i]);
-        return done;
-    }
-    plan->cost_us = driver_us(p, v, plan);
-    for (size_t i = 0; i < plan->moves; i++)
-        *pages += v->extent[plan->move[i]].pages;
-    for (size_t i = 0; i < plan->creates; i++)
-        *pages += plan->create[i];
     return done;
 }

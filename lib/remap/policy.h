@@ -1,8 +1,8 @@
 /*
  * policy.h - where memory is placed, and of what extents it is made.
  *
- * A module of its own: it sees counts of pages, never a driver, a stream or a lock. The caller (build.c or the reaper,
- * holding the plan lock) shows it what is free now; it answers with a plan; the caller carries it out or drops it.
+ * A module of its own: it sees counts of pages, never a driver, a stream or a lock. The caller (build.c, holding the
+ * plan lock) shows it what is free now; it answers with a plan; the caller carries it out or drops it.
  *
  *   run     a maximal run of mapped free pages that the request may use without waiting; or, where the caller lets a
  *           request wait, free pages that are behind another stream's fence
@@ -54,8 +54,6 @@ enum policy_place {
     POLICY_FRESH,       /* at `page`, inside a hole */
     POLICY_EXTEND_UP,   /* run `run` stays, new pieces are mapped right after it */
     POLICY_EXTEND_DOWN, /* run `run` stays, new pieces are mapped right before it */
-    POLICY_RECUT,       /* ahead only: extent move[0] is unmapped, released, made anew where it stood, as `create` */
-    POLICY_NOTHING,     /* ahead only: nothing is worth doing */
     POLICY_NO_HOLE,     /* no hole is long enough: reserve a chunk, plan again */
     POLICY_NO_MEMORY,   /* creatable_pages and what can be moved do not suffice */
 };
@@ -81,13 +79,6 @@ struct policy {
     uint32_t max_extent; /* pages of the largest handle, UINT32_MAX: no limit; 1: the specification's mode */
     double page_mib;
 
-    _Atomic(uint32_t) longest_asked; /* by any thread, relaxed: a hint, nothing is ordered by it */
-
-    /* Below: whoever has the plan lock. */
-    uint32_t longest_before; /* longest_asked of the MISSES_REMEMBERED misses before the present ones */
-    uint32_t misses;         /* of the present ones */
-    uint64_t peak_use;       /* the most pages that were live, or asked for, at a miss since memory was given back */
-    uint32_t ahead;          /* counts down, a miss at a time, from the last work ahead; 0: no reaper keeps up */
     double piece_pages;      /* what growth is cut into, by the last look at how much memory is stuck */
     uint64_t *by_size;       /* scratch: the view's extents, longest first */
     size_t by_size_capacity;
@@ -97,22 +88,8 @@ struct policy {
 void policy_init(struct policy *, uint64_t page_size_bytes, uint32_t max_extent_pages);
 void policy_destroy(struct policy *);
 
-/* A malloc of that many pages went past the front cache. Any thread, at any time; it seldom writes. */
-void policy_note(struct policy *, uint32_t pages);
-
-/* Memory was given back until at most so many pages are mapped: work ahead provides for no more use than that. */
-void policy_forget(struct policy *, uint64_t pages);
-
 /* How to serve a request that no run fits (one that does is not looked at). false: host memory is exhausted. */
 bool policy_plan(struct policy *, const struct policy_view *, uint32_t pages, struct policy_plan *);
-
-/*
- * One small step of work ahead of need that costs at most budget_us, POLICY_NOTHING if none is worth it or none fits
- * the budget; *pages is how many pages it maps. A step costs 20 us and more, a recut some 60 to several hundred.
- * false: host memory is exhausted.
- */
-bool policy_plan_ahead(struct policy *, const struct policy_view *, double budget_us, struct policy_plan *,
-                       uint32_t *pages);
 
 void policy_plan_free(struct policy_plan *);
 

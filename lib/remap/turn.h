@@ -10,7 +10,7 @@
  *
  * Who has the turn flushes caches, asks which fences have passed, plans, claims, calls the driver and commits. A thread
  * that waits holds no memory; it looks for some whenever any is published (await.h), and leaves its place when it finds
- * some. Work ahead and giving memory back to the device take the turn only where nobody has it or waits.
+ * some. Decay takes the turn only where nobody has it or waits.
  *
  * The turn is an order, no exclusion: all that a build shares with others is claimed by exchange or under the plan lock,
  * so builds may also run side by side. This bounds what a builder that the kernel has preempted costs the others: a

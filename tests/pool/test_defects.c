@@ -184,7 +184,7 @@ Test(defects, defect_05_an_address_that_stays_mapped_is_not_handed_out)
     vpmm_sim_fail(w.sim, "cuMemUnmap", 1, CUDA_ERROR_INVALID_VALUE, true);
     world_step(&w);
     for (int i = 0; i < 10; i++)
-        (void)vpmm_poll_for(w.pool, 0); /* may say that the driver refused */
+        (void)vpmm_poll(w.pool); /* may say that the driver refused */
     world_audit(&w);
     cr_expect_eq(stats_of(&w).pending_unmap_bytes, pending, "a mapped address counts as unmapped");
     cr_expect_gt(stats_of(&w).unmap_failures, 0);
@@ -245,9 +245,9 @@ Test(defects, defect_06_a_broken_event_is_not_taken_for_a_busy_one)
     CUstream s = world_stream(&w);
     keep_busy(&w, s);
     give(&w, take(&w, 4, s), s);
-    (void)vpmm_poll_for(w.pool, 0); /* records the mark */
+    (void)vpmm_poll(w.pool); /* records the mark */
     vpmm_sim_fail(w.sim, "cuEventQuery", 1, CUDA_ERROR_LAUNCH_FAILED, true);
-    must_fail(VPMM_ERROR_DRIVER, vpmm_poll_for(w.pool, 0));
+    must_fail(VPMM_ERROR_DRIVER, vpmm_poll(w.pool));
     CUdeviceptr pointer = 0;
     must_fail(VPMM_ERROR_DRIVER, vpmm_malloc(w.pool, 4 * PAGE, s, &pointer));
     world_audit(&w);
@@ -270,7 +270,7 @@ Test(defects, defect_07_free_speaks_for_the_stream_that_it_names)
     expect_later(&w, p, 4, 2, second);
     give(&w, p, second);
     world_run(&w, first, SIZE_MAX); /* all of first's own work is done */
-    must_work(vpmm_poll_for(w.pool, 0));
+    must_work(vpmm_poll(w.pool));
     CUdeviceptr q = take(&w, 4, first);
     cr_expect_neq(q, p, "memory that the second stream still uses is given to the first");
     fill(&w, q, 4, 1, first);
@@ -476,7 +476,7 @@ Test(defects, defect_15_merging_does_not_make_idle_memory_wait)
     CUdeviceptr one = take(&w, 1, busy);
     fill(&w, one, 1, 1, busy);
     give(&w, one, busy); /* one page that waits, beside 999 that do not */
-    must_work(vpmm_poll_for(w.pool, 0));
+    must_work(vpmm_poll(w.pool));
     uint64_t waits = world_calls(&w, "cuStreamWaitEvent"), maps = world_calls(&w, "cuMemMap");
     CUdeviceptr rest = take(&w, 999, asking);
     fill(&w, rest, 999, 999, asking);

@@ -1063,7 +1063,7 @@ static void streams_come_and_go(int threads, vpmm_streams streams)
             helper_give(&h[i], helper_take(&h[i], 1 + (size_t)i, s), s);
         must_work(vpmm_stream_release(w.pool, s));
         world_stream_destroy(&w, s);
-        must_work(vpmm_poll_for(w.pool, 0));
+        must_work(vpmm_poll(w.pool));
         if (cycle == 200)
             asked = atomic_load(&aligned_asked);
     }
@@ -1485,7 +1485,7 @@ Test(front, a_lost_device_ends_the_hits)
     give(&w, take(&w, CACHE, s), s); /* too long for a cache, so it is marked */
     vpmm_sim_fail(w.sim, "cuEventQuery", 1, CUDA_ERROR_ILLEGAL_ADDRESS, true);
     world_step(&w);
-    must_fail(VPMM_ERROR_DRIVER, vpmm_poll_for(w.pool, 0));
+    must_fail(VPMM_ERROR_DRIVER, vpmm_poll(w.pool));
     must_fail(VPMM_ERROR_DRIVER, vpmm_malloc(w.pool, 2 * PAGE, s, &q));
     cr_expect_eq(q, 0xdead);
     must_fail(VPMM_ERROR_DRIVER, vpmm_free(w.pool, kept, s));

@@ -89,7 +89,7 @@ static void make_streams(bool replace)
 static void settle(void)
 {
     for (int i = 0; i < 6; i++) { /* caches are found idle, and emptied; records are taken out of use */
-        must_work(vpmm_poll_for(shared.w.pool, 0));
+        must_work(vpmm_poll(shared.w.pool));
         usleep(11000);
     }
 }

@@ -52,7 +52,7 @@ static void use_and_free(struct world *w, CUstream s)
     world_drain(w);
 }
 
-static void work_ahead(struct world *w)
+static void poll_often(struct world *w)
 {
     for (int i = 0; i < 200; i++)
         must_work(vpmm_poll(w->pool));
@@ -69,8 +69,8 @@ static void a_trim_stays(size_t keep_pages)
     must_work(vpmm_trim(w.pool, keep_pages * PAGE, NULL));
     uint64_t left = mapped(&w);
     cr_expect_leq(left, keep_pages * PAGE);
-    work_ahead(&w);
-    cr_expect_leq(mapped(&w), left, "a trim left %llu MiB, and work ahead made %llu of it",
+    poll_often(&w);
+    cr_expect_leq(mapped(&w), left, "a trim left %llu MiB, and passes made %llu of it",
                   (unsigned long long)(left / MIB), (unsigned long long)(mapped(&w) / MIB));
     world_audit(&w);
     world_close(&w);
@@ -86,7 +86,7 @@ Test(idle, a_trim_to_something_stays)
     a_trim_stays(64);
 }
 
-/* Work ahead begins again with a malloc that has to make memory, and not with what was needed before the trim. */
+/* What was needed before the trim is not made again. */
 Test(idle, after_a_trim_a_malloc_makes_no_more_than_is_needed_now)
 {
     struct setup setup = setup_default();
@@ -98,33 +98,10 @@ Test(idle, after_a_trim_a_malloc_makes_no_more_than_is_needed_now)
     must_work(vpmm_trim(w.pool, 0, NULL));
     CUdeviceptr p = take(&w, 8, s);
     uint64_t made = mapped(&w);
-    work_ahead(&w);
+    poll_often(&w);
     cr_expect_leq(mapped(&w), made + made / 50, "%llu MiB became %llu", (unsigned long long)(made / MIB),
                   (unsigned long long)(mapped(&w) / MIB));
     give(&w, p, s);
-    world_close(&w);
-}
-
-/* Of 3000 pages in use one per cent is enough for a step. */
-Test(idle, after_a_trim_a_malloc_that_makes_memory_lets_work_ahead_make_some)
-{
-    enum { USED = 15 };
-    struct setup setup = setup_default();
-    setup.pool.va_size = 8 * GIB;
-    struct world w;
-    world_open(&w, &setup);
-    CUstream s = world_stream(&w);
-    use_and_free(&w, s);
-    must_work(vpmm_trim(w.pool, 0, NULL));
-    CUdeviceptr p[USED];
-    for (int i = 0; i < USED; i++)
-        p[i] = take(&w, LONG_PAGES, s);
-    uint64_t made = mapped(&w);
-    work_ahead(&w);
-    cr_expect_gt(mapped(&w), made);
-    cr_expect_leq(mapped(&w), made + made / 50);
-    for (int i = 0; i < USED; i++)
-        give(&w, p[i], s);
     world_close(&w);
 }
 
@@ -642,8 +619,8 @@ Test(idle, small_requests_leave_nothing_behind_the_reaper, .timeout = 60)
     small_requests_decay(true);
 }
 
-/* What decay gave back is not made ahead of need. */
-Test(idle, work_ahead_leaves_decayed_memory_alone, .timeout = 60)
+/* What decay gave back no pass makes again. */
+Test(idle, what_decayed_stays_given_back, .timeout = 60)
 {
     struct setup setup = with_decay(40, false);
     setup.pool.va_size = 8 * GIB;
@@ -654,7 +631,7 @@ Test(idle, work_ahead_leaves_decayed_memory_alone, .timeout = 60)
     use_and_free(&w, s);
     wait_polling(&w, 400);
     uint64_t left = mapped(&w), created = stats_of(&w).pages_created;
-    work_ahead(&w);
+    poll_often(&w);
     cr_expect_leq(mapped(&w), left);
     cr_expect_eq(stats_of(&w).pages_created, created);
     give(&w, kept, s);

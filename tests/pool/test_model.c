@@ -161,7 +161,7 @@ static void do_something(struct model *m)
     else if (what < 890)
         world_run(&m->w, m->stream[draw(m, STREAMS)], 1 + draw(m, 12));
     else if (what < 940)
-        model_assert(m, vpmm_poll_for(m->w.pool, 0) == VPMM_SUCCESS);
+        model_assert(m, vpmm_poll(m->w.pool) == VPMM_SUCCESS);
     else if (what < 985)
         model_assert(m, vpmm_poll(m->w.pool) == VPMM_SUCCESS);
     else if (what < 990)

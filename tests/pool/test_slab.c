@@ -368,7 +368,7 @@ static void do_something(struct model *m)
     else if (what < 920)
         world_run(w, m->s.stream[chance(m, STREAMS)], 1 + chance(m, 12));
     else if (what < 950)
-        must_work(vpmm_poll_for(w->pool, 0));
+        must_work(vpmm_poll(w->pool));
     else if (what < 985)
         must_work(vpmm_poll(w->pool));
     else if (what < 993)

@@ -54,7 +54,7 @@ Test(sound, eager_01_each_free_is_marked_however_many_are_outstanding)
         give(&w, p[i], s);
     }
     s = replaced(&w, s);
-    must_work(vpmm_poll_for(w.pool, 0));
+    must_work(vpmm_poll(w.pool));
     CUdeviceptr q = take(&w, 4, s); /* the handle is another stream's now: what the old one uses is not its own */
     fill(&w, q, 4, 1000, s);
     expect_later(&w, q, 4, 1000, s);
@@ -85,7 +85,7 @@ Test(sound, eager_01_a_malloc_leaves_no_fence_unmarked)
         cr_expect(!streams_unmarkable(&w.pool->arena.streams), "a malloc of %zu bytes leaves a fence unmarked", sizes[i]);
         t = replaced(&w, t);
         s = replaced(&w, s);
-        must_work(vpmm_poll_for(w.pool, 0));
+        must_work(vpmm_poll(w.pool));
         order_after(&w, t, s);
         give(&w, q, t);
         t = replaced(&w, t);
@@ -561,8 +561,8 @@ Test(sound, per_thread_06_what_ended_threads_freed_is_found, .timeout = 120)
         cr_assert(mortal.good, "%s", vpmm_last_error());
         sem_post(&gate);
         cr_assert_eq(w.driver->cuCtxSynchronize(), CUDA_SUCCESS);
-        must_work(vpmm_poll_for(w.pool, 0)); /* without a trim, which could wait for the context */
-        must_work(vpmm_poll_for(w.pool, 0));
+        must_work(vpmm_poll(w.pool)); /* without a trim, which could wait for the context */
+        must_work(vpmm_poll(w.pool));
         sem_destroy(&gate);
     }
     vpmm_stats stats = stats_of(&w);

@@ -202,7 +202,7 @@ Test(streams, the_wait_covers_all_that_was_queued_before_the_free)
         expect_later(&w, p, 2, round, s);
         give(&w, p, s);
         if (round % 3 == 0)
-            must_work(vpmm_poll_for(w.pool, 0));
+            must_work(vpmm_poll(w.pool));
         CUdeviceptr q = take(&w, 2, other);
         fill(&w, q, 2, ~round, other);
         expect_later(&w, q, 2, ~round, other);
@@ -303,7 +303,7 @@ Test(streams, a_thousand_short_lived_streams_leave_one_region, .timeout = 120)
         p[k] = take(&w, 1 + i % 3, s[k]);
         fill(&w, p[k], 1 + i % 3, i, s[k]);
         if (i % 16 == 0)
-            must_work(vpmm_poll_for(w.pool, 0));
+            must_work(vpmm_poll(w.pool));
     }
     for (size_t k = 0; k < 32; k++) {
         give(&w, p[k], s[k]);
@@ -352,7 +352,7 @@ Test(streams, release_with_work_queued_does_not_give_too_early)
     fill(&w, p, 4, 1, s);
     give(&w, p, s);
     must_work(vpmm_stream_release(w.pool, s));
-    must_work(vpmm_poll_for(w.pool, 0));
+    must_work(vpmm_poll(w.pool));
     CUdeviceptr q = take(&w, 4, other);
     cr_expect_neq(q, p);
     fill(&w, q, 4, 2, other);
@@ -464,7 +464,7 @@ static void a_mark_belongs_to_its_stream(vpmm_streams streams, bool release)
     if (release)
         must_fail(VPMM_ERROR_INVALID_VALUE, vpmm_stream_release(w.pool, again));
     for (int i = 0; i < 3; i++) /* a mark on the idle new stream would pass here */
-        must_work(vpmm_poll_for(w.pool, 0));
+        must_work(vpmm_poll(w.pool));
     CUdeviceptr q = take(&w, 8, other);
     cr_expect_neq(q, p, "memory is given away before the work on it is done");
     fill(&w, q, 8, 2, other);

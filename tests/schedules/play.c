@@ -116,7 +116,7 @@ void put(CUdeviceptr at, CUstream stream)
 
 void poll_pool(void)
 {
-    vpmm_status status = vpmm_poll_for(play.w.pool, 0);
+    vpmm_status status = vpmm_poll(play.w.pool);
     explore_check(status == VPMM_SUCCESS, "poll: %s: %s", vpmm_status_name(status), vpmm_last_error());
 }
 

@@ -674,7 +674,7 @@ Test(stopped_thread, while_it_empties_the_caches_of_a_stream_that_is_released, .
             world_stream_destroy(&w, s);
         for (int i = 0; i < 3; i++) {
             vpmm_sim_step(w.sim, s, SIZE_MAX);
-            must_work(vpmm_poll_for(w.pool, 0));
+            must_work(vpmm_poll(w.pool));
         }
         must_work(vpmm_trim(w.pool, SIZE_MAX, NULL));
         world_drain(&w);

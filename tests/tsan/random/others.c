@@ -19,7 +19,7 @@ void operation_poll(struct worker *worker)
     if (one_in(worker, 2))
         vpmm_must(vpmm_poll(current.pool));
     else
-        vpmm_must(vpmm_poll_for(current.pool, (unsigned)draw(worker, 400)));
+        vpmm_must(vpmm_poll(current.pool));
     count(COUNT_polls);
 }
 

@@ -176,7 +176,7 @@ static void check_nothing_stranded(void)
     for (int i = 0; i < TRIES && stats.mapped_bytes; i++) {
         if (i > 0)
             usleep(PAUSE_US);
-        vpmm_must(vpmm_poll_for(current.pool, 0));
+        vpmm_must(vpmm_poll(current.pool));
         vpmm_must(vpmm_trim(current.pool, 0, NULL));
         vpmm_must(vpmm_stats_get(current.pool, &stats));
     }
