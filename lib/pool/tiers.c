@@ -125,32 +125,29 @@ static vpmm_status build_at_turn(struct vpmm_pool *pool, struct stream *stream, 
     return status;
 }
 
-/*
- * Enters the queue of builders. REGION_NONE: it is the caller's turn. Else memory was published meanwhile. Tiers 1 to 4
- * never wait for a turn: what others have freed is taken before this thread waits.
- */
-static enum region_source await_turn(struct vpmm_pool *pool, struct stream *stream, uint64_t pages, bool may_wait,
+/* Enters the queue of builders. REGION_NONE: it is the caller's turn. Else memory was published meanwhile. */
+static enum region_source await_turn(struct vpmm_pool *pool, struct stream *stream, uint64_t pages,
                                      struct turn_place *place, struct region *region)
 {
-    struct arena *arena = &pool->arena;
+    struct turn *turn = &pool->arena.turn;
     enum region_source source = REGION_NONE;
-    if (turn_enter(&arena->turn, place, pages, stream->slot))
+    if (turn_enter(turn, place, pages, stream->slot))
         return REGION_NONE;
-    if (may_wait)
-        source = take_waiting(arena, &arena->space, stream, pages, false, region);
-    if (source != REGION_NONE)
-        return source;
     do {
-        turn_read(&arena->turn, place);
+        turn_read(turn, place);
         source = find_pages(pool, stream, pages, region);
-    } while (source == REGION_NONE && turn_wait(&arena->turn, place));
+    } while (source == REGION_NONE && turn_wait(turn, place));
     return source;
 }
 
-/* Tiers 2 to 5. */
+/*
+ * Tiers 2 to 5. Where another thread builds, tier 4 comes before the queue: it waits for no turn and no lock of the
+ * queue's, and who waits on the host for the memory that it has found keeps nobody behind it from building.
+ */
 static vpmm_status find_or_build(struct vpmm_pool *pool, struct stream *stream, uint64_t pages, bool may_wait,
                                  struct build_limits *limits, struct region *region, enum region_source *source)
 {
+    struct turn *turn = &pool->arena.turn;
     struct turn_place place;
     vpmm_status status = VPMM_SUCCESS;
     *source = find_with_own_cache(pool, stream, pages, region);
@@ -158,10 +155,16 @@ static vpmm_status find_or_build(struct vpmm_pool *pool, struct stream *stream, 
         return VPMM_SUCCESS;
     if (!limits->since_ns)
         limits->since_ns = clock_now_ns();
-    *source = await_turn(pool, stream, pages, may_wait, &place, region);
+    bool has_turn = turn_try(turn, &place);
+    if (!has_turn && may_wait)
+        *source = take_waiting(&pool->arena, &pool->arena.space, stream, pages, false, region);
+    if (*source != REGION_NONE)
+        return VPMM_SUCCESS;
+    if (!has_turn)
+        *source = await_turn(pool, stream, pages, &place, region);
     if (*source == REGION_NONE)
         status = build_at_turn(pool, stream, pages, may_wait, limits, region, source);
-    turn_leave(&pool->arena.turn, &place);
+    turn_leave(turn, &place);
     return status;
 }
 

@@ -75,9 +75,8 @@ bool turn_enter(struct turn *turn, struct turn_place *place, uint64_t pages, uin
 
 bool turn_try(struct turn *turn, struct turn_place *place)
 {
-    if (load_relaxed_u32(&turn->length))
+    if (load_relaxed_u32(&turn->length) || !lock_try(&turn->lock))
         return false;
-    lock_take(&turn->lock);
     bool has_come = !turn->first;
     if (has_come)
         append(turn, place);

@@ -17,9 +17,10 @@
  * thread that has seen the same holder for TURN_PATIENCE_NS builds beside it. A build of any size ends sooner than
  * that, but one whose policy waits for the GPU on the host.
  *
- * Progress. The lock guards the queue alone: nobody calls the driver, waits or publishes under it, and neither hits nor
- * tiers 1 to 4 take it. A queue of places on their threads' stacks: one is reached under the lock alone, and its thread
- * leaves under the lock before it returns, so none is met after its end.
+ * Progress. The lock guards the queue alone: nobody calls the driver, waits or publishes under it. Neither hits nor
+ * tiers 1 to 3 take it; tier 4 tries to, and waits for it only to give back a turn that it had. A queue of places on
+ * their threads' stacks: one is reached under the lock alone, and its thread leaves under the lock before it returns, so
+ * none is met after its end.
  */
 #ifndef VPMM_LIB_TURN_H
 #define VPMM_LIB_TURN_H
@@ -66,7 +67,7 @@ bool turn_wait(struct turn *, struct turn_place *);
 /* Enters, and waits for nothing but the turn. */
 void turn_take(struct turn *, struct turn_place *);
 
-/* Enters if nobody has the turn, and so has it. */
+/* Enters if nobody has the turn, and so has it. Waits for nothing: false also while another thread has the lock. */
 bool turn_try(struct turn *, struct turn_place *);
 
 /* Ends the caller's turn, or its waiting, and wakes the next. */
