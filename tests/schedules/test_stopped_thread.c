@@ -1046,6 +1046,7 @@ Test(stopped_thread, while_it_waits_for_its_turn, .timeout = 600)
                 (unsigned long long)point);
         end_a_round(&w, &a, point);
     }
+    cr_expect(is_stopped, "it did not wait");
     end_actor(stopped);
     close_for_builds(&w, &l);
 }

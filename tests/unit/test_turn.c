@@ -229,6 +229,27 @@ Test(turn, the_patience_begins_again_with_each_turn)
     close_queue();
 }
 
+/* What one has found out, the next one knows, until that holder has left. */
+Test(turn, nobody_waits_for_one_that_was_waited_for_too_long)
+{
+    struct turn_place place[3], late;
+    open_queue();
+    enter_all(place, 3);
+    wait_long(&place[1]);
+    cr_expect(!turn_wait(&all.turn, &place[1]));
+    turn_read(&all.turn, &place[2]);
+    cr_expect(!turn_wait(&all.turn, &place[2]), "it waits for the same holder");
+    turn_leave(&all.turn, &place[0]);
+    cr_expect(!turn_enter(&all.turn, &late, PAGES, SLOT));
+    turn_read(&all.turn, &late);
+    await_wake(&all.await, late.at);
+    cr_expect(turn_wait(&all.turn, &late), "it does not wait for the next holder");
+    for (int i = 1; i < 3; i++)
+        turn_leave(&all.turn, &place[i]);
+    turn_leave(&all.turn, &late);
+    close_queue();
+}
+
 /* ---- who is woken by what ---- */
 
 static bool wakes(uint64_t pages, struct fence fence, unsigned place)
