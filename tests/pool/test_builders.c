@@ -335,6 +335,29 @@ Test(builders, work_ahead_is_put_off_while_one_builds, .timeout = 60)
     close_builders(&w);
 }
 
+/* Idle memory is given back when nobody builds, and not beside a build. */
+Test(builders, idle_memory_stays_while_one_builds, .timeout = 60)
+{
+    struct world w;
+    struct setup setup = setup_default();
+    setup.pool.decay_ms = 0;
+    open_builders(&w, &setup);
+    CUstream s = world_stream(&w);
+    struct builder first;
+    CUdeviceptr p = take(&w, 40, s);
+    start_and_park(&first, &w, s, 3);
+    give(&w, p, s);
+    world_step(&w);
+    for (int i = 0; i < 10; i++)
+        must_work(vpmm_poll_for(w.pool, 0));
+    cr_expect_eq(stats_of(&w).decayed_bytes, 0, "memory was given back beside a malloc that builds");
+    let_go(AT_CREATE);
+    end(&first);
+    world_drain(&w);
+    cr_expect_geq(stats_of(&w).decayed_bytes, 40 * PAGE);
+    close_builders(&w);
+}
+
 /* ---- many, and ends ---- */
 
 static void *take_and_give(void *argument)
