@@ -163,8 +163,14 @@ Test(builders, who_waits_takes_what_is_published, .timeout = 60)
         start(&waiter[i], &w, s, 4);
         wait_for_waiters(&w, i + 1);
     }
+    struct await *await = &w.pool->arena.space.await;
+    uint32_t seen[WAITERS];
+    for (unsigned i = 0; i < WAITERS; i++)
+        seen[i] = await_read(await, i);
     for (int i = 0; i < WAITERS; i++)
         give(&w, held[i], s);
+    for (unsigned i = 0; i < WAITERS; i++)
+        cr_expect_neq(await_read(await, i), seen[i], "who waits at place %u was not woken", i);
     for (int i = 0; i < WAITERS; i++)
         while (!atomic_load(&waiter[i].done))
             keep_patient(&w);

@@ -712,7 +712,7 @@ static const quote awaited_quotes[] = {
     {"lib/space/region.c", "    await_published(&space->await, region.pages, region.fence);"},
     {"lib/space/pages.h", "        store_sc_u64(&page->word, word);"},
     {"lib/space/hints.c", "    found->word = load_sc_u64(&page_at(pages, found->page)->word);"},
-    {"lib/pool/tiers.c", "        turn_read(&arena->turn, place);\n        source = find_pages("},
+    {"lib/pool/tiers.c", "        turn_read(turn, place);\n        source = find_pages("},
     {0, 0}};
 
 /*

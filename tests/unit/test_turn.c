@@ -238,6 +238,7 @@ Test(turn, nobody_waits_for_one_that_was_waited_for_too_long)
     wait_long(&place[1]);
     cr_expect(!turn_wait(&all.turn, &place[1]));
     turn_read(&all.turn, &place[2]);
+    await_wake(&all.await, place[2].at); /* it need not sleep here */
     cr_expect(!turn_wait(&all.turn, &place[2]), "it waits for the same holder");
     turn_leave(&all.turn, &place[0]);
     cr_expect(!turn_enter(&all.turn, &late, PAGES, SLOT));
