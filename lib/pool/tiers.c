@@ -164,6 +164,8 @@ static vpmm_status find_or_build(struct vpmm_pool *pool, struct stream *stream, 
         *source = await_turn(pool, stream, pages, &place, region);
     if (*source == REGION_NONE)
         status = build_at_turn(pool, stream, pages, may_wait, limits, region, source);
+    if (status == VPMM_SUCCESS && region->pages > pages)
+        *region = region_keep_front(&pool->arena.space, *region, pages); /* the next one is to see the rest */
     turn_leave(turn, &place);
     return status;
 }

@@ -1050,3 +1050,53 @@ Test(stopped_thread, while_it_waits_for_its_turn, .timeout = 600)
     end_actor(stopped);
     close_for_builds(&w, &l);
 }
+
+/*
+ * At its turn the thread finds one region, which is all that the pool may map and longer than it asks for. Once the turn
+ * is the next one's, so is what the thread does not need.
+ */
+static bool turn_is_free(struct turn *turn)
+{
+    if (pthread_mutex_trylock(&turn->lock))
+        return false;
+    bool is_free = !turn->first;
+    pthread_mutex_unlock(&turn->lock);
+    return is_free;
+}
+
+Test(stopped_thread, after_its_turn_it_holds_no_more_than_it_asked_for, .timeout = 300)
+{
+    enum { ALL = 16, MUCH = 8 };
+    struct world w;
+    struct setup setup = setup_default();
+    setup.pool.max_mapped = ALL * PAGE;
+    setup.pool.reuse = VPMM_REUSE_COMPLETED;
+    world_open(&w, &setup);
+    CUstream s = world_stream(&w);
+    struct actor a = {.w = &w, .act = only_malloc, .pages = 2, .stream = world_stream(&w)};
+    pthread_t stopped = start_actor(&a);
+    bool is_stopped = true;
+    for (uint64_t point = 1; is_stopped; point++) {
+        world_drain(&w);
+        CUdeviceptr p = take(&w, ALL, s), q = 0;
+        fill(&w, p, 1, 1, s);
+        give(&w, p, s);
+        world_step(&w); /* it has passed, and nobody knows it yet */
+        is_stopped = stop_at(point);
+        vpmm_status status = VPMM_SUCCESS;
+        if (is_stopped && turn_is_free(&w.pool->arena.turn))
+            status = vpmm_malloc(w.pool, MUCH * PAGE, s, &q);
+        if (is_stopped)
+            let_go();
+        require(status == VPMM_SUCCESS, "stopped at its point %llu it has all memory, and not the turn",
+                (unsigned long long)point);
+        require(a.status == VPMM_SUCCESS, "stopped at its point %llu, then: %s", (unsigned long long)point,
+                vpmm_status_name(a.status));
+        give(&w, a.pointer, a.stream);
+        if (q)
+            give(&w, q, s);
+        world_audit(&w);
+    }
+    end_actor(stopped);
+    world_close(&w);
+}
