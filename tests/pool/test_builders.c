@@ -320,24 +320,36 @@ Test(builders, trim_waits_once_for_one_that_stands_still, .timeout = 60)
     close_builders(&w);
 }
 
-/* Who builds or waits goes first: work ahead is put off. */
+static void poll_often(struct world *w)
+{
+    for (int i = 0; i < 20; i++)
+        must_work(vpmm_poll(w->pool));
+}
+
+/* Who builds or waits goes first: what would be created ahead of need is created when nobody does. */
 Test(builders, work_ahead_is_put_off_while_one_builds, .timeout = 60)
 {
+    enum { LONG = 200, LONGS = 15 };
     struct world w;
     struct setup setup = setup_default();
+    setup.pool.va_size = (size_t)8 << 30;
     open_builders(&w, &setup);
     CUstream s = world_stream(&w);
+    CUdeviceptr p[LONGS];
     struct builder first;
-    give(&w, take(&w, 4, s), s);
-    CUdeviceptr p = take(&w, 4, s);
+    for (int i = 0; i < LONGS; i++)
+        p[i] = take(&w, LONG, s);
     start_and_park(&first, &w, s, 3);
     unsigned before = atomic_load(&creating);
-    for (int i = 0; i < 10; i++)
-        must_work(vpmm_poll_for(w.pool, 1000000));
+    poll_often(&w);
     cr_expect_eq(atomic_load(&creating), before, "work was done ahead beside a malloc that builds");
     let_go(AT_CREATE);
     end(&first);
-    give(&w, p, s);
+    before = atomic_load(&creating);
+    poll_often(&w);
+    cr_expect_gt(atomic_load(&creating), before, "there was nothing to be done ahead");
+    for (int i = 0; i < LONGS; i++)
+        give(&w, p[i], s);
     close_builders(&w);
 }
 
