@@ -18,12 +18,15 @@ void tiers_count(struct vpmm_pool *pool, enum region_source source)
     stats_count(&pool->stats, counter[source]);
 }
 
-/* A region that another stream has freed, made safe by a wait. What cannot be waited for is put back. */
+/* A region that another stream has freed, made safe by a wait. What cannot be waited for is put back; what is not needed
+ * is free before the wait, which may be one on the host: its own stream and its own fence. */
 static enum region_source take_waiting(struct arena *arena, struct space *space, struct stream *stream, uint64_t pages,
                                        bool every_bin, struct region *region)
 {
     if (!region_take_waiting(space, stream, pages, every_bin, region))
         return REGION_NONE;
+    if (region->pages > pages)
+        *region = region_keep_front(space, *region, pages);
     bool passed = fence_passed(&arena->streams, region->fence);
     vpmm_status status = load_relaxed_u32(&arena->reuse) == VPMM_REUSE_WAIT_HOST
                              ? stream_wait_host(&arena->streams, region->fence)
@@ -32,10 +35,7 @@ static enum region_source take_waiting(struct arena *arena, struct space *space,
         region_publish(space, *region);
         return REGION_NONE;
     }
-    if (passed)
-        return REGION_COMPLETED;
-    /* The rest of the region is free as it was: its own stream and its own fence. */
-    return REGION_WAITED;
+    return passed ? REGION_COMPLETED : REGION_WAITED;
 }
 
 /* What is found by less than a full search is asked for with room for its alignment. */

@@ -270,6 +270,33 @@ Test(builders, who_waits_on_the_host_for_memory_is_not_in_the_queue, .timeout = 
     close_builders(&w);
 }
 
+/* What it does not need of the memory that it waits for is free meanwhile. */
+Test(builders, who_waits_on_the_host_holds_no_more_than_it_asked_for, .timeout = 60)
+{
+    enum { ALL = 16 };
+    struct world w;
+    struct setup setup = setup_default();
+    setup.pool.reuse = VPMM_REUSE_WAIT_HOST;
+    setup.pool.max_mapped = ALL * PAGE;
+    open_builders(&w, &setup);
+    CUstream s = world_stream(&w), t = world_stream(&w);
+    struct builder waiter;
+    CUdeviceptr p = take(&w, ALL, t);
+    keep_busy(&w, t);
+    give(&w, p, t);
+    atomic_store(&parks[AT_SYNCHRONIZE], true);
+    start(&waiter, &w, s, 2);
+    while (!atomic_load(&parked[AT_SYNCHRONIZE]))
+        clock_sleep_us(LOOK_US);
+    vpmm_status status = vpmm_malloc(w.pool, 4 * PAGE, t, &p);
+    let_go(AT_SYNCHRONIZE);
+    cr_assert_eq(status, VPMM_SUCCESS, "%s, beside a thread that waits for 2 pages of %u", vpmm_status_name(status),
+                 (unsigned)ALL);
+    end(&waiter);
+    give(&w, p, t);
+    close_builders(&w);
+}
+
 /* ---- patience ---- */
 
 /* A builder that does not come to an end is waited for, and not for ever: malloc, and giving memory back. */
