@@ -18,8 +18,8 @@ void tiers_count(struct vpmm_pool *pool, enum region_source source)
     stats_count(&pool->stats, counter[source]);
 }
 
-/* A region that another stream has freed, made safe by a wait. What cannot be waited for is put back; what is not needed
- * is free before the wait, which may be one on the host: its own stream and its own fence. */
+/* A region that another stream has freed, made safe by a wait. What cannot be waited for is put back; what is not
+ * needed is free before the wait, which may be one on the host: its own stream and its own fence. */
 static enum region_source take_waiting(struct arena *arena, struct space *space, struct stream *stream, uint64_t pages,
                                        bool every_bin, struct region *region)
 {

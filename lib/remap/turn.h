@@ -19,8 +19,8 @@
  *
  * Progress. The lock guards the queue alone: nobody calls the driver, waits or publishes under it. Neither hits nor
  * tiers 1 to 3 take it; tier 4 tries to, and waits for it only to give back a turn that it had. A queue of places on
- * their threads' stacks: one is reached under the lock alone, and its thread leaves under the lock before it returns, so
- * none is met after its end.
+ * their threads' stacks: one is reached under the lock alone, and its thread leaves under the lock before it returns,
+ * so none is met after its end.
  */
 #ifndef VPMM_LIB_TURN_H
 #define VPMM_LIB_TURN_H

@@ -644,8 +644,8 @@ static const quote detach_quotes[] = {
     {0, 0}};
 
 /*
- * Memory is published while a thread begins to wait for some (await.h): it finds the memory, or is woken. The state is a
- * region's word; hints and their bits are other models'.
+ * Memory is published while a thread begins to wait for some (await.h): it finds the memory, or is woken. The state is
+ * a region's word; hints and their bits are other models'.
  */
 struct awaited : rl::test_suite<awaited, 2> {
     word state, want, waiting, news;

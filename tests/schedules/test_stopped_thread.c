@@ -1052,8 +1052,8 @@ Test(stopped_thread, while_it_waits_for_its_turn, .timeout = 600)
 }
 
 /*
- * At its turn the thread finds one region, which is all that the pool may map and longer than it asks for. Once the turn
- * is the next one's, so is what the thread does not need.
+ * At its turn the thread finds one region, which is all that the pool may map and longer than it asks for. Once the
+ * turn is the next one's, so is what the thread does not need.
  */
 static bool turn_is_free(struct turn *turn)
 {
