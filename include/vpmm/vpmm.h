@@ -127,9 +127,9 @@ typedef enum vpmm_reuse {
 typedef enum vpmm_streams {
     VPMM_STREAMS_CHECKED, /* the stream's id is compared in every malloc */
     VPMM_STREAMS_TRUSTED, /* only where a call goes past the front cache */
-    VPMM_STREAMS_EAGER,   /* past it always: there are no front caches, every call records its fences before it returns, and
-                             nothing is done with a handle after the call that was given it. NOT_SUPPORTED at creation
-                             where the driver has no cuStreamGetId (before CUDA 12) */
+    VPMM_STREAMS_EAGER,   /* past it always: there are no front caches, every call records its fences before it
+                             returns, and nothing is done with a handle after the call that was given it. NOT_SUPPORTED
+                             at creation where the driver has no cuStreamGetId (before CUDA 12) */
 } vpmm_streams;
 
 #define VPMM_DECAY_NEVER UINT64_MAX
@@ -168,19 +168,21 @@ typedef struct vpmm_config {
                                   64 MiB of it until then. Of pieces of pages it holds at most 64 MiB besides.
                                   0: none. CU_STREAM_PER_THREAD has none, and no pool has where the process has no
                                   pthread key left: see vpmm_malloc                                VPMM_CACHE_BYTES */
-    vpmm_small small;          /*                                                      VPMM_SMALL=slab|async */
-    vpmm_reuse reuse;          /*                                                      VPMM_REUSE=device|completed|host */
-    vpmm_streams streams;      /*                                                      VPMM_STREAMS=checked|trusted|eager */
+    vpmm_small small;          /*                                                  VPMM_SMALL=slab|async */
+    vpmm_reuse reuse;          /*                                                  VPMM_REUSE=device|completed|host */
+    vpmm_streams streams;      /*                                                  VPMM_STREAMS=checked|trusted|eager */
     bool reaper;               /* true: a thread of the pool's own; false: the caller calls vpmm_poll     VPMM_REAPER */
     bool exportable;           /* handles can be exported as POSIX file descriptors, where the device can; true
                                                                                                      VPMM_EXPORTABLE */
-    bool rdma;                 /* handles can be registered for GPUDirect RDMA, where the device can; false  VPMM_RDMA */
+    bool rdma;                 /* handles can be registered for GPUDirect RDMA, where the device can; false
+                                                                                                     VPMM_RDMA */
     size_t release_threshold;  /* bytes that stay mapped however long nothing happens, at least what initial_pages
                                   says; 0                                                    VPMM_RELEASE_THRESHOLD */
     uint64_t decay_ms;         /* memory that is not needed goes back to the device little by little over so many
                                   milliseconds, at most 1000000000; 0: as soon as it is free; VPMM_DECAY_NEVER: only by
                                   vpmm_trim, or before a request fails; 10000               VPMM_DECAY_MS=...|never */
-    bool captures;             /* the program captures streams without releasing them first: see above       VPMM_CAPTURES */
+    bool captures;             /* the program captures streams without releasing them first: see above
+                                                                                                     VPMM_CAPTURES */
 } vpmm_config;                 /* more fields may follow: start from vpmm_config_default() */
 
 vpmm_config vpmm_config_default(void);
@@ -314,10 +316,10 @@ vpmm_status vpmm_trim(vpmm_pool *, size_t keep_bytes, size_t *released);
  *
  * peak_live_bytes and peak_requested_bytes are since the pool's creation, or since the attribute was last set, and
  * hits of front caches count in them. peak_live_bytes is exact where one thread allocates. Where several do, either may
- * be too high or too low: for each thread by 8 MiB, and by what it allocates or frees in a tenth of a millisecond beside
- * the peak; however fast, by twice cache_bytes and 64 MiB at most, and twice 64 MiB for pieces in peak_requested_bytes.
- * That may be higher still by what rounding adds, where memory is replaced by memory of the same rounded size. A call
- * under way adds its request.
+ * be too high or too low: for each thread by 8 MiB, and by what it allocates or frees in a tenth of a millisecond
+ * beside the peak; however fast, by twice cache_bytes and 64 MiB at most, and twice 64 MiB for pieces in
+ * peak_requested_bytes. That may be higher still by what rounding adds, where memory is replaced by memory of the same
+ * rounded size. A call under way adds its request.
  *
  *   slab_bytes = slab_live_bytes + slab_free_bytes         live_bytes = slab_bytes + pages handed out whole
  */

@@ -1,5 +1,6 @@
 #include "cache/bins.h"
 
+#include "base/assert.h"
 #include "base/reserve.h"
 
 #define STORE_BYTES ((size_t)BINS_MAX * BIN_BYTES)
@@ -28,11 +29,22 @@ uint32_t bins_new(struct bins *bins)
 
 static _Atomic(uint32_t) *link_of(const struct bins *bins, uint32_t bin)
 {
+    vpmm_assert(bin != EMPTY_BIN && bin < peek_u32(&bins->used)); /* one that bins_new has given */
     return bin_at(bins->base, bin);
+}
+
+/* For assertions. */
+static bool is_spare(const struct bins *bins, const struct bin_stock *stock, uint32_t bin)
+{
+    uint32_t spare = stock->spare;
+    while (spare != EMPTY_BIN && spare != bin)
+        spare = peek_u32(link_of(bins, spare));
+    return spare != EMPTY_BIN;
 }
 
 void bins_keep(const struct bins *bins, struct bin_stock *stock, uint32_t bin)
 {
+    vpmm_assert_walk(!is_spare(bins, stock, bin)); /* else two caches would have it */
     store_relaxed_u32(link_of(bins, bin), stock->spare);
     stock->spare = bin;
 }

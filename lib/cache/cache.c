@@ -1,5 +1,6 @@
 #include "cache/front.h"
 
+#include "base/assert.h"
 #include "cache/slices.h"
 
 /* ---- emptying ---- */
@@ -27,6 +28,7 @@ static bool flush_slots(struct fronts *fronts, struct stream *stream, struct cac
 {
     struct region region[CACHE_SLOTS];
     unsigned taken = 0;
+    vpmm_assert(slots <= CACHE_SLOTS && peek_u32(&stream->users) > 0);
     for (uint32_t i = 0; i < slots; i++)
         taken += claim_slot(fronts, stream, load_relaxed_u64(&bin->slot[i]), 0, &region[taken]);
     if (!taken)
@@ -94,6 +96,7 @@ static void set_count(struct cache *cache, struct cache_bin *bin, uint32_t count
 {
     const struct pages *pages = &cache->front->fronts->space->pages;
     uint64_t before = load_relaxed_u32(&bin->count);
+    vpmm_assert(front_is_own(cache->front) && before <= CACHE_SLOTS && count <= CACHE_SLOTS);
     cache->front->stock += ((count - before) * load_relaxed_u32(&bin->pages)) << pages->page_shift; /* down: it wraps */
     front_set_floor(cache->front);
     store_relaxed_u32(&bin->count, count);
@@ -130,10 +133,12 @@ void cache_return_bins(struct cache *cache)
         uint32_t bin = load_relaxed_u16(&cache->bin[i]);
         if (bin == EMPTY_BIN)
             continue;
+        vpmm_assert(!peek_u32(&((struct cache_bin *)bin_at(cache->bins, bin))->count));
         store_relaxed_u16(&cache->bin[i], EMPTY_BIN);
         bins_keep(&front->fronts->bins, &front->bins, bin);
         cache->own_bins--;
     }
+    vpmm_assert(!cache->own_bins); /* the directory has named as many as are counted */
     slices_return_bins(cache);
 }
 
@@ -182,6 +187,7 @@ static uint32_t spare_or_new(struct bins *store, struct bin_stock *stock)
     uint32_t bin = bins_reuse(store, stock);
     if (bin == EMPTY_BIN && stock->taken < FRONT_BINS)
         stock->taken += (bin = bins_new(store)) != EMPTY_BIN;
+    vpmm_assert(stock->taken <= FRONT_BINS && (bin == EMPTY_BIN || stock->taken > 0));
     return bin;
 }
 
@@ -209,6 +215,7 @@ static struct cache_bin *ready_bin(struct cache *cache, uint32_t index, uint64_t
         cache->own_bins++;
     }
     struct cache_bin *bin = cache_bin_at(cache, index);
+    vpmm_assert(!peek_u32(&bin->count)); /* what stands in it would be of the other length */
     store_relaxed_u32(&bin->pages, (uint32_t)pages);
     return bin;
 }
@@ -240,6 +247,7 @@ static CUdeviceptr take(struct cache *cache, uint64_t length, size_t bytes)
     while (count && !taken) {
         address = load_relaxed_u64(&bin->slot[--count]);
         first = page_at_address(pages, address);
+        vpmm_assert(first);                           /* a slot that counts was filled with a region's address */
         taken = cache_exchange(cache, first, length); /* not so: it was stolen */
     }
     set_count(cache, bin, count);
@@ -258,6 +266,7 @@ static bool take_from_bin(struct cache *cache, struct cache_bin *bin, const stru
     const struct fronts *fronts = cache->front->fronts;
     bool taken = false;
     uint32_t count = load_relaxed_u32(&bin->count);
+    vpmm_assert(stream && stream->slot == cache->slot && peek_u32(&stream->users) > 0);
     while (count && !taken)
         taken = claim_slot(fronts, stream, load_relaxed_u64(&bin->slot[--count]), longer_than, region);
     set_count(cache, bin, count);
@@ -286,6 +295,25 @@ bool cache_take_longer(struct cache *cache, uint64_t length, struct region *regi
 
 /* ---- filling ---- */
 
+static uint64_t bytes_in_bins(const struct cache *cache)
+{
+    uint64_t pages = 0;
+    for (uint32_t i = 0; i < CACHE_BINS; i++) {
+        const struct cache_bin *bin = bin_at(cache->bins, peek_u16(&cache->bin[i]));
+        pages += (uint64_t)peek_u32(&bin->count) * peek_u32(&bin->pages);
+    }
+    return (pages << cache->front->fronts->space->pages.page_shift) + slices_bytes(cache);
+}
+
+/* For assertions, by the front's thread: what front_held says is what its bins have. */
+static bool stock_is_right(const struct front *front)
+{
+    uint64_t bytes = 0;
+    for (const struct cache *cache = peek_ptr(&front->caches); cache; cache = cache->next)
+        bytes += bytes_in_bins(cache);
+    return bytes == front->stock - peek_u64(&front->tally.live_bytes);
+}
+
 /*
  * A front's limit. Small while the pool is taking shape: memory in a cache is not merged with what lies beside it, and
  * is found by a search only when a build has flushed it, so much of it makes a pool that grows hold a few hundredths
@@ -297,6 +325,8 @@ enum { STEADY_FREES = 16384 };
 void front_adjust_limit(struct front *front, bool shared)
 {
     const struct fronts *fronts = front->fronts;
+    vpmm_assert(front_is_own(front));
+    vpmm_assert_walk(stock_is_right(front));
     uint32_t growths = load_relaxed_u32(fronts->space->growths);
     uint64_t frees = load_relaxed_u64(&front->tally.frees) + front->refused;
     if (!front->limit || growths != front->growths) {
@@ -325,6 +355,7 @@ void cache_list_noted(struct cache *cache)
 /* After the slots' stores. The reaper is told once until the cache is next emptied. */
 static void note(struct cache *cache, uint32_t index)
 {
+    vpmm_assert(index < CACHE_BINS && peek_u16(&cache->bin[index]) != EMPTY_BIN);
     if (!fetch_or_sc_u64(&cache->noted, UINT64_C(1) << index))
         cache_list_noted(cache);
 }
@@ -362,6 +393,7 @@ static bool flush_oldest(struct cache *cache, uint32_t index, uint32_t slots)
 {
     struct cache_bin *bin = cache_bin_at(cache, index);
     uint32_t count = load_relaxed_u32(&bin->count);
+    vpmm_assert(slots <= count);
     bool any = flush_slots(cache->front->fronts, load_relaxed_ptr(&cache->stream), bin, slots);
     for (uint32_t i = slots; i < count; i++)
         store_relaxed_u64(&bin->slot[i - slots], load_relaxed_u64(&bin->slot[i]));
@@ -493,6 +525,7 @@ static bool exchange_foreign(const struct cache *cache, struct page *first, uint
     if (!page_take(first, word))
         return false;
     page_set_fence(first, (struct fence){cache->slot, 0});
+    vpmm_assert(word_state(peek_u64(&first->word)) == PAGE_OWN && word_pages(word) <= cache->front->fronts->longest);
     page_set(first, PAGE_CACHED, word_pages(word));
     return true;
 }
@@ -511,6 +544,7 @@ static bool undo_give(struct cache *cache, uint32_t index, CUdeviceptr address)
     struct cache_bin *bin = cache_bin_at(cache, index);
     uint64_t length = load_relaxed_u32(&bin->pages);
     struct page *first = page_at_address(&front->fronts->space->pages, address);
+    vpmm_assert(first && peek_u32(&bin->count) && peek_u64(&bin->slot[peek_u32(&bin->count) - 1]) == address);
     if (!cache_exchange(cache, first, length))
         return false;
     store_relaxed_u32(&bin->count, load_relaxed_u32(&bin->count) - 1);
@@ -560,6 +594,7 @@ bool cache_give(struct cache *cache, CUdeviceptr address)
     struct cache_bin *bin = cache_bin_at(cache, index);
     uint32_t count = load_relaxed_u32(&bin->count);
     uint64_t requested = load_relaxed_u64(&first->requested);
+    vpmm_assert(count < CACHE_SLOTS && peek_u32(&bin->pages) == length);
     store_relaxed_u64(&bin->slot[count], address);
     if (!exchange_live(cache, first, word))
         return false;                          /* freed by another thread meanwhile */
@@ -594,6 +629,7 @@ static CUdeviceptr steal_from(struct cache *cache, const struct cache_bin *their
             if (index == CACHE_BINS)
                 break;
             struct cache_bin *bin = cache_bin_at(cache, index);
+            vpmm_assert(peek_u32(&bin->count) < CACHE_SLOTS && peek_u32(&bin->pages) == pages);
             store_relaxed_u64(&bin->slot[load_relaxed_u32(&bin->count)], theirs_address);
             set_count(cache, bin, load_relaxed_u32(&bin->count) + 1);
             hints++;

@@ -1,5 +1,6 @@
 #include "cache/front.h"
 
+#include "base/assert.h"
 #include "base/clock.h"
 #include "base/lock.h"
 #include "base/reserve.h"
@@ -79,6 +80,12 @@ static uint64_t thread_serial(void)
         return serial;
     serial = fetch_add_relaxed_u64(&serials, 1) + 1;
     return pthread_setspecific(exit_key, (void *)(uintptr_t)serial) ? 0 : serial;
+}
+
+bool front_is_own(const struct front *front)
+{
+    uint64_t owner = peek_u64(&front->owner);
+    return owner == OWNER_REAPER || (owner && owner == (uint64_t)(uintptr_t)pthread_getspecific(exit_key));
 }
 
 /* ---- a pool's fronts ---- */
@@ -237,6 +244,7 @@ static struct front *own_front(struct fronts *fronts)
     if (thread && !front)
         front = new_front(fronts, thread);
     if (front) {
+        vpmm_assert(front->fronts == fronts && front_is_own(front));
         *known = (struct front_of_pool){serial, front};
         front_look(front); /* see fronts_look, which missed it */
     }
@@ -309,11 +317,13 @@ void fronts_close(struct fronts *fronts, struct stream *stream)
     struct cache *next;
     if (!fronts->cache)
         return;
+    vpmm_assert(peek_u32(&stream->state) == STREAM_RELEASING && peek_u32(&stream->users) > 0);
     lock_take(&streams->lock); /* pairs with that of who has put a cache into the list */
     struct cache *cache = stream->attached[level];
     stream->attached[level] = NULL;
     pthread_mutex_unlock(&streams->lock);
     for (; cache; cache = next) {
+        vpmm_assert(peek_ptr(&cache->stream) == stream);
         next = cache->next_of_stream;
         close_cache(cache);
         cache_empty(cache, stream);
@@ -333,6 +343,7 @@ bool fronts_noted(const struct fronts *fronts)
 static void link_to_stream(struct cache *cache, struct stream *stream)
 {
     void **list = &stream->attached[cache->front->fronts->space->level];
+    vpmm_assert(lock_is_taken(&cache->front->fronts->space->streams->lock));
     cache->next_of_stream = *list;
     *list = cache;
 }
@@ -340,12 +351,15 @@ static void link_to_stream(struct cache *cache, struct stream *stream)
 static void unlink_from_stream(const struct cache *cache, struct stream *stream)
 {
     struct cache *first = stream->attached[cache->front->fronts->space->level];
+    vpmm_assert(first && lock_is_taken(&cache->front->fronts->space->streams->lock));
     if (first == cache) {
         stream->attached[cache->front->fronts->space->level] = cache->next_of_stream;
         return;
     }
-    while (first->next_of_stream != cache)
+    while (first->next_of_stream != cache) {
         first = first->next_of_stream;
+        vpmm_assert(first); /* it is in the list */
+    }
     first->next_of_stream = cache->next_of_stream;
 }
 
@@ -373,13 +387,16 @@ static bool part(struct cache *cache)
         store_sc_ptr(&cache->stream, NULL); /* before the count: see enter_stream */
         stream_leave(stream);
     }
-    fetch_add_sc_u32(&stream_at(space->streams, cache->slot)->caches[space->level], UINT32_MAX);
+    uint32_t caches = fetch_add_sc_u32(&stream_at(space->streams, cache->slot)->caches[space->level], UINT32_MAX);
+    vpmm_assert(caches > 0 && !peek_ptr(&cache->stream)); /* this one was among them until now */
     return true;
 }
 
 /* False: not yet. */
 static bool detach(struct front *front, struct cache *cache)
 {
+    vpmm_assert(front_is_own(front) && cache->is_attached && front->by_slot[cache->slot] == cache);
+    vpmm_assert(peek_ptr(&cache->handle) == CACHE_CLOSED);
     if (!part(cache))
         return false;
     cache_return_bins(cache);
@@ -411,6 +428,7 @@ static struct cache *new_cache(struct front *front)
     struct fronts *fronts = front->fronts;
     struct cache *cache = front->spare;
     if (cache) {
+        vpmm_assert(!cache->is_attached && !cache->own_bins && !peek_ptr(&cache->stream));
         front->spare = cache->next_spare;
         return cache;
     }
@@ -450,6 +468,7 @@ static struct cache *attach(struct front *front, struct stream *stream)
     struct cache *cache = reserve_slot(front, stream->slot) ? new_cache(front) : NULL;
     if (!cache)
         return NULL;
+    vpmm_assert(peek_u32(&stream->users) > 0 && !front->by_slot[stream->slot]);
     fetch_add_sc_u32(&stream->caches[front->fronts->space->level], 1);
     cache->id = stream->id;
     cache->check_id = stream->has_id && front->fronts->check_ids;
@@ -479,6 +498,7 @@ struct cache *front_cache(struct fronts *fronts, struct stream *stream)
     struct cache *cache = stream->slot < front->slots ? front->by_slot[stream->slot] : NULL;
     if (!cache)
         cache = attach(front, stream);
+    vpmm_assert(!cache || (cache->front == front && cache->is_attached && cache->slot == stream->slot));
     if (cache)
         *front_recent(front, stream->handle) = cache;
     return cache;
@@ -540,6 +560,7 @@ static void detach_ownerless(struct front *front)
     if (load_relaxed_u64(&front->owner) != OWNER_NONE || !cas_sc_u64(&front->owner, &owner, OWNER_REAPER))
         return;
     detach_closed(front);
+    vpmm_assert(peek_u64(&front->owner) == OWNER_REAPER);
     store_sc_u64(&front->owner, OWNER_NONE);
 }
 

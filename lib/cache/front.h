@@ -259,6 +259,9 @@ void front_set_floor(struct front *);
 /* Before what takes so many bytes, and was asked for as so many, is freed into the front, which is not full. */
 void front_tell_of_free(struct front *, uint64_t bytes, uint64_t requested);
 
+/* For assertions: the front is the calling thread's, or the reaper looks after it. */
+bool front_is_own(const struct front *);
+
 /* Sets a new front's limit, and then as the pool has grown or not. `shared`: for a stream that other threads use too.
  */
 void front_adjust_limit(struct front *, bool shared);
@@ -353,8 +356,8 @@ static inline bool front_count(struct front *front, uint64_t live, uint64_t requ
 }
 
 /*
- * The two below are the hit: what cache_take_or_steal and cache_give do when nothing is in the way, with no call in them, so
- * that the public functions need no stack. `pages`: the pool's table, whose place they know.
+ * The two below are the hit: what cache_take_or_steal and cache_give do when nothing is in the way, with no call in
+ * them, so that the public functions need no stack. `pages`: the pool's table, whose place they know.
  */
 
 /* The newest of the length. True: handed out; *look: front_look is due. */

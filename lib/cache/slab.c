@@ -185,6 +185,7 @@ static bool belongs(const struct slab *slab, uint32_t owner, unsigned class)
 static void unlist(const struct slabs *slabs, const struct slab *slab, uint32_t owner, unsigned class)
 {
     struct tree *tree = tree_of(slabs, owner, class);
+    vpmm_assert(tree); /* the owner has made its set before it had a slab */
     tree_remove(tree, slab->index);
     if (belongs(slab, owner, class))
         tree_insert(tree, slab->index);
@@ -227,7 +228,7 @@ bool slab_format(struct slabs *slabs, const struct region *region, struct stream
         return false;
     CUdeviceptr base = page_address(&slabs->space->pages, region->page);
     vpmm_assert(state_at(slabs, region->page) == PAGE_OWN && region->pages == slab_want(class).pages);
-    vpmm_assert(!owner_of(peek_u64(&slab->word)) && !free_of(peek_u64(&slab->word)));
+    vpmm_assert(!owner_of(peek_u64(&slab->word)) && !free_of(peek_u64(&slab->word)) && peek_u32(&stream->users) > 0);
     slab->granule = region->page;
     store_relaxed_u64(&slab->base, base);
     store_relaxed_u64(&slab->reciprocal, slice_size[class].reciprocal);
@@ -246,6 +247,15 @@ bool slab_format(struct slabs *slabs, const struct region *region, struct stream
     return true;
 }
 
+/* For assertions. */
+static bool are_free(const struct slab *slab)
+{
+    uint32_t i = 0;
+    while (i < slab->slices && slice_state(peek_u64(&slab->slice[i].word)) == SLICE_FREE)
+        i++;
+    return i == slab->slices;
+}
+
 /* Of a slab whose word the caller has made 0: nobody else finds a free slice in it, and none is in use. */
 static void dissolve(struct slabs *slabs, struct slab *slab, uint32_t owner)
 {
@@ -253,7 +263,8 @@ static void dissolve(struct slabs *slabs, struct slab *slab, uint32_t owner)
     struct want want = slab_want(class);
     struct fence fence = {owner, number_of(slab)};
     struct region region = {slab->granule, want.pages, fence.number ? fence : FENCE_PASSED, false};
-    vpmm_assert(state_at(slabs, region.page) == PAGE_CUT);
+    vpmm_assert(state_at(slabs, region.page) == PAGE_CUT && owner && owner != SLAB_CLAIMED && are_free(slab));
+    vpmm_assert(!owner_of(peek_u64(&slab->word)) && !free_of(peek_u64(&slab->word)));
     fetch_add_relaxed_u64(&slabs->empty, UINT64_MAX);
     unlist(slabs, slab, owner, class);
     name_slab(slabs, region.page, region.pages, NULL);
@@ -298,6 +309,7 @@ static uint32_t lowest_bits(uint32_t bits, unsigned most)
 /* Sets bits of slices that the caller has, and that work on the slab's stream may use. */
 static void set_bits(struct slabs *slabs, struct slab *slab, uint64_t word, uint32_t bits)
 {
+    vpmm_assert(bits && !(bits & ~all_slices(slab)));
     do
         vpmm_assert(!(word & bits)); /* they are the caller's */
     while (!cas_sc_u64(&slab->word, &word, word | bits));
@@ -330,6 +342,7 @@ unsigned slab_take(struct slabs *slabs, struct stream *stream, unsigned class, u
 {
     struct slab_set *set = set_of(stream);
     uint64_t index;
+    vpmm_assert(most > 0 && most <= SLAB_SLICES);
     while (set && tree_next(&set->tree[class], 0, &index)) {
         struct slab *slab = slab_at(slabs, index);
         uint32_t bits = clear_bits(slabs, slab, stream, class, most);
@@ -349,7 +362,7 @@ unsigned slab_take(struct slabs *slabs, struct stream *stream, unsigned class, u
 
 CUdeviceptr slab_hand_out(struct slabs *slabs, struct slice *slice, unsigned class, size_t bytes)
 {
-    vpmm_assert(slice_state(peek_u64(&slice->word)) == SLICE_OWN);
+    vpmm_assert(slice_state(peek_u64(&slice->word)) == SLICE_OWN && bytes > 0 && bytes <= slice_size[class].bytes);
     stats_begin_live(slabs->space->stats, slabs->space->live_stat, slice_size[class].bytes, bytes);
     store_release_u64(&slice->word, slice_word(SLICE_LIVE, 0, class, bytes)); /* pairs with slice_is_live's acquire */
     return load_relaxed_u64(&slice->address);
@@ -361,6 +374,7 @@ CUdeviceptr slab_hand_out(struct slabs *slabs, struct slice *slice, unsigned cla
 static void set_owner(struct slab *slab, uint32_t owner, uint64_t epoch)
 {
     uint64_t word = load_sc_u64(&slab->word);
+    vpmm_assert(owner_of(word) == SLAB_CLAIMED && owner != SLAB_CLAIMED); /* who has claimed it alone changes it */
     while (!cas_sc_u64(&slab->word, &word, slab_word(epoch, owner, free_of(word))))
         ;
 }
@@ -372,6 +386,7 @@ static bool has_passed(const struct slabs *slabs, const struct slab *slab, uint3
 
 static bool adopt(struct slabs *slabs, struct slab *slab, uint32_t from, struct stream *to, unsigned class)
 {
+    vpmm_assert(from != to->slot && peek_u32(&to->users) > 0);
     uint64_t word = load_sc_u64(&slab->word);
     if (owner_of(word) != from || !free_of(word) || load_relaxed_u32(&slab->class) != class ||
         !has_passed(slabs, slab, from) ||
@@ -437,7 +452,8 @@ void slab_give(struct slabs *slabs, struct slice *slice, struct fence fence)
     unsigned class = load_relaxed_u32(&slab->class);
     bool passed = fence_passed(slabs->space->streams, fence);
     uint64_t word = load_sc_u64(&slab->word);
-    vpmm_assert(slice_state(peek_u64(&slice->word)) == SLICE_OWN);
+    vpmm_assert(slice_state(peek_u64(&slice->word)) == SLICE_OWN && slice_class_of(peek_u64(&slice->word)) == class);
+    vpmm_assert(bit & all_slices(slab));
     store_relaxed_u64(&slice->word, slice_word(SLICE_FREE, 0, class, 0));
     do {
         vpmm_assert(!(word & bit));

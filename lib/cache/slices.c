@@ -1,5 +1,7 @@
 #include "cache/slices.h"
 
+#include "base/assert.h"
+
 /* Of a bin that is new: what a thread needs once it does not need by the dozen. */
 enum { FIRST_REFILL = 4 };
 
@@ -55,6 +57,7 @@ static bool flush_slots(struct cache *cache, struct stream *stream, unsigned cla
     struct slice_bin *bin = slice_bin_at(slices, class);
     unsigned taken = 0;
     struct slice *slice[SLICE_SLOTS];
+    vpmm_assert(slots <= SLICE_SLOTS && peek_u32(&stream->users) > 0);
     for (uint32_t i = 0; i < slots; i++) {
         slice[taken] = load_acquire_ptr(&bin->slot[i]); /* pairs with the release of who filled it */
         taken += claim(cache, stream, class, slice[taken]);
@@ -87,6 +90,7 @@ bool slices_flush(struct cache *cache, struct stream *stream, uint64_t bins)
 
 static void set_count(struct cache *cache, struct slice_bin *bin, uint32_t count)
 {
+    vpmm_assert(front_is_own(cache->front) && count <= bin->most && peek_u32(&bin->count) <= bin->most);
     cache->front->stock += ((uint64_t)count - load_relaxed_u32(&bin->count)) * bin->bytes; /* down: it wraps */
     front_set_floor(cache->front);
     store_relaxed_u32(&bin->count, count);
@@ -108,10 +112,12 @@ void slices_return_bins(struct cache *cache)
         uint32_t bin = load_relaxed_u16(&slices->bin[i]);
         if (bin == EMPTY_BIN)
             continue;
+        vpmm_assert(!peek_u32(&((struct slice_bin *)bin_at(slices->bins, bin))->count));
         store_relaxed_u16(&slices->bin[i], EMPTY_BIN);
         bins_keep(&front->fronts->slice_bins, &front->slice_bins, bin);
         slices->own_bins--;
     }
+    vpmm_assert(!slices || !slices->own_bins); /* the directory has named as many as are counted */
 }
 
 uint32_t slices_own_bins(const struct cache *cache)
@@ -120,10 +126,22 @@ uint32_t slices_own_bins(const struct cache *cache)
     return slices ? slices->own_bins : 0;
 }
 
+uint64_t slices_bytes(const struct cache *cache)
+{
+    const struct slice_cache *slices = peek_ptr(&cache->slices);
+    uint64_t bytes = 0;
+    for (unsigned i = 0; slices && i < SLICE_CLASSES; i++) {
+        const struct slice_bin *bin = bin_at(slices->bins, peek_u16(&slices->bin[i]));
+        bytes += (uint64_t)peek_u32(&bin->count) * slice_size[i].bytes;
+    }
+    return bytes;
+}
+
 /* After the slots' and the words' stores. The reaper is told once until the cache is next emptied. */
 static void note(struct cache *cache, unsigned class)
 {
     struct slice_cache *slices = load_relaxed_ptr(&cache->slices);
+    vpmm_assert(class < SLICE_CLASSES && peek_u16(&slices->bin[class]) != EMPTY_BIN);
     if (!fetch_or_sc_u64(&slices->noted, UINT64_C(1) << class))
         cache_list_noted(cache);
 }
@@ -133,6 +151,7 @@ static bool undo_give(struct cache *cache, unsigned class)
 {
     struct slice_bin *bin = slice_bin_at(load_relaxed_ptr(&cache->slices), class);
     struct stats_tally *tally = &cache->front->tally;
+    vpmm_assert(peek_u32(&bin->count) > 0);
     uint32_t count = load_relaxed_u32(&bin->count) - 1;
     struct slice *slice = load_relaxed_ptr(&bin->slot[count]);
     uint64_t word = slice_word(SLICE_CACHED, cache->slot, class, 0);
@@ -159,6 +178,7 @@ static bool flush_oldest(struct cache *cache, unsigned class, uint32_t slots)
 {
     struct slice_bin *bin = slice_bin_at(load_relaxed_ptr(&cache->slices), class);
     uint32_t count = load_relaxed_u32(&bin->count);
+    vpmm_assert(slots <= count);
     bool any = flush_slots(cache, load_relaxed_ptr(&cache->stream), class, slots);
     for (uint32_t i = slots; i < count; i++)
         store_release_ptr(&bin->slot[i - slots], load_relaxed_ptr(&bin->slot[i]));
@@ -218,11 +238,13 @@ static struct slice *refill(struct cache *cache, unsigned class)
     struct front *front = cache->front;
     struct slice *taken[SLAB_SLICES];
     uint64_t size = bin->bytes;
+    vpmm_assert(!peek_u32(&bin->count)); /* its slots are written over */
     unsigned most = next_refill(front, bin);
     unsigned n = slab_take(front->fronts->slabs, load_relaxed_ptr(&cache->stream), class, most, taken);
     if (!n)
         return NULL;
     for (unsigned i = 1; i < n; i++) { /* the lowest is to be taken next: last in */
+        vpmm_assert(slice_state(peek_u64(&taken[i]->word)) == SLICE_OWN);
         store_release_ptr(&bin->slot[n - 1 - i], taken[i]);
         store_sc_u64(&taken[i]->word, slice_word(SLICE_CACHED, cache->slot, class, 0));
     }

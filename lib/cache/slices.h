@@ -67,6 +67,7 @@ bool slices_flush(struct cache *, struct stream *, uint64_t bins);
 void slices_forget(struct cache *);
 void slices_return_bins(struct cache *);
 uint32_t slices_own_bins(const struct cache *);
+uint64_t slices_bytes(const struct cache *); /* for assertions: of the slots that count */
 
 /* The owner's, of an attached cache: the older half of each bin goes back to the slabs. True: there was something. */
 bool slices_halve(struct cache *);

@@ -110,19 +110,37 @@ static vpmm_status refresh_and_build(struct vpmm_pool *pool, struct stream *stre
     return build_region(&pool->arena, stream, pages, limits, region, source);
 }
 
+/* Before the pool grows by memory that others have freed: the stream waits for it on the device. */
+static vpmm_status build_or_wait(struct vpmm_pool *pool, struct stream *stream, uint64_t pages, bool may_wait,
+                                 struct build_limits *limits, struct region *region, enum region_source *source)
+{
+    enum view_reach reach = limits->reach;
+    if (load_relaxed_u32(&pool->arena.reuse) != VPMM_REUSE_WAIT_DEVICE || reach == VIEW_ALL)
+        return refresh_and_build(pool, stream, pages, may_wait, limits, region, source);
+    uint64_t creatable = limits->creatable_pages;
+    limits->reach = VIEW_ALL;
+    vpmm_status status = refresh_and_build(pool, stream, pages, may_wait, limits, region, source);
+    limits->reach = reach;
+    if (!tiers_is_shortage(status))
+        return status;
+    limits->creatable_pages = creatable;
+    return refresh_and_build(pool, stream, pages, may_wait, limits, region, source); /* some could not be waited for */
+}
+
 /* Tier 5 with the turn, or what became free meanwhile. Before the pool grows, the caches of all threads and streams give
  * what they have, and so do the pages that are cut. */
 static vpmm_status build_at_turn(struct vpmm_pool *pool, struct stream *stream, uint64_t pages, bool may_wait,
                                  struct build_limits *limits, struct region *region, enum region_source *source)
 {
-    limits->keep_size = fronts_noted(&pool->fronts) || cut_noted(&pool->arena);
-    vpmm_status status = refresh_and_build(pool, stream, pages, may_wait, limits, region, source);
-    if (limits->keep_size && tiers_is_shortage(status)) {
-        limits->keep_size = false;
+    vpmm_status status;
+    limits->keep_size = true;
+    status = refresh_and_build(pool, stream, pages, may_wait, limits, region, source);
+    limits->keep_size = false;
+    if (!tiers_is_shortage(status))
+        return status;
+    if (fronts_noted(&pool->fronts) || cut_noted(&pool->arena))
         tiers_flush(pool);
-        status = refresh_and_build(pool, stream, pages, may_wait, limits, region, source);
-    }
-    return status;
+    return build_or_wait(pool, stream, pages, may_wait, limits, region, source);
 }
 
 /* Enters the queue of builders. REGION_NONE: it is the caller's turn. Else memory was published meanwhile. */

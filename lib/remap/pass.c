@@ -7,6 +7,7 @@
 #include "remap/cut.h"
 #include "remap/decay.h"
 #include "remap/zombie.h"
+#include "space/context.h"
 #include "space/region.h"
 
 static void pass_regions(struct arena *arena)

@@ -52,6 +52,8 @@ static const double CREATED_PAGE_US = 8; /* what a page created is worth, beside
 static const double SLOW_US = 900;  /* driver time of one malloc, */
 static const double SLOW_TIMES = 2; /* and how much dearer what goes beyond it is */
 
+static const double WAIT_US = 40; /* what an extent that the stream must wait for is dearer than another */
+
 static const double FRESH_TIMES = 16;  /* ample room: so many times what is built, */
 static const double FRESH_SHARE = 0.5; /* and this share of what is mapped */
 
@@ -335,6 +337,13 @@ static void sort_digit(const uint64_t *from, uint64_t *to, size_t n, unsigned sh
         to[start[digit(from[i], shift)]++] = from[i];
 }
 
+/* An extent that must be waited for costs about three times as much as another one. */
+static uint32_t worth_pages(const struct policy_view *v, size_t extent)
+{
+    uint32_t pages = v->extent[extent].pages;
+    return v->run[v->extent[extent].run].waits ? (pages + 2) / 3 : pages;
+}
+
 static bool sort_by_size(struct policy *p, const struct policy_view *v)
 {
     size_t n = v->extents;
@@ -350,9 +359,10 @@ static bool sort_by_size(struct policy *p, const struct policy_view *v)
     uint64_t *from = p->by_size, *to = p->by_size + n;
     uint32_t longest = 0;
     for (size_t i = 0; i < n; i++) {
-        from[i] = (uint64_t)v->extent[i].pages << 32 | i;
-        if (v->extent[i].pages > longest)
-            longest = v->extent[i].pages;
+        uint32_t worth = worth_pages(v, i);
+        from[i] = (uint64_t)worth << 32 | i;
+        if (worth > longest)
+            longest = worth;
     }
     for (unsigned shift = 0; shift < 32 && longest >> shift; shift += RADIX_BITS) {
         sort_digit(from, to, n, shift);
@@ -426,7 +436,8 @@ static uint32_t pieces_within(const struct policy *p, uint32_t pages, double us)
  */
 struct filling {
     bool possible;
-    double us; /* driver time */
+    double us;      /* driver time */
+    double wait_us; /* what it is worth not to wait for other streams */
     size_t stop;
     uint32_t cover; /* UINT32_MAX: none */
     uint32_t grow;
@@ -434,12 +445,17 @@ struct filling {
     uint64_t pages;  /* in sum */
 };
 
+static double wait_us(const struct policy_view *v, uint32_t extent)
+{
+    return v->run[v->extent[extent].run].waits ? WAIT_US : 0;
+}
+
 /* Driver time beyond what one malloc may take counts many times: rather a little more memory than a request that
  * stalls. */
 static double price_of(const struct filling *f)
 {
     double over = f->us > SLOW_US ? f->us - SLOW_US : 0;
-    return f->us + SLOW_TIMES * over + CREATED_PAGE_US * f->grow;
+    return f->us + SLOW_TIMES * over + f->wait_us + CREATED_PAGE_US * f->grow;
 }
 
 enum { NO_RUN = -1 };
@@ -469,6 +485,7 @@ static void finish(const struct policy *p, const struct policy_view *v, struct f
     uint32_t pages = v->extent[longer].pages;
     f.cover = longer;
     f.us += move_us(p, pages);
+    f.wait_us += wait_us(v, longer);
     f.pages += pages;
     consider(best, f, room);
 }
@@ -485,7 +502,7 @@ static bool next_is_longer(const struct policy *p, const struct policy_view *v, 
 static struct filling fill(const struct policy *p, const struct policy_view *v, uint32_t missing, int64_t run,
                            uint64_t room)
 {
-    struct filling best = {0}, f = {0};
+    struct filling best = {0}, f = {.wait_us = run != NO_RUN && v->run[run].waits ? WAIT_US : 0};
     uint32_t longer = UINT32_MAX;
     finish(p, v, f, missing, longer, room, &best);
     for (size_t i = 0; i < v->extents && missing > 0; i++) {
@@ -500,6 +517,7 @@ static struct filling fill(const struct policy *p, const struct policy_view *v, 
                 continue;
         } else {
             f.us += move_us(p, pages);
+            f.wait_us += wait_us(v, e);
             f.pages += pages;
             missing -= pages;
         }

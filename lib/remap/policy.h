@@ -4,7 +4,8 @@
  * A module of its own: it sees counts of pages, never a driver, a stream or a lock. The caller (build.c or the reaper,
  * holding the plan lock) shows it what is free now; it answers with a plan; the caller carries it out or drops it.
  *
- *   run     a maximal run of mapped free pages that the request may use without waiting
+ *   run     a maximal run of mapped free pages that the request may use without waiting; or, where the caller lets a
+ *           request wait, free pages that are behind another stream's fence
  *   extent  a physical handle that lies wholly inside one run, and so can be moved to another address
  *   stuck   pages of a run whose extent is partly live: they can be used where they stand, or extended, never moved
  *   hole    a run of unmapped pages
@@ -23,6 +24,7 @@ struct policy_run {
     uint32_t pages;
     uint32_t hole_before, hole_after; /* pages of the adjoining holes, 0: none; at most UINT32_MAX */
     uint32_t first_extent, extents;   /* its extents: view.extent[first_extent .. first_extent + extents) */
+    bool waits;                       /* the request's stream would have to wait for it */
 };
 
 struct policy_extent {

@@ -122,7 +122,8 @@ static uint32_t count_pieces(const struct view *view, const struct arena *arena,
     return n;
 }
 
-static bool add_run(struct view *view, struct arena *arena, size_t first, uint32_t regions)
+static bool add_run(struct view *view, struct arena *arena, const struct stream *stream, size_t first,
+                    uint32_t regions)
 {
     const struct view_region *last = &view->region[first + regions - 1];
     if (!room((void **)&view->run, &view->run_capacity, view->runs, sizeof *view->run) ||
@@ -133,6 +134,7 @@ static bool add_run(struct view *view, struct arena *arena, size_t first, uint32
     view->pieces[view->runs] = (struct view_pieces){(uint32_t)first, regions};
     view->run[view->runs] = (struct policy_run){.page = page,
                                                 .pages = (uint32_t)(end - page),
+                                                .waits = !is_usable(arena, stream, &view->region[first]),
                                                 .hole_before = cut_off(hole_until(arena, page)),
                                                 .hole_after = at_end ? 0 : cut_off(hole_from(arena, end))};
     view->runs++;
@@ -144,7 +146,7 @@ static bool add_runs(struct view *view, struct arena *arena, const struct stream
     uint32_t regions;
     for (size_t i = 0; i < view->regions; i += regions) {
         regions = count_pieces(view, arena, stream, i);
-        if (!add_run(view, arena, i, regions))
+        if (!add_run(view, arena, stream, i, regions))
             return false;
     }
     return true;

@@ -64,7 +64,7 @@ struct region region_drop_front(struct space *, struct region, uint64_t pages);
 /* Keeps the first `pages` pages of an owned region and publishes the rest. */
 struct region region_keep_front(struct space *, struct region, uint64_t pages);
 
-/* What a free answers where no live allocation begins. */
+/* What a free returns where no live allocation begins. */
 vpmm_status region_not_live(CUdeviceptr);
 
 /* A live allocation back into the caller's hands, its fence not yet set. INVALID_POINTER. */

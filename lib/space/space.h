@@ -7,7 +7,7 @@
  *
  *   pages      the truth about every region                                   by exchange of words (pages.h)
  *   passed     hints of FREE regions that wait for nothing                    lock-free (hints.h)
- *   streams    records, each with hints of the FREE regions behind its fences lock-free (stream.h)
+ *   streams    records, each with hints of the FREE regions behind its fences lock-free (stream.h, fence.h)
  *   fronts     what threads keep for themselves, CACHED                       lock-free (front.h)
  */
 #ifndef VPMM_LIB_SPACE_H
@@ -16,6 +16,7 @@
 #include "base/bell.h"
 #include "base/stats.h"
 #include "space/await.h"
+#include "space/fence.h"
 #include "space/hints.h"
 #include "space/pages.h"
 #include "space/stream.h"

@@ -1,27 +1,22 @@
 /*
- * stream.h - streams as records, and fences: which memory a stream may use without waiting.
+ * stream.h - the registry of streams: from a handle to its record, who uses the record, and its end.
  *
  * A stream is a record, not a handle: CUDA gives a destroyed stream's handle to the next one while the old one's work
- * still runs. A record is found by handle without a lock and checked by cuStreamGetId; when the id has changed, the
- * old record is orphaned and a new one made.
+ * still runs. A record is found by handle without a lock and checked by cuStreamGetId (identity.h); when the id has
+ * changed, the old record is orphaned and a new one made.
  *
- *   slot        index of the record; fences name it. 0 is no stream: memory that waits for nothing
- *   published   fence numbers given out: memory freed on the stream takes published + 1
- *   recorded    the highest number that an event covers
- *   completed   the highest number whose event has passed
- *               completed <= recorded <= published, and all three only grow, also when a record is used again for
- *               another stream: so a fence (slot, n) has passed if and only if n <= completed, for ever, and no
- *               serial number is needed against slots that come back. A record is used again only when
- *               completed = published and no front cache is attached to it
- *   mark        reads n = published, then records an event, then appends (n, event) to the ring. What was freed with
- *               a number up to n was freed before n was read, so its stream's work is before the event.
- *               A number is never published for a point that is not yet recorded; a late mark only waits longer
+ *   slot     index of the record; fences name it. 0 is no stream: memory that waits for nothing
+ *   users    a thread is counted in the record while it uses the handle or takes fences of the stream. It looks at the
+ *            state after that, and who takes a record out of use changes the state before it looks at the count (all
+ *            sequentially consistent): one of the two sees the other
+ *   unused   a record is used again for another stream when all of its fences have passed (completed = published,
+ *            fence.h), no front cache is attached to it, and nobody is counted in
  *
  * Whose handle. A handle is the program's: it destroys the stream, or begins a capture on it, as soon as no call that
  * was given the stream is under way. The library therefore uses a handle in two ways, and in no third:
  *   in a call that was given the stream   the handle is good, and no capture begins on it, while the call is counted in
  *                                         `users`. Only here is cuStreamGetId asked: of a stream that captures it
- *                                         answers an error and destroys the capture
+ *                                         returns an error and destroys the capture
  *   by another                            (the reaper, a thread that needs the memory, vpmm_trim) of an ACTIVE record
  *                                         that is not private: it is good until vpmm_stream_release has returned, and
  *                                         the program begins no capture before. Should it do so all the same, and the
@@ -39,32 +34,16 @@
  *                                           - with `captures` in the configuration every stream: to record on it while
  *                                             the program begins or ends a capture there crashes the driver
  * What nobody can mark any more (of an orphan; of a private stream if the driver refused) passes when the context has
- * been waited for, before a request fails, and in vpmm_trim.
+ * been waited for, before a request fails, and in vpmm_trim (context.h).
  *
  * Who may do what
- *   lookup, fence_take, fence_passed, mark, wait   any thread, lock-free but for the first sight of a stream
- *   mark            under the record's try-lock: who loses it leaves, the holder looks again after unlocking
- *   complete        one thread at a time (the event lock, arena.h): alone asks the driver, publishes completed
- *   orphan, a change of state                      under the registry's lock
- *   release         one thread at a time for a record: who finds it RELEASING waits. It first makes the record
- *                   RELEASING, so that nobody else is counted in for good, and waits until it alone is: from then on
- *                   nobody moves addresses in the stream's caches, or takes a fence of it
- *   users           a thread is counted in the record while it uses the handle or takes fences of the stream
- *
- * Marks. Each of a record's STREAM_MARKS places has an event, created there once and recorded again only on the
- * record's stream, so that a late waiter waits for a later point of the same stream. A place's word is number:62 |
- * state:2:
- *   FREE       its mark has passed, or it never had one           -> RECORDED by a marker
- *   RECORDED   the event covers the number, and will pass         -> FREE by the reaper, in the order of marking; BUSY
- *   BUSY       it is the newest, and is being recorded again      -> RECORDED, with a higher number
- * When every place is RECORDED a call that was given the stream records the newest again, at a later point: so its mark
- * is never refused for want of a place. The reaper reads the word before it asks the event, and frees the place by
- * exchange of what it has read: a mark that was raised in between is asked again.
- * `waiters` counts threads between the choice of an event and the end of their wait for it. Who marks for another
- * records nothing while there are any: the place it would take may be one that a waiter has chosen before it passed.
- *
- * Streams 0 and CU_STREAM_LEGACY are one a context, CU_STREAM_PER_THREAD one a context and thread. The thread's end is
- * known by a pthread key; in a process that had none left when such a stream was first met, none is known: HOST_MEMORY.
+ *   enter, leave                any thread, lock-free but for the first sight of a stream
+ *   orphan, a change of state   under the registry's lock
+ *   release                     one thread at a time for a record: who finds it RELEASING waits. It first makes the
+ *                               record RELEASING, so that nobody else is counted in for good, and waits until it alone
+ *                               is: from then on nobody moves addresses in the stream's caches, or takes a fence of it
+ *   complete                    one thread at a time (the event lock, arena.h): it goes through all records, and takes
+ *                               those out of use whose streams have ended
  */
 #ifndef VPMM_LIB_STREAM_H
 #define VPMM_LIB_STREAM_H
@@ -76,7 +55,7 @@
 
 #include <pthread.h>
 
-struct thread; /* a thread of the program, as long as anyone asks whether it still runs */
+struct thread; /* identity.h */
 
 enum { STREAM_MARKS = 64, STREAMS_MAX = 1 << 20, STREAMS_A_SEGMENT = 256, STREAM_NEIGHBOURS = 8 };
 
@@ -100,7 +79,7 @@ struct mark {
 };
 
 struct stream {
-    struct object_key key; /* first: the registry's */
+    struct object_key key; /* first: the registry's. Constant while the record is in use, as are all up to `thread` */
     uint32_t slot;
     CUstream handle;
     CUcontext context;
@@ -114,6 +93,8 @@ struct stream {
     _Atomic(uint32_t) caches[SPACES];                     /* front caches attached: their memory has no fence yet */
     _Atomic(void *) neighbour[SPACES][STREAM_NEIGHBOURS]; /* some of them, for threads that look for memory (front.h) */
     void *attached[SPACES]; /* all of them, a list: under the registry's lock, or alone while it is RELEASING */
+
+    /* Fences: fence.h. */
     _Alignas(64) _Atomic(uint64_t) published;
     _Atomic(uint64_t) recorded;
     _Alignas(64) _Atomic(uint64_t) completed;
@@ -123,23 +104,26 @@ struct stream {
     struct mark mark[STREAM_MARKS];
     struct ring *pending; /* of struct mark, from the marker to the reaper */
     _Atomic(uint32_t) outstanding;
-    CUdeviceptr wait_block; /* under wait_lock, as are the next two: a block to wait for a context by; 0: none */
-    CUcontext wait_context;
-    bool wait_refused;                /* the driver has said no to taking it back, which need not be true */
-    _Atomic(void *) slabs;            /* its slabs with free slices (slab.h); they stay with the record */
-    _Atomic(uint32_t) freed_small;    /* to the driver's own pool, with no fence of ours, since the last settling */
-    struct mark *taken[STREAM_MARKS]; /* the reaper's: from the ring, oldest first, not yet seen to have passed */
-    uint32_t taken_marks;
-    uint64_t moved_until; /* likewise: the regions behind fences up to here were moved to those that wait for nothing */
-    struct hints free[SPACES]; /* FREE regions whose fence is of this stream */
+    uint32_t taken_marks;             /* under the event lock, as are the next two */
+    struct mark *taken[STREAM_MARKS]; /* from the ring, oldest first, not yet seen to have passed */
+    uint64_t moved_until; /* the regions behind fences up to here were moved to those that wait for nothing */
+
+    /* The wait for a context, context.h: under wait_lock. */
+    CUdeviceptr wait_block; /* 0: none */
+    CUcontext wait_context; /* the block's */
+    bool wait_refused;      /* the driver has said no to taking it back, which need not be true */
+
+    /* What was freed on it. */
+    _Atomic(void *) slabs;         /* its slabs with free slices (slab.h); they stay with the record */
+    _Atomic(uint32_t) freed_small; /* to the driver's own pool, with no fence of ours, since the last settling */
+    struct hints free[SPACES];     /* FREE regions whose fence is of this stream */
 };
 
 struct streams {
     struct device *device;
     bool is_private;           /* constant, as is the next: every stream is, with EAGER or `captures` */
     bool cached;               /* there are front caches: what lies in those of a legacy stream has no mark */
-    pthread_mutex_t wait_lock; /* over the driver calls of a wait for a context; only others who wait meet it, and who
-                                  meets a legacy stream for the first time */
+    pthread_mutex_t wait_lock; /* over the driver calls of a wait for a context (context.h) */
     pthread_mutex_t lock;      /* registry writers, changes of state, unused records */
     uint32_t unused;           /* first slot of a list; 0: none */
     struct object_map *registry;
@@ -174,7 +158,12 @@ static inline struct stream *stream_at(const struct streams *streams, uint32_t s
  * INVALID_VALUE: a stream of another device. NOT_SUPPORTED: it captures. DRIVER, HOST_MEMORY.
  */
 vpmm_status stream_enter(struct streams *, CUstream, struct stream **);
-void stream_leave(struct stream *);
+
+static inline void stream_leave(struct stream *stream)
+{
+    vpmm_assert(peek_u32(&stream->users) > 0);
+    fetch_add_sc_u32(&stream->users, UINT32_MAX);
+}
 
 /* As stream_leave, at the end of a call that was given the stream: a private one has nothing unmarked behind it. */
 void stream_finish(struct streams *, struct stream *);
@@ -192,53 +181,6 @@ bool stream_enter_cached(struct stream *);
  */
 vpmm_status stream_release(struct streams *, CUstream, void (*flush)(struct stream *, void *data), void *data);
 
-/* The fence of memory freed on the stream now; one may serve a batch. */
-static inline struct fence fence_take(struct stream *stream)
-{
-    vpmm_assert(peek_u32(&stream->users) > 0);
-    return (struct fence){stream->slot, fetch_add_sc_u64(&stream->published, 1) + 1};
-}
-
-/* Pairs with the store in complete_stream: what the stream's work did is before what the caller does next. */
-static inline bool fence_passed(const struct streams *streams, struct fence fence)
-{
-    const struct stream *stream = fence.stream ? stream_seen(streams, fence.stream) : NULL;
-    return !fence.stream || (stream && fence.number <= load_sc_u64(&stream->completed));
-}
-
-/* Whether work on `stream` may use memory behind the fence with no wait. */
-static inline bool fence_usable(const struct streams *streams, struct fence fence, const struct stream *stream)
-{
-    return fence.stream == stream->slot || fence_passed(streams, fence);
-}
-
-/*
- * Covers what is published with an event, in a call that was given the stream. Nothing is lost if the driver refuses,
- * or the stream captures: a later mark covers it.
- */
-void stream_mark(struct streams *, struct stream *);
-
-/*
- * The same by another, who is counted in: if the stream is ACTIVE and not private, captures nothing, and a place is
- * free. Nothing is lost if not.
- */
-void stream_mark_by_other(struct streams *, struct stream *);
-
-/*
- * Whether a wait for it is possible: not for what an orphaned stream left unmarked, nor for what another thread's
- * per-thread stream did.
- */
-bool fence_waitable(const struct streams *, struct fence);
-
-/* The same without a call of the driver, for who holds a lock: the stream may turn out to capture. */
-bool fence_seems_waitable(const struct streams *, struct fence);
-
-/* Makes work queued on `waiter` from now on wait, on the device, for the fence. */
-vpmm_status stream_wait(struct streams *, struct stream *waiter, struct fence);
-
-/* Makes the calling thread wait for the fence. */
-vpmm_status stream_wait_host(struct streams *, struct fence);
-
 /*
  * Under the event lock (arena.h). Asks the driver for each stream's oldest marks and publishes those that have passed;
  * marks what is left over; frees records whose work has ended. True: something has passed. May lose the device.
@@ -253,15 +195,5 @@ bool streams_unmarked(const struct streams *);
 
 /* Whether anything is freed that only a wait for its context can show to have passed. */
 bool streams_unmarkable(const struct streams *);
-
-/*
- * Under the event lock. The last resort: waits for each context with streams whose end no event can show, and publishes
- * what was freed on them before. No capture is harmed. The first failure; the other contexts are waited for all the
- * same.
- */
-vpmm_status streams_synchronise(struct streams *);
-
-/* A new fence number, of no memory: a point to wait for, if one can be recorded now. */
-void stream_new_point(struct streams *, struct stream *);
 
 #endif

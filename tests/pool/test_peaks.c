@@ -237,6 +237,47 @@ Test(peaks, requested_has_a_peak_of_its_own)
     world_close(&w);
 }
 
+/* Either level alone may be at a new height: here that of requested, where as much was live before, */
+Test(peaks, a_hit_that_asks_for_more_of_as_much_is_seen)
+{
+    struct setup setup = cached();
+    struct world w;
+    world_open(&w, &setup);
+    CUstream s = world_stream(&w);
+    give(&w, take_bytes(&w, 2 * PAGE - 4096, s), s);
+    give(&w, take_bytes(&w, 2 * PAGE, s), s);
+    cr_assert_eq(stats_of(&w).hits_cache, 1);
+    cr_expect_eq(stats_of(&w).peak_requested_bytes, 2 * PAGE);
+    cr_expect_eq(stats_of(&w).peak_live_bytes, 2 * PAGE);
+    world_close(&w);
+}
+
+/* and here that of live, where more was asked for before, of the driver's pool. */
+Test(peaks, hits_are_seen_below_what_was_asked_for_before)
+{
+    struct setup setup = cached();
+    setup.pool.small = VPMM_SMALL_ASYNC;
+    struct world w;
+    world_open(&w, &setup);
+    static struct rise pages, small;
+    pages = small = (struct rise){.w = &w, .stream = world_stream(&w), .bytes = PAGE, .count = 2};
+    small.bytes = MIB;
+    small.count = 10;
+    up(&pages);
+    down(&pages);
+    begin_again(&w);
+    up(&small);
+    down(&small);
+    up(&pages);
+    down(&pages);
+    must_work(pages.status);
+    must_work(small.status);
+    cr_assert_eq(stats_of(&w).hits_cache, 2);
+    cr_expect_eq(stats_of(&w).peak_requested_bytes, 10 * MIB);
+    cr_expect_eq(stats_of(&w).peak_live_bytes, 2 * PAGE);
+    world_close(&w);
+}
+
 /* Requests that the driver's pool serves are requested, and not live. */
 Test(peaks, what_the_driver_s_pool_serves_is_requested)
 {
@@ -249,6 +290,82 @@ Test(peaks, what_the_driver_s_pool_serves_is_requested)
         give(&w, take_bytes(&w, 1000, s), s);
     cr_expect_eq(attribute(&w, VPMM_ATTRIBUTE_PEAK_REQUESTED), 1000);
     cr_expect_eq(attribute(&w, VPMM_ATTRIBUTE_PEAK_LIVE), 0);
+    world_close(&w);
+}
+
+/* So many bytes at a time come and go, far more in sum than all slacks; then the other thread looks. */
+static vpmm_stats come_and_go(const struct setup *setup, size_t bytes)
+{
+    enum { ROUNDS = 300 };
+    struct world w;
+    world_open(&w, setup);
+    static struct other other[2];
+    start_other(&other[0], &w, bytes);
+    CUstream s = world_stream(&w);
+    for (int i = 0; i < ROUNDS; i++)
+        give(&w, take_bytes(&w, bytes, s), s);
+    start_other(&other[1], &w, bytes);
+    vpmm_stats stats = stats_of(&w);
+    cr_expect_eq(stats.live_bytes, 0);
+    cr_expect_leq(stats.peak_live_bytes, bytes + 2 * slacks(&w));
+    end_other(&other[0]);
+    end_other(&other[1]);
+    world_close(&w);
+    return stats;
+}
+
+/* Of requests that the driver's pool serves nothing is told as live, beside other threads either. */
+Test(peaks, what_the_driver_s_pool_serves_is_live_to_no_other)
+{
+    struct setup setup = cached();
+    setup.pool.small = VPMM_SMALL_ASYNC;
+    cr_expect_eq(come_and_go(&setup, MIB).peak_live_bytes, 0);
+}
+
+/* What is made live past the caches is told, and its end as well. */
+Test(peaks, what_comes_and_goes_past_the_caches_does_not_add_up)
+{
+    struct setup setup = cached();
+    setup.pool.cache_bytes = 0;
+    cr_expect_eq(come_and_go(&setup, 8 * PAGE).hits_cache, 0);
+}
+
+/* The slacks of all parts as they are. */
+static uint64_t slacks_now(const struct world *w)
+{
+    const struct stats *stats = &((const struct vpmm_pool *)w->pool)->stats;
+    uint64_t sum = 0;
+    for (const struct stats_tally *tally = atomic_load(&stats->tallies); tally; tally = tally->next)
+        sum += atomic_load(&tally->part.slack);
+    for (uint64_t left = atomic_load(&stats->allocating); left; left &= left - 1) {
+        uint64_t slack = atomic_load(&stats->stripe[__builtin_ctzll(left)].part.slack);
+        sum += slack > SLACK_LEAST ? slack : SLACK_LEAST;
+    }
+    return sum;
+}
+
+/* Each free is the first into its cache, and no hit: the thread's tally falls by all of them, and has to tell. */
+Test(peaks, first_frees_on_many_streams_are_told)
+{
+    enum { STREAMS = 12, LENGTH = 32 };
+    struct setup setup = cached();
+    struct world w;
+    world_open(&w, &setup);
+    static struct other other[2];
+    static struct rise r;
+    r = (struct rise){.w = &w, .stream = world_stream(&w), .bytes = LENGTH * PAGE, .count = STREAMS};
+    start_other(&other[0], &w, PAGE);
+    up(&r);
+    must_work(r.status);
+    for (int i = 0; i < STREAMS; i++)
+        give(&w, r.at[i], world_stream(&w));
+    begin_again(&w);
+    start_other(&other[1], &w, PAGE);
+    vpmm_stats stats = stats_of(&w);
+    cr_expect_eq(stats.frees_cache, STREAMS + 2);
+    cr_expect_leq(stats.peak_live_bytes, PAGE + 2 * slacks_now(&w));
+    end_other(&other[0]);
+    end_other(&other[1]);
     world_close(&w);
 }
 

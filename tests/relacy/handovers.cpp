@@ -138,8 +138,8 @@ struct passed_meanwhile : rl::test_suite<passed_meanwhile, 2> {
 };
 
 static const quote passed_quotes[] = {
-    {"lib/space/stream.c", "        store_sc_u64(&stream->completed, mark_number(last)); /* pairs with fence_passed, and"},
-    {"lib/space/stream.h",
+    {"lib/space/fence.c", "        store_sc_u64(&stream->completed, mark_number(last)); /* pairs with fence_passed, and"},
+    {"lib/space/fence.h",
      "    return !fence.stream || (stream && fence.number <= load_sc_u64(&stream->completed));"},
     {"lib/space/hints.c", "    found->word = load_sc_u64(&page_at(pages, found->page)->word);"},
     {0, 0}};
@@ -304,7 +304,7 @@ static const quote hit_quotes[] = {
      "load_relaxed_u32(&page->fence_stream) == cache->slot &&\n           cas_sc_u64("},
     {0, 0}};
 
-/* From a free to a malloc on another stream, by published, a mark, its ring and completed (stream.h). */
+/* From a free to a malloc on another stream, by published, a mark, its ring and completed (fence.h). */
 struct completion : rl::test_suite<completion, 4> {
     word published, number, ring, completed;
     rl::var<int> work; /* what the stream did with the memory, as the simulator and a host function would see it */
@@ -342,14 +342,14 @@ struct completion : rl::test_suite<completion, 4> {
 };
 
 static const quote completion_quotes[] = {
-    {"lib/space/stream.h", "    return (struct fence){stream->slot, fetch_add_sc_u64(&stream->published, 1) + 1};"},
-    {"lib/space/stream.c", "    uint64_t number = load_sc_u64(&stream->published); /* before the event is recorded */"},
-    {"lib/space/stream.c", "    store_release_u64(&mark->word, mark_word(number, MARK_RECORDED)); /* pairs with the acquire in"},
-    {"lib/space/stream.c", "    *word = load_acquire_u64(&stream->taken[i]->word);"},
+    {"lib/space/fence.h", "    return (struct fence){stream->slot, fetch_add_sc_u64(&stream->published, 1) + 1};"},
+    {"lib/space/fence.c", "    uint64_t number = load_sc_u64(&stream->published); /* before the event is recorded */"},
+    {"lib/space/fence.c", "    store_release_u64(&mark->word, mark_word(number, MARK_RECORDED)); /* pairs with the acquire in"},
+    {"lib/space/fence.c", "    *word = load_acquire_u64(&stream->taken[i]->word);"},
     {0, 0}};
 
 /*
- * The newest mark is recorded again while the reaper asks its event and frees its place (stream.c, claim_newest,
+ * The newest mark is recorded again while the reaper asks its event and frees its place (fence.c, claim_newest,
  * mark_again and retire_marks). The first point has passed, the second has not.
  */
 struct marked_again : rl::test_suite<marked_again, 2> {
@@ -401,15 +401,15 @@ struct marked_again : rl::test_suite<marked_again, 2> {
 };
 
 static const quote again_quotes[] = {
-    {"lib/space/stream.c", "cas_sc_u64(&newest->word, &word, mark_word(mark_number(word), MARK_BUSY));"},
-    {"lib/space/stream.c", "    store_release_u64(&newest->word, mark_word(recorded ? number : before, MARK_RECORDED));"},
-    {"lib/space/stream.c", "    *word = load_acquire_u64(&stream->taken[i]->word);\n"
+    {"lib/space/fence.c", "cas_sc_u64(&newest->word, &word, mark_word(mark_number(word), MARK_BUSY));"},
+    {"lib/space/fence.c", "    store_release_u64(&newest->word, mark_word(recorded ? number : before, MARK_RECORDED));"},
+    {"lib/space/fence.c", "    *word = load_acquire_u64(&stream->taken[i]->word);\n"
                      "    if (mark_state(*word) != MARK_RECORDED)\n        return false;"},
-    {"lib/space/stream.c", "    bool retired = cas_sc_u64(&stream->taken[passed - 1]->word, &last, mark_word("},
+    {"lib/space/fence.c", "    bool retired = cas_sc_u64(&stream->taken[passed - 1]->word, &last, mark_word("},
     {0, 0}};
 
 /*
- * Who marks for another, and a thread that waits for a mark of the stream (stream.c, mark_once and wait_counted): the
+ * Who marks for another, and a thread that waits for a mark of the stream (fence.c, mark_once and wait_counted): the
  * event that the waiter has chosen is not recorded in a capture under it. The place's mark has passed, is about to.
  */
 struct waiters : rl::test_suite<waiters, 3> {
@@ -441,9 +441,9 @@ struct waiters : rl::test_suite<waiters, 3> {
 };
 
 static const quote waiters_quotes[] = {
-    {"lib/space/stream.c", "    fetch_add_sc_u32(&stream->waiters, 1);\n    status = wait_counted("},
-    {"lib/space/stream.c", "    bool once;\n    if (number <= load_sc_u64(&stream->completed))"},
-    {"lib/space/stream.c", "    if (by_other && (!is_free || load_sc_u32(&stream->waiters)))"},
+    {"lib/space/fence.c", "    fetch_add_sc_u32(&stream->waiters, 1);\n    status = wait_counted("},
+    {"lib/space/fence.c", "    bool once;\n    if (number <= load_sc_u64(&stream->completed))"},
+    {"lib/space/fence.c", "    if (by_other && (!is_free || load_sc_u32(&stream->waiters)))"},
     {0, 0}};
 
 /*
@@ -501,7 +501,7 @@ static const quote closed_quotes[] = {
     {"lib/cache/cache.c", "    fence_sc(); /* after the store of the noted bits, before the slots"},
     {0, 0}};
 
-/* Two threads free and want to mark: the one that has the try-lock marks for both (stream.c, mark). */
+/* Two threads free and want to mark: the one that has the try-lock marks for both (fence.c, mark). */
 struct marking : rl::test_suite<marking, 2> {
     word published, recorded, lock;
     rl::var<int> next_mark; /* under the try-lock */
@@ -538,9 +538,9 @@ struct marking : rl::test_suite<marking, 2> {
 };
 
 static const quote marking_quotes[] = {
-    {"lib/space/stream.c", "    while (again && !exchange_acq_rel_u32(&stream->marking, 1)) {"},
-    {"lib/space/stream.c", "        store_sc_u32(&stream->marking, 0); /* pairs with the exchange */"},
-    {"lib/space/stream.c",
+    {"lib/space/fence.c", "    while (again && !exchange_acq_rel_u32(&stream->marking, 1)) {"},
+    {"lib/space/fence.c", "        store_sc_u32(&stream->marking, 0); /* pairs with the exchange */"},
+    {"lib/space/fence.c",
      "        again = marked && load_sc_u64(&stream->published) > load_relaxed_u64(&stream->recorded);"},
     {0, 0}};
 
@@ -577,7 +577,7 @@ struct users : rl::test_suite<users, 2> {
 static const quote users_quotes[] = {
     {"lib/space/stream.c",
      "    fetch_add_sc_u32(&stream->users, 1);\n    if (load_sc_u32(&stream->state) == STREAM_ACTIVE &&"},
-    {"lib/space/stream.c", "    fetch_add_sc_u32(&stream->users, UINT32_MAX);"},
+    {"lib/space/stream.h", "    fetch_add_sc_u32(&stream->users, UINT32_MAX);"},
     {"lib/space/stream.c", "        store_sc_u32(&stream->state, STREAM_RELEASING); /* before users is read: see stream_enter_cached"},
     {"lib/space/stream.c", "    while (load_sc_u32(&stream->users) > 1)\n        clock_yield();\n    flush(stream, data);"},
     {0, 0}};
@@ -639,7 +639,7 @@ static const quote detach_quotes[] = {
                     "    if (load_sc_ptr(&cache->stream) == stream)"},
     {"lib/space/stream.c", "    fetch_add_sc_u32(&stream->users, 1);\n    enum stream_state state = load_sc_u32(&stream->state);"},
     {"lib/cache/front.c", "        store_sc_ptr(&cache->stream, NULL); /* before the count: see enter_stream */\n"
-                    "        stream_leave(stream);\n    }\n    fetch_add_sc_u32(&stream_at("},
+                    "        stream_leave(stream);\n    }\n    uint32_t caches = fetch_add_sc_u32(&stream_at("},
     {"lib/space/stream.c", "!has_caches(stream) && !load_sc_u32(&stream->users) &&"},
     {0, 0}};
 

@@ -1,0 +1,36 @@
+/*
+ * context.h - the wait for a whole context: the end of what no event can show.
+ *
+ * What nobody can mark any more (stream.h, "Whose handle") has no end of its own. It is known to have passed when
+ * everything has that its context's streams were given: the last resort before a request fails, and vpmm_trim's.
+ *
+ *   block    a byte of the driver's memory, whose cuMemFree waits for the context that it was made in. It is hard to
+ *            have when it is needed, with the device full: so one is made where a private stream that has
+ *            caches is first met, and after each wait the next one
+ *   holder   the record that a block stands in. Which stream the record is of does not matter
+ *
+ * Blocks and their holders' fields (wait_block, wait_context, wait_refused) are under wait_lock, which is held over the
+ * driver calls: only others who wait meet it, and who meets such a stream for the first time.
+ */
+#ifndef VPMM_LIB_CONTEXT_H
+#define VPMM_LIB_CONTEXT_H
+
+#include "space/stream.h"
+
+/*
+ * Makes sure that there is a block of the context, in the holder if it has to be made. Where there is no memory for it
+ * now, it is tried when it is needed.
+ */
+void context_keep_block(struct streams *, struct stream *holder, CUcontext);
+
+/* At the pool's end. */
+void context_free_block(struct streams *, struct stream *holder);
+
+/*
+ * Under the event lock. The last resort: waits for each context with streams whose end no event can show, and publishes
+ * what was freed on them before. No capture is harmed. The first failure; the other contexts are waited for all the
+ * same.
+ */
+vpmm_status streams_synchronise(struct streams *);
+
+#endif
