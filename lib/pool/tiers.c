@@ -18,12 +18,15 @@ void tiers_count(struct vpmm_pool *pool, enum region_source source)
     stats_count(&pool->stats, counter[source]);
 }
 
-/* A region that another stream has freed, made safe by a wait. What cannot be waited for is put back. */
+/* A region that another stream has freed, made safe by a wait. What cannot be waited for is put back; what is not
+ * needed is free before the wait, which may be one on the host: its own stream and its own fence. */
 static enum region_source take_waiting(struct arena *arena, struct space *space, struct stream *stream, uint64_t pages,
                                        bool every_bin, struct region *region)
 {
     if (!region_take_waiting(space, stream, pages, every_bin, region))
         return REGION_NONE;
+    if (region->pages > pages)
+        *region = region_keep_front(space, *region, pages);
     bool passed = fence_passed(&arena->streams, region->fence);
     vpmm_status status = load_relaxed_u32(&arena->reuse) == VPMM_REUSE_WAIT_HOST
                              ? stream_wait_host(&arena->streams, region->fence)
@@ -32,10 +35,7 @@ static enum region_source take_waiting(struct arena *arena, struct space *space,
         region_publish(space, *region);
         return REGION_NONE;
     }
-    if (passed)
-        return REGION_COMPLETED;
-    /* The rest of the region is free as it was: its own stream and its own fence. */
-    return REGION_WAITED;
+    return passed ? REGION_COMPLETED : REGION_WAITED;
 }
 
 /* What is found by less than a full search is asked for with room for its alignment. */
@@ -143,32 +143,29 @@ static vpmm_status build_at_turn(struct vpmm_pool *pool, struct stream *stream, 
     return build_or_wait(pool, stream, pages, may_wait, limits, region, source);
 }
 
-/*
- * Enters the queue of builders. REGION_NONE: it is the caller's turn. Else memory was published meanwhile. Tiers 1 to 4
- * never wait for a turn: what others have freed is taken before this thread waits.
- */
-static enum region_source await_turn(struct vpmm_pool *pool, struct stream *stream, uint64_t pages, bool may_wait,
+/* Enters the queue of builders. REGION_NONE: it is the caller's turn. Else memory was published meanwhile. */
+static enum region_source await_turn(struct vpmm_pool *pool, struct stream *stream, uint64_t pages,
                                      struct turn_place *place, struct region *region)
 {
-    struct arena *arena = &pool->arena;
+    struct turn *turn = &pool->arena.turn;
     enum region_source source = REGION_NONE;
-    if (turn_enter(&arena->turn, place, pages, stream->slot))
+    if (turn_enter(turn, place, pages, stream->slot))
         return REGION_NONE;
-    if (may_wait)
-        source = take_waiting(arena, &arena->space, stream, pages, false, region);
-    if (source != REGION_NONE)
-        return source;
     do {
-        turn_read(&arena->turn, place);
+        turn_read(turn, place);
         source = find_pages(pool, stream, pages, region);
-    } while (source == REGION_NONE && turn_wait(&arena->turn, place));
+    } while (source == REGION_NONE && turn_wait(turn, place));
     return source;
 }
 
-/* Tiers 2 to 5. */
+/*
+ * Tiers 2 to 5. Where another thread builds, tier 4 comes before the queue: it waits for no turn and no lock of the
+ * queue's, and who waits on the host for the memory that it has found keeps nobody behind it from building.
+ */
 static vpmm_status find_or_build(struct vpmm_pool *pool, struct stream *stream, uint64_t pages, bool may_wait,
                                  struct build_limits *limits, struct region *region, enum region_source *source)
 {
+    struct turn *turn = &pool->arena.turn;
     struct turn_place place;
     vpmm_status status = VPMM_SUCCESS;
     *source = find_with_own_cache(pool, stream, pages, region);
@@ -176,10 +173,18 @@ static vpmm_status find_or_build(struct vpmm_pool *pool, struct stream *stream, 
         return VPMM_SUCCESS;
     if (!limits->since_ns)
         limits->since_ns = clock_now_ns();
-    *source = await_turn(pool, stream, pages, may_wait, &place, region);
+    bool has_turn = turn_try(turn, &place);
+    if (!has_turn && may_wait)
+        *source = take_waiting(&pool->arena, &pool->arena.space, stream, pages, false, region);
+    if (*source != REGION_NONE)
+        return VPMM_SUCCESS;
+    if (!has_turn)
+        *source = await_turn(pool, stream, pages, &place, region);
     if (*source == REGION_NONE)
         status = build_at_turn(pool, stream, pages, may_wait, limits, region, source);
-    turn_leave(&pool->arena.turn, &place);
+    if (status == VPMM_SUCCESS && region->pages > pages)
+        *region = region_keep_front(&pool->arena.space, *region, pages); /* the next one is to see the rest */
+    turn_leave(turn, &place);
     return status;
 }
 

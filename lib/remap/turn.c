@@ -75,9 +75,8 @@ bool turn_enter(struct turn *turn, struct turn_place *place, uint64_t pages, uin
 
 bool turn_try(struct turn *turn, struct turn_place *place)
 {
-    if (load_relaxed_u32(&turn->length))
+    if (load_relaxed_u32(&turn->length) || !lock_try(&turn->lock))
         return false;
-    lock_take(&turn->lock);
     bool has_come = !turn->first;
     if (has_come)
         append(turn, place);
@@ -92,15 +91,20 @@ void turn_read(const struct turn *turn, struct turn_place *place)
     place->seen = await_read(turn->await, place->at);
 }
 
-/* The patience begins again whenever the turn has changed hands. */
-static uint64_t patience_left(const struct turn *turn, struct turn_place *place)
+/* The patience begins again whenever the turn has changed hands. One thread's end of it is everybody's: each would only
+ * find out once more, and who gives memory back takes turns as often as it has extents. */
+static uint64_t patience_left(struct turn *turn, struct turn_place *place)
 {
     uint64_t now = clock_now_ns(), ended = load_relaxed_u64(&turn->ended);
     if (ended != place->ended) {
         place->ended = ended;
         place->since = now;
     }
-    return now - place->since < TURN_PATIENCE_NS ? place->since + TURN_PATIENCE_NS - now : 0;
+    if (now - place->since >= TURN_PATIENCE_NS)
+        store_relaxed_u64(&turn->outlasted, ended + 1);
+    if (load_relaxed_u64(&turn->outlasted) == ended + 1)
+        return 0;
+    return place->since + TURN_PATIENCE_NS - now;
 }
 
 bool turn_wait(struct turn *turn, struct turn_place *place)

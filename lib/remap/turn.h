@@ -14,12 +14,13 @@
  *
  * The turn is an order, no exclusion: all that a build shares with others is claimed by exchange or under the plan lock,
  * so builds may also run side by side. This bounds what a builder that the kernel has preempted costs the others: a
- * thread that has seen the same holder for TURN_PATIENCE_NS builds beside it. A build of any size ends sooner than
- * that, but one whose policy waits for the GPU on the host.
+ * thread that has seen the same holder for TURN_PATIENCE_NS builds beside it, and from then on nobody who comes waits
+ * for that holder. A build of any size ends sooner than that, but one whose policy waits for the GPU on the host.
  *
- * Progress. The lock guards the queue alone: nobody calls the driver, waits or publishes under it, and neither hits nor
- * tiers 1 to 4 take it. A queue of places on their threads' stacks: one is reached under the lock alone, and its thread
- * leaves under the lock before it returns, so none is met after its end.
+ * Progress. The lock guards the queue alone: nobody calls the driver, waits or publishes under it. Neither hits nor
+ * tiers 1 to 3 take it; tier 4 tries to, and waits for it only to give back a turn that it had. A queue of places on
+ * their threads' stacks: one is reached under the lock alone, and its thread leaves under the lock before it returns,
+ * so none is met after its end.
  */
 #ifndef VPMM_LIB_TURN_H
 #define VPMM_LIB_TURN_H
@@ -42,6 +43,7 @@ struct turn {
     struct turn_place *first, *last; /* under the lock. first NULL: nobody has the turn */
     _Atomic(uint32_t) length;        /* of the queue; written under the lock */
     _Atomic(uint64_t) ended;         /* turns; likewise */
+    _Atomic(uint64_t) outlasted;     /* what `ended` was, + 1, when a thread last lost its patience; by any thread */
 };
 
 void turn_init(struct turn *, struct await *);
@@ -66,7 +68,7 @@ bool turn_wait(struct turn *, struct turn_place *);
 /* Enters, and waits for nothing but the turn. */
 void turn_take(struct turn *, struct turn_place *);
 
-/* Enters if nobody has the turn, and so has it. */
+/* Enters if nobody has the turn, and so has it. Waits for nothing: false also while another thread has the lock. */
 bool turn_try(struct turn *, struct turn_place *);
 
 /* Ends the caller's turn, or its waiting, and wakes the next. */

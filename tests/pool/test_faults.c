@@ -174,9 +174,18 @@ static void audit(struct run *r)
     compare_held(r, &stats);
 }
 
+/* Whoever has built, or waited to, is out of the queue, however that ended. */
+static void expect_nobody_builds(struct run *r)
+{
+    const struct arena *arena = r->w.pool != NULL ? &r->w.pool->arena : NULL;
+    run_assert(r, arena == NULL || (arena->turn.first == NULL && load_relaxed_u32(&arena->space.await.waiting) == 0),
+               "the builder's turn was not given back");
+}
+
 /* What a function of the pool answered: whether it worked. */
 static bool worked(struct run *r, vpmm_status status)
 {
+    expect_nobody_builds(r);
     if (status == VPMM_SUCCESS)
         return true;
     run_assert(r, documented(status), "an error that is not documented for this");

@@ -643,6 +643,171 @@ static const quote detach_quotes[] = {
     {"lib/space/stream.c", "!has_caches(stream) && !load_sc_u32(&stream->users) &&"},
     {0, 0}};
 
+/*
+ * Memory is published while a thread begins to wait for some (await.h): it finds the memory, or is woken. The state is
+ * a region's word; hints and their bits are other models'.
+ */
+struct awaited : rl::test_suite<awaited, 2> {
+    word state, want, waiting, news;
+    bool found;
+    int seen;
+
+    void before()
+    {
+        store(state, OWN, mo_relaxed);
+        store(want, 0, mo_relaxed);
+        store(waiting, 0, mo_relaxed);
+        store(news, 0, mo_relaxed);
+        found = false;
+        seen = 0;
+    }
+
+    void publish()
+    {
+        if (FAULT == 3 && !load(waiting, mo_seq_cst))
+            return store(state, FREE, mo_seq_cst);
+        store(state, FREE, unless(1, mo_seq_cst, mo_release));
+        if (load(waiting, unless(2, mo_seq_cst, mo_acquire)) && load(want, mo_seq_cst))
+            fetch_add(news, 1, mo_acq_rel);
+    }
+
+    void enter()
+    {
+        cas(want, 0, 1, mo_seq_cst);
+        fetch_add(waiting, 1, unless(4, mo_seq_cst, mo_acq_rel));
+    }
+
+    void begin_to_wait()
+    {
+        if (FAULT != 6)
+            enter();
+        seen = load(news, mo_acquire);
+        found = load(state, unless(5, mo_seq_cst, mo_acquire)) == FREE;
+        if (FAULT == 6)
+            enter();
+        if (FAULT == 7)
+            seen = load(news, mo_acquire);
+    }
+
+    void thread(unsigned index)
+    {
+        if (index == 0)
+            publish();
+        else
+            begin_to_wait();
+    }
+
+    void after() /* who has found nothing sleeps, until what it has read moves on */
+    {
+        RL_ASSERT(found || load(news, mo_seq_cst) != seen);
+    }
+};
+
+static const quote awaited_quotes[] = {
+    {"lib/space/await.c", "            !cas_sc_u64(&await->place[i].want, &nobody, pages << SLOT_BITS | slot))\n"
+                          "            continue;\n"
+                          "        fetch_add_sc_u32(&await->waiting, 1);"},
+    {"lib/space/await.c", "        uint64_t want = load_sc_u64(&await->place[i].want);"},
+    {"lib/space/await.h", "    if (load_sc_u32(&await->waiting))\n        await_wake_wanting(await, pages, fence);"},
+    {"lib/space/region.c", "    await_published(&space->await, region.pages, region.fence);"},
+    {"lib/space/pages.h", "        store_sc_u64(&page->word, word);"},
+    {"lib/space/hints.c", "    found->word = load_sc_u64(&page_at(pages, found->page)->word);"},
+    {"lib/pool/tiers.c", "        turn_read(turn, place);\n        source = find_pages("},
+    {0, 0}};
+
+/*
+ * The builder leaves while the next in the queue prepares to wait (turn.c): that one sees that it is the first, or is
+ * woken. `first` 1: the builder; 2: who waits.
+ */
+struct handed_on : rl::test_suite<handed_on, 2> {
+    enum { NOWHERE, SOMEWHERE };
+    rl::mutex lock;
+    rl::var<int> first, at;
+    word news;
+    bool has_come;
+    int seen;
+
+    void before()
+    {
+        first($) = 1;
+        at($) = NOWHERE;
+        store(news, 0, mo_relaxed);
+        has_come = false;
+        seen = 0;
+    }
+
+    int leave()
+    {
+        lock.lock($);
+        int woken = FAULT == 1 ? (int)at($) : NOWHERE;
+        if (FAULT == 1) {
+            lock.unlock($);
+            lock.lock($);
+        }
+        first($) = 2;
+        if (FAULT != 1)
+            woken = at($);
+        lock.unlock($);
+        return woken;
+    }
+
+    void prepare()
+    {
+        if (FAULT != 2)
+            lock.lock($);
+        at($) = SOMEWHERE;
+        if (FAULT != 2)
+            lock.unlock($);
+    }
+
+    bool is_first()
+    {
+        lock.lock($);
+        bool is = first($) == 2;
+        lock.unlock($);
+        return is;
+    }
+
+    void wait()
+    {
+        if (FAULT != 3)
+            prepare();
+        if (FAULT != 4)
+            seen = load(news, mo_acquire);
+        has_come = is_first();
+        if (FAULT == 4)
+            seen = load(news, mo_acquire);
+        if (FAULT == 3)
+            prepare();
+    }
+
+    void thread(unsigned index)
+    {
+        if (index == 1)
+            wait();
+        else if (leave() == SOMEWHERE && FAULT != 5)
+            fetch_add(news, 1, mo_acq_rel);
+    }
+
+    void after()
+    {
+        RL_ASSERT(has_come || load(news, mo_seq_cst) != seen);
+    }
+};
+
+static const quote handed_on_quotes[] = {
+    {"lib/remap/turn.c", "    lock_take(&turn->lock);\n    place->at = at;\n    pthread_mutex_unlock(&turn->lock);"},
+    {"lib/remap/turn.c", "        next = turn->first ? turn->first->at : AWAIT_NO_PLACE;\n"
+                         "    }\n"
+                         "    pthread_mutex_unlock(&turn->lock);\n"
+                         "    await_leave(turn->await, place->at);\n"
+                         "    await_wake(turn->await, next);"},
+    {"lib/remap/turn.c", "    if (is_first(turn, place) || !left)\n"
+                         "        return false;\n"
+                         "    await_sleep(turn->await, place->at, place->seen, left);"},
+    {"lib/remap/turn.c", "    do\n        turn_read(turn, place);\n    while (turn_wait(turn, place));"},
+    {0, 0}};
+
 /* Work for a reaper that goes to sleep (bell_ring; reaper.c, sleep_until_work). */
 struct asleep : rl::test_suite<asleep, 2> {
     word work, sleeps, signals;
@@ -817,6 +982,8 @@ static const model models[] = {
     {"marking", 4, holds_in_all<marking>, marking_quotes},
     {"users", 5, holds_in_all<users>, users_quotes},
     {"detach", 6, holds_in_all<detach>, detach_quotes},
+    {"awaited", 7, holds_in_all<awaited>, awaited_quotes},
+    {"handed_on", 5, holds_in_all<handed_on>, handed_on_quotes},
     {"asleep", 5, holds_in_all<asleep>, asleep_quotes},
     {"piled", 2, holds_in_all<piled>, piled_quotes},
     {"bits", 5, holds_in_all<bits>, bits_quotes},

@@ -1,6 +1,7 @@
 /*
  * A thread that is stopped anywhere in tiers 1 to 3 stops no other thread's malloc or free there, and what others do
- * meanwhile is not undone when it goes on.
+ * meanwhile is not undone when it goes on. One that is stopped in a build, or waits for its turn, stops nobody in
+ * tiers 1 to 4.
  *
  * The library under this test calls vpmm_schedule_point before each of its atomic operations. One thread does one
  * malloc and one free, or one free, and is parked at its k-th such point, for each k in turn until it comes through;
@@ -8,6 +9,7 @@
  * memory beside it.
  */
 #include "base/schedule.h"
+#include "pool/pool.h"
 #include "support.h"
 
 #include <pthread.h>
@@ -889,4 +891,212 @@ Test(stopped_thread, while_it_frees_a_slice_that_another_thread_frees, .timeout 
 Test(stopped_thread, while_it_caches_a_slice_that_another_thread_frees, .timeout = 300)
 {
     slice_is_freed_twice(64);
+}
+
+/* --- a build --------------------------------------------------------------------------------------------------------
+ */
+
+enum { MAPPED = 96, TIER_4_PAGES = 3, BUILT = 60 };
+
+/* Free memory that a build does not move: no extent is wholly free. */
+struct laid_out {
+    CUdeviceptr region[2 * (OWN + PASSED)], wall[MAPPED], waiting;
+    size_t regions, walls;
+    CUstream stream[2]; /* what is in `waiting` goes from one to the other */
+};
+
+static void open_for_builds(struct world *w, struct laid_out *l)
+{
+    struct setup setup = setup_default();
+    setup.pool.initial_pages = MAPPED;
+    setup.pool.reuse = VPMM_REUSE_WAIT_DEVICE;
+    world_open(w, &setup);
+    *l = (struct laid_out){.stream = {world_stream(w), world_stream(w)}};
+    size_t left = MAPPED;
+    for (; l->regions < sizeof l->region / sizeof l->region[0]; l->regions++) {
+        l->region[l->regions] = take(w, 1 + l->regions % 2, l->stream[0]);
+        l->wall[l->walls++] = take(w, 1, l->stream[0]);
+        left -= 2 + l->regions % 2;
+    }
+    l->waiting = take(w, TIER_4_PAGES, l->stream[0]);
+    for (left -= TIER_4_PAGES; left > 0; left--)
+        l->wall[l->walls++] = take(w, 1, l->stream[0]);
+    for (size_t i = 0; i < l->regions; i++)
+        give(w, l->region[i], l->stream[0]);
+    world_drain(w);
+}
+
+static void close_for_builds(struct world *w, struct laid_out *l)
+{
+    give(w, l->waiting, l->stream[0]);
+    for (size_t i = 0; i < l->walls; i++)
+        give(w, l->wall[i], l->stream[0]);
+    world_close(w);
+}
+
+/* Its memory has no other use: the next build finds none. */
+static vpmm_status build_apart(struct actor *a)
+{
+    CUdeviceptr p = 0;
+    vpmm_status status = vpmm_malloc(a->w->pool, BUILT * PAGE, a->stream, &p);
+    uint64_t left = unwatched();
+    status = status == VPMM_SUCCESS ? vpmm_free(a->w->pool, p, a->stream) : status;
+    points_left = left;
+    return status;
+}
+
+/* What is freed behind work that does not come to an end is taken on another stream, which waits for it. */
+static vpmm_status pass_to_and_fro(struct actor *a)
+{
+    CUstream from = a->own, to = a->other;
+    vpmm_status status = VPMM_SUCCESS;
+    for (int i = 0; i < PAIRS && status == VPMM_SUCCESS; i++) {
+        if (!write_later(a->w, a->pointer, 1, 1, from))
+            return VPMM_ERROR_DRIVER;
+        status = vpmm_free(a->w->pool, a->pointer, from);
+        if (status == VPMM_SUCCESS)
+            status = vpmm_malloc(a->w->pool, TIER_4_PAGES * PAGE, to, &a->pointer);
+        CUstream kept = from;
+        from = to;
+        to = kept;
+    }
+    return status;
+}
+
+/* Tiers 2 and 3, frees, and tier 4. */
+static void *go_on_up_to_tier_4(void *argument)
+{
+    struct actor *a = argument;
+    a->w->driver->cuCtxSetCurrent(a->w->context);
+    for (int i = 0; i < PAIRS && a->status == VPMM_SUCCESS; i++)
+        a->status = pair(a, 1 + (size_t)i % 2, i % 4 < 2 ? a->own : a->other);
+    if (a->status == VPMM_SUCCESS)
+        a->status = pass_to_and_fro(a);
+    sem_post(&park.stopped);
+    return NULL;
+}
+
+static void go_on_beside(struct world *w, struct laid_out *l, uint64_t point)
+{
+    struct actor b = {
+        .w = w, .own = l->stream[0], .other = l->stream[1], .pointer = l->waiting, .status = VPMM_SUCCESS};
+    vpmm_stats before = stats_of(w);
+    pthread_t free_one;
+    pthread_create(&free_one, NULL, go_on_up_to_tier_4, &b);
+    require(stopped_in_time(), "a thread stopped at its point %llu stops another one", (unsigned long long)point);
+    pthread_join(free_one, NULL);
+    require(b.status == VPMM_SUCCESS, "beside a thread stopped at its point %llu: %s", (unsigned long long)point,
+            vpmm_status_name(b.status));
+    require(stats_of(w).hits_waited - before.hits_waited == PAIRS && stats_of(w).builds == before.builds,
+            "beside point %llu %llu were waited for, and %llu built", (unsigned long long)point,
+            (unsigned long long)(stats_of(w).hits_waited - before.hits_waited),
+            (unsigned long long)(stats_of(w).builds - before.builds));
+    l->waiting = b.pointer;
+}
+
+static void end_a_round(struct world *w, const struct actor *a, uint64_t point)
+{
+    require(a->status == VPMM_SUCCESS, "stopped at its point %llu, then: %s", (unsigned long long)point,
+            vpmm_status_name(a->status));
+    world_drain(w);
+    must_work(vpmm_trim(w->pool, 0, NULL));
+    audit_cached(w, point);
+    require(!w->pool->arena.turn.first && !atomic_load(&w->pool->arena.space.await.waiting),
+            "stopped at its point %llu: somebody is left in the queue", (unsigned long long)point);
+}
+
+/* With the turn, or after it was waited for. */
+Test(stopped_thread, while_it_builds, .timeout = 600)
+{
+    struct world w;
+    struct laid_out l;
+    open_for_builds(&w, &l);
+    struct actor a = {.w = &w, .act = build_apart, .stream = world_stream(&w)};
+    pthread_t stopped = start_actor(&a);
+    for (uint64_t point = 1; stop_at(point); point++) {
+        go_on_beside(&w, &l, point);
+        let_go();
+        end_a_round(&w, &a, point);
+    }
+    end_actor(stopped);
+    close_for_builds(&w, &l);
+}
+
+/* The turn is this thread's meanwhile. */
+Test(stopped_thread, while_it_waits_for_its_turn, .timeout = 600)
+{
+    enum { POINTS = 400 }; /* more than one look for memory has */
+    struct world w;
+    struct laid_out l;
+    open_for_builds(&w, &l);
+    struct actor a = {.w = &w, .act = build_apart, .stream = world_stream(&w)};
+    pthread_t stopped = start_actor(&a);
+    struct turn *turn = &w.pool->arena.turn;
+    bool is_stopped = true;
+    for (uint64_t point = 1; point <= POINTS && is_stopped; point++) {
+        struct turn_place place;
+        turn_take(turn, &place);
+        is_stopped = stop_at(point);
+        if (is_stopped) {
+            go_on_beside(&w, &l, point);
+            sem_post(&park.go); /* before the turn is given up, whose lock it may have */
+        }
+        turn_leave(turn, &place);
+        require(!is_stopped || stopped_in_time(), "the thread does not go on from its point %llu",
+                (unsigned long long)point);
+        end_a_round(&w, &a, point);
+    }
+    cr_expect(is_stopped, "it did not wait");
+    end_actor(stopped);
+    close_for_builds(&w, &l);
+}
+
+/*
+ * At its turn the thread finds one region, which is all that the pool may map and longer than it asks for. Once the
+ * turn is the next one's, so is what the thread does not need.
+ */
+static bool turn_is_free(struct turn *turn)
+{
+    if (pthread_mutex_trylock(&turn->lock))
+        return false;
+    bool is_free = !turn->first;
+    pthread_mutex_unlock(&turn->lock);
+    return is_free;
+}
+
+Test(stopped_thread, after_its_turn_it_holds_no_more_than_it_asked_for, .timeout = 300)
+{
+    enum { ALL = 16, MUCH = 8 };
+    struct world w;
+    struct setup setup = setup_default();
+    setup.pool.max_mapped = ALL * PAGE;
+    setup.pool.reuse = VPMM_REUSE_COMPLETED;
+    world_open(&w, &setup);
+    CUstream s = world_stream(&w);
+    struct actor a = {.w = &w, .act = only_malloc, .pages = 2, .stream = world_stream(&w)};
+    pthread_t stopped = start_actor(&a);
+    bool is_stopped = true;
+    for (uint64_t point = 1; is_stopped; point++) {
+        world_drain(&w);
+        CUdeviceptr p = take(&w, ALL, s), q = 0;
+        fill(&w, p, 1, 1, s);
+        give(&w, p, s);
+        world_step(&w); /* it has passed, and nobody knows it yet */
+        is_stopped = stop_at(point);
+        vpmm_status status = VPMM_SUCCESS;
+        if (is_stopped && turn_is_free(&w.pool->arena.turn))
+            status = vpmm_malloc(w.pool, MUCH * PAGE, s, &q);
+        if (is_stopped)
+            let_go();
+        require(status == VPMM_SUCCESS, "stopped at its point %llu it has all memory, and not the turn",
+                (unsigned long long)point);
+        require(a.status == VPMM_SUCCESS, "stopped at its point %llu, then: %s", (unsigned long long)point,
+                vpmm_status_name(a.status));
+        give(&w, a.pointer, a.stream);
+        if (q)
+            give(&w, q, s);
+        world_audit(&w);
+    }
+    end_actor(stopped);
+    world_close(&w);
 }

@@ -1,0 +1,462 @@
+/*
+ * Threads that build at the same time, with one of them standing still inside a call of the driver: what the others do
+ * meanwhile. What the queue does by itself is in unit/test_turn.c.
+ */
+#include "pool/pool.h"
+#include "support.h"
+
+#include "base/clock.h"
+
+#include <pthread.h>
+#include <sched.h>
+#include <stdatomic.h>
+
+enum { LOOK_US = 50, WAITERS = 3 };
+
+/* ---- a driver in which a thread can be made to stand still ---- */
+
+enum { AT_CREATE, AT_SYNCHRONIZE, CALLS };
+
+static const vpmm_driver *simulated;
+static atomic_bool parks[CALLS];  /* the next such call is not begun before it is let go */
+static atomic_bool parked[CALLS]; /* a thread stands there */
+static atomic_uint creating;      /* handles asked for */
+
+static void park_at(int call)
+{
+    if (!atomic_exchange(&parks[call], false))
+        return;
+    atomic_store(&parked[call], true);
+    while (atomic_load(&parked[call]))
+        clock_sleep_us(LOOK_US);
+}
+
+static CUresult CUDAAPI create_when_let_go(CUmemGenericAllocationHandle *handle, size_t bytes,
+                                           const CUmemAllocationProp *prop, unsigned long long flags)
+{
+    park_at(AT_CREATE);
+    atomic_fetch_add(&creating, 1);
+    return simulated->cuMemCreate(handle, bytes, prop, flags);
+}
+
+static CUresult CUDAAPI synchronize_when_let_go(CUevent event)
+{
+    park_at(AT_SYNCHRONIZE);
+    return simulated->cuEventSynchronize(event);
+}
+
+static void open_builders(struct world *w, struct setup *setup)
+{
+    static vpmm_driver driver;
+    needs_simulator();
+    for (int i = 0; i < CALLS; i++) {
+        atomic_store(&parks[i], false);
+        atomic_store(&parked[i], false);
+    }
+    world_open_without_pool(w, setup);
+    simulated = w->driver;
+    driver = *w->driver;
+    driver.cuMemCreate = create_when_let_go;
+    driver.cuEventSynchronize = synchronize_when_let_go;
+    setup->pool.driver = &driver;
+    must_work(vpmm_pool_create(&setup->pool, &w->pool));
+}
+
+/* ---- threads ---- */
+
+struct builder {
+    struct world *w;
+    CUstream stream;
+    size_t pages;
+    pthread_t thread;
+    CUdeviceptr pointer;
+    vpmm_status status;
+    atomic_bool done;
+};
+
+static void *run_builder(void *argument)
+{
+    struct builder *b = argument;
+    b->w->driver->cuCtxSetCurrent(b->w->context);
+    b->status = vpmm_malloc(b->w->pool, b->pages * PAGE, b->stream, &b->pointer);
+    atomic_store(&b->done, true);
+    return NULL;
+}
+
+static void start(struct builder *b, struct world *w, CUstream stream, size_t pages)
+{
+    *b = (struct builder){.w = w, .stream = stream, .pages = pages};
+    cr_assert_eq(pthread_create(&b->thread, NULL, run_builder, b), 0);
+}
+
+/* It has the turn, and keeps it until it is let go. */
+static void start_and_park(struct builder *b, struct world *w, CUstream stream, size_t pages)
+{
+    atomic_store(&parks[AT_CREATE], true);
+    start(b, w, stream, pages);
+    while (!atomic_load(&parked[AT_CREATE]))
+        clock_sleep_us(LOOK_US);
+}
+
+static void let_go(int call)
+{
+    atomic_store(&parked[call], false);
+}
+
+static void end(struct builder *b)
+{
+    pthread_join(b->thread, NULL);
+    require(b->status == VPMM_SUCCESS, "a thread's malloc: %s", vpmm_status_name(b->status));
+    give(b->w, b->pointer, b->stream);
+}
+
+static struct turn *turn_of(const struct world *w)
+{
+    return &w->pool->arena.turn;
+}
+
+/* As if turns had ended: those who wait stay patient, however slow this machine is. */
+static void keep_patient(struct world *w)
+{
+    atomic_fetch_add(&turn_of(w)->ended, 1);
+    clock_sleep_us(LOOK_US);
+}
+
+static void wait_for_waiters(struct world *w, unsigned n)
+{
+    while (atomic_load(&w->pool->arena.space.await.waiting) < n)
+        keep_patient(w);
+}
+
+static void expect_nobody_waits(struct world *w)
+{
+    cr_expect(turn_of(w)->first == NULL && atomic_load(&turn_of(w)->length) == 0, "the turn was not given back");
+    cr_expect_eq(atomic_load(&w->pool->arena.space.await.waiting), 0, "a place was not left");
+}
+
+static void close_builders(struct world *w)
+{
+    expect_nobody_waits(w);
+    world_drain(w);
+    world_audit(w);
+    world_close(w);
+}
+
+/* ---- what is published serves who waits ---- */
+
+/* Each in the queue takes what another thread frees, while the builder stands still: nothing is created for them. */
+Test(builders, who_waits_takes_what_is_published, .timeout = 60)
+{
+    struct world w;
+    struct setup setup = setup_default();
+    open_builders(&w, &setup);
+    CUstream s = world_stream(&w);
+    struct builder first, waiter[WAITERS];
+    CUdeviceptr held[WAITERS], wall[WAITERS];
+    for (int i = 0; i < WAITERS; i++) {
+        held[i] = take(&w, 4, s);
+        wall[i] = take(&w, 1, s);
+    }
+    start_and_park(&first, &w, s, 2);
+    uint64_t mapped = stats_of(&w).mapped_bytes;
+    for (unsigned i = 0; i < WAITERS; i++) {
+        start(&waiter[i], &w, s, 4);
+        wait_for_waiters(&w, i + 1);
+    }
+    struct await *await = &w.pool->arena.space.await;
+    uint32_t seen[WAITERS];
+    for (unsigned i = 0; i < WAITERS; i++)
+        seen[i] = await_read(await, i);
+    for (int i = 0; i < WAITERS; i++)
+        give(&w, held[i], s);
+    for (unsigned i = 0; i < WAITERS; i++)
+        cr_expect_neq(await_read(await, i), seen[i], "who waits at place %u was not woken", i);
+    for (int i = 0; i < WAITERS; i++)
+        while (!atomic_load(&waiter[i].done))
+            keep_patient(&w);
+    cr_expect_eq(stats_of(&w).mapped_bytes, mapped, "memory was created beside free memory");
+    cr_expect(atomic_load(&parked[AT_CREATE]) && !atomic_load(&first.done));
+    let_go(AT_CREATE);
+    end(&first);
+    for (int i = 0; i < WAITERS; i++) {
+        end(&waiter[i]);
+        give(&w, wall[i], s);
+    }
+    close_builders(&w);
+}
+
+/* What the builder has made and no longer needs serves the next: it builds nothing. */
+Test(builders, who_waits_is_served_by_what_the_first_frees, .timeout = 60)
+{
+    struct world w;
+    struct setup setup = setup_default();
+    open_builders(&w, &setup);
+    CUstream s = world_stream(&w);
+    struct builder first, second;
+    CUdeviceptr held = take(&w, 6, s);
+    start_and_park(&first, &w, s, 4);
+    start(&second, &w, s, 6);
+    wait_for_waiters(&w, 1);
+    give(&w, held, s);
+    let_go(AT_CREATE);
+    uint64_t created = atomic_load(&creating);
+    pthread_join(second.thread, NULL);
+    cr_expect_eq(second.status, VPMM_SUCCESS);
+    end(&first);
+    cr_expect_leq(atomic_load(&creating) - created, 1, "the second has created memory too");
+    give(&w, second.pointer, s);
+    close_builders(&w);
+}
+
+/* Memory behind another stream's fence is taken, with a wait, while a builder stands still; nobody waits for it. */
+static void tier_4_beside_a_builder(unsigned rounds)
+{
+    struct world w;
+    struct setup setup = setup_default();
+    setup.pool.reuse = VPMM_REUSE_WAIT_DEVICE;
+    open_builders(&w, &setup);
+    CUstream s = world_stream(&w), t = world_stream(&w);
+    struct builder first;
+    CUdeviceptr p = take(&w, 2, t);
+    start_and_park(&first, &w, world_stream(&w), 5);
+    uint64_t begin = clock_now_ns(), waited = stats_of(&w).hits_waited;
+    for (unsigned i = 0; i < rounds; i++) {
+        CUstream from = i % 2 ? s : t, to = i % 2 ? t : s;
+        keep_busy(&w, from);
+        give(&w, p, from);
+        p = take(&w, 2, to);
+    }
+    uint64_t took = clock_now_ns() - begin;
+    cr_expect_eq(stats_of(&w).hits_waited - waited, rounds);
+    cr_expect_lt(took, rounds * TURN_PATIENCE_NS / 2, "%u mallocs of tier 4 took %llu ns", rounds,
+                 (unsigned long long)took);
+    give(&w, p, rounds % 2 ? s : t);
+    let_go(AT_CREATE);
+    end(&first);
+    close_builders(&w);
+}
+
+Test(builders, tier_4_does_not_wait_for_one_that_stands_still, .timeout = 60)
+{
+    tier_4_beside_a_builder(100);
+}
+
+/* A thread that waits on the host for memory of tier 4 does not build: it is not in the queue, where the others would
+ * wait for it. */
+Test(builders, who_waits_on_the_host_for_memory_is_not_in_the_queue, .timeout = 60)
+{
+    struct world w;
+    struct setup setup = setup_default();
+    setup.pool.reuse = VPMM_REUSE_WAIT_HOST;
+    open_builders(&w, &setup);
+    CUstream s = world_stream(&w), t = world_stream(&w);
+    struct builder first, waiter;
+    CUdeviceptr p = take(&w, 2, t);
+    start_and_park(&first, &w, s, 5);
+    keep_busy(&w, t);
+    give(&w, p, t);
+    atomic_store(&parks[AT_SYNCHRONIZE], true);
+    start(&waiter, &w, s, 2);
+    while (!atomic_load(&parked[AT_SYNCHRONIZE]))
+        keep_patient(&w);
+    cr_expect_eq(atomic_load(&turn_of(&w)->length), 1, "%u are in the queue", atomic_load(&turn_of(&w)->length));
+    let_go(AT_CREATE);
+    pthread_join(first.thread, NULL);
+    cr_expect(turn_of(&w)->first == NULL, "the turn is a thread's that waits for the GPU");
+    let_go(AT_SYNCHRONIZE);
+    end(&waiter);
+    cr_expect_eq(first.status, VPMM_SUCCESS);
+    give(&w, first.pointer, s);
+    close_builders(&w);
+}
+
+/* What it does not need of the memory that it waits for is free meanwhile. */
+Test(builders, who_waits_on_the_host_holds_no_more_than_it_asked_for, .timeout = 60)
+{
+    enum { ALL = 16 };
+    struct world w;
+    struct setup setup = setup_default();
+    setup.pool.reuse = VPMM_REUSE_WAIT_HOST;
+    setup.pool.max_mapped = ALL * PAGE;
+    open_builders(&w, &setup);
+    CUstream s = world_stream(&w), t = world_stream(&w);
+    struct builder waiter;
+    CUdeviceptr p = take(&w, ALL, t);
+    keep_busy(&w, t);
+    give(&w, p, t);
+    atomic_store(&parks[AT_SYNCHRONIZE], true);
+    start(&waiter, &w, s, 2);
+    while (!atomic_load(&parked[AT_SYNCHRONIZE]))
+        clock_sleep_us(LOOK_US);
+    vpmm_status status = vpmm_malloc(w.pool, 4 * PAGE, t, &p);
+    let_go(AT_SYNCHRONIZE);
+    cr_assert_eq(status, VPMM_SUCCESS, "%s, beside a thread that waits for 2 pages of %u", vpmm_status_name(status),
+                 (unsigned)ALL);
+    end(&waiter);
+    give(&w, p, t);
+    close_builders(&w);
+}
+
+/* ---- patience ---- */
+
+/* A builder that does not come to an end is waited for, and not for ever: malloc, and giving memory back. */
+Test(builders, the_others_build_beside_one_that_stands_still, .timeout = 60)
+{
+    struct world w;
+    struct setup setup = setup_default();
+    open_builders(&w, &setup);
+    CUstream s = world_stream(&w);
+    struct builder first;
+    start_and_park(&first, &w, s, 3);
+    uint64_t begin = clock_now_ns();
+    CUdeviceptr p = take(&w, 2, s);
+    cr_expect_geq(clock_now_ns() - begin, TURN_PATIENCE_NS, "nobody was waited for");
+    give(&w, p, s);
+    world_drain(&w);
+    must_work(vpmm_trim(w.pool, 0, NULL));
+    cr_expect(atomic_load(&parked[AT_CREATE]) && !atomic_load(&first.done));
+    let_go(AT_CREATE);
+    end(&first);
+    close_builders(&w);
+}
+
+/* The same builder is waited for once, not once for each extent that is given back. */
+Test(builders, trim_waits_once_for_one_that_stands_still, .timeout = 60)
+{
+    enum { EXTENTS = 40 };
+    struct world w;
+    struct setup setup = setup_default();
+    setup.pool.extent_size = PAGE;
+    open_builders(&w, &setup);
+    CUstream s = world_stream(&w);
+    struct builder first;
+    CUdeviceptr p = take(&w, EXTENTS, s);
+    start_and_park(&first, &w, s, 3);
+    give(&w, p, s);
+    world_drain(&w);
+    uint64_t begin = clock_now_ns(), released = stats_of(&w).extents_released;
+    must_work(vpmm_trim(w.pool, 0, NULL));
+    uint64_t took = clock_now_ns() - begin;
+    released = stats_of(&w).extents_released - released;
+    cr_expect_geq(released, EXTENTS / 4);
+    cr_expect_geq(took, TURN_PATIENCE_NS, "nobody was waited for");
+    cr_expect_lt(took, released * TURN_PATIENCE_NS / 2, "%llu extents took %llu ns", (unsigned long long)released,
+                 (unsigned long long)took);
+    let_go(AT_CREATE);
+    end(&first);
+    close_builders(&w);
+}
+
+/* Idle memory is given back when nobody builds, and not beside a build. */
+Test(builders, idle_memory_stays_while_one_builds, .timeout = 60)
+{
+    struct world w;
+    struct setup setup = setup_default();
+    setup.pool.decay_ms = 0;
+    open_builders(&w, &setup);
+    CUstream s = world_stream(&w);
+    struct builder first;
+    CUdeviceptr p = take(&w, 40, s);
+    start_and_park(&first, &w, s, 3);
+    give(&w, p, s);
+    world_step(&w);
+    for (int i = 0; i < 10; i++)
+        must_work(vpmm_poll(w.pool));
+    cr_expect_eq(stats_of(&w).decayed_bytes, 0, "memory was given back beside a malloc that builds");
+    let_go(AT_CREATE);
+    end(&first);
+    world_drain(&w);
+    cr_expect_geq(stats_of(&w).decayed_bytes, 40 * PAGE);
+    close_builders(&w);
+}
+
+/* ---- many, and ends ---- */
+
+static void *take_and_give(void *argument)
+{
+    struct builder *b = argument;
+    run_builder(b);
+    if (b->status == VPMM_SUCCESS)
+        b->status = vpmm_free(b->w->pool, b->pointer, b->stream);
+    return NULL;
+}
+
+/* More than there are places, all behind one that stands still. */
+Test(builders, seventy_at_once, .timeout = 60)
+{
+    enum { MANY = AWAIT_PLACES + 6, STREAMS = 8 };
+    struct world w;
+    struct setup setup = setup_default();
+    open_builders(&w, &setup);
+    struct builder first, other[MANY];
+    CUstream s[STREAMS];
+    for (int i = 0; i < STREAMS; i++)
+        s[i] = world_stream(&w);
+    start_and_park(&first, &w, s[0], 3);
+    for (unsigned i = 0; i < MANY; i++) {
+        other[i] = (struct builder){.w = &w, .stream = s[i % STREAMS], .pages = 1 + i % 5};
+        cr_assert_eq(pthread_create(&other[i].thread, NULL, take_and_give, &other[i]), 0);
+    }
+    unsigned gone = 0; /* having lost their patience, where this machine is very slow */
+    while (atomic_load(&turn_of(&w)->length) + gone < MANY + 1) {
+        keep_patient(&w);
+        gone = 0;
+        for (unsigned i = 0; i < MANY; i++)
+            gone += atomic_load(&other[i].done);
+    }
+    cr_expect(gone > 0 || atomic_load(&w.pool->arena.space.await.waiting) == AWAIT_PLACES);
+    let_go(AT_CREATE);
+    for (unsigned i = 0; i < MANY; i++) {
+        pthread_join(other[i].thread, NULL);
+        cr_expect_eq(other[i].status, VPMM_SUCCESS, "thread %u: %s", i, vpmm_status_name(other[i].status));
+    }
+    end(&first);
+    close_builders(&w);
+}
+
+static void *release_stream(void *argument)
+{
+    struct builder *b = argument;
+    b->status = vpmm_stream_release(b->w->pool, b->stream);
+    return NULL;
+}
+
+/* A stream is released while a malloc on it waits for its turn: that one comes first, and then the stream is gone. */
+Test(builders, a_stream_is_released_while_one_waits_on_it, .timeout = 60)
+{
+    struct world w;
+    struct setup setup = setup_default();
+    open_builders(&w, &setup);
+    CUstream s = world_stream(&w), t = world_stream(&w);
+    struct builder first, waiter, releaser = {.w = &w, .stream = t};
+    give(&w, take(&w, 1, t), t);
+    start_and_park(&first, &w, s, 3);
+    start(&waiter, &w, t, 4);
+    wait_for_waiters(&w, 1);
+    pthread_create(&releaser.thread, NULL, release_stream, &releaser);
+    for (int i = 0; i < 20; i++)
+        keep_patient(&w);
+    let_go(AT_CREATE);
+    pthread_join(releaser.thread, NULL);
+    cr_expect_eq(releaser.status, VPMM_SUCCESS);
+    end(&waiter);
+    end(&first);
+    close_builders(&w);
+}
+
+/* A request that fails gives the turn back each time that it had it. */
+Test(builders, a_malloc_that_finds_no_memory_leaves, .timeout = 60)
+{
+    struct world w;
+    struct setup setup = setup_default();
+    setup.pool.max_mapped = 8 * PAGE;
+    open_builders(&w, &setup);
+    CUstream s = world_stream(&w);
+    CUdeviceptr p = 0, q = take(&w, 4, s);
+    must_fail(VPMM_ERROR_OUT_OF_MEMORY, vpmm_malloc(w.pool, 6 * PAGE, s, &p));
+    expect_nobody_waits(&w);
+    must_fail(VPMM_ERROR_OUT_OF_ADDRESS_SPACE, vpmm_malloc(w.pool, 2 * setup.pool.va_size, s, &p));
+    expect_nobody_waits(&w);
+    give(&w, q, s);
+    close_builders(&w);
+}
