@@ -107,13 +107,31 @@ static uint64_t patience_left(struct turn *turn, struct turn_place *place)
     return place->since + TURN_PATIENCE_NS - now;
 }
 
-bool turn_wait(struct turn *turn, struct turn_place *place)
+static bool sleep_until_news(struct turn *turn, struct turn_place *place)
 {
     uint64_t left = patience_left(turn, place);
     if (is_first(turn, place) || !left)
         return false;
     await_sleep(turn->await, place->at, place->seen, left);
     return !is_first(turn, place) && patience_left(turn, place);
+}
+
+/* Who builds is told of nothing, and who publishes looks at one want less. */
+static void end_waiting(struct turn *turn, struct turn_place *place)
+{
+    unsigned at = place->at;
+    lock_take(&turn->lock);
+    place->at = AWAIT_NO_PLACE;
+    pthread_mutex_unlock(&turn->lock);
+    await_leave(turn->await, at);
+}
+
+bool turn_wait(struct turn *turn, struct turn_place *place)
+{
+    bool waits = sleep_until_news(turn, place);
+    if (!waits)
+        end_waiting(turn, place);
+    return waits;
 }
 
 void turn_take(struct turn *turn, struct turn_place *place)
