@@ -112,7 +112,8 @@ typedef enum vpmm_small {
 
 /* What a request may do with free memory whose fence, on another stream, has not passed. */
 typedef enum vpmm_reuse {
-    VPMM_REUSE_WAIT_DEVICE, /* its stream waits for the fence on the device; the host does not */
+    VPMM_REUSE_WAIT_DEVICE, /* its stream waits for the fence on the device; the host does not. So does a request that
+                               would else make the pool grow */
     VPMM_REUSE_COMPLETED,   /* nothing, until the request would fail: streams stay independent */
     VPMM_REUSE_WAIT_HOST,   /* the calling thread waits for the oldest fence */
 } vpmm_reuse;

@@ -99,48 +99,49 @@ static enum region_source find_with_own_cache(struct vpmm_pool *pool, struct str
     return source;
 }
 
-static vpmm_status refresh_and_build(struct vpmm_pool *pool, struct stream *stream, uint64_t pages, bool may_wait,
-                                     struct build_limits *limits, struct region *region, enum region_source *source)
+/* What has passed by now, and with it tiers 2 to 4 once more. */
+static enum region_source refresh_and_find(struct vpmm_pool *pool, struct stream *stream, uint64_t pages,
+                                           bool may_wait, struct region *region)
 {
     pass_refresh(&pool->arena);
-    *source =
-        tiers_find_thoroughly(&pool->arena, &pool->arena.space, stream, (struct want){pages, 1}, may_wait, region);
-    if (*source != REGION_NONE)
-        return VPMM_SUCCESS;
-    return build_region(&pool->arena, stream, pages, limits, region, source);
+    return tiers_find_thoroughly(&pool->arena, &pool->arena.space, stream, (struct want){pages, 1}, may_wait, region);
 }
 
-/* Before the pool grows by memory that others have freed: the stream waits for it on the device. */
-static vpmm_status build_or_wait(struct vpmm_pool *pool, struct stream *stream, uint64_t pages, bool may_wait,
+/* Where the setting lets the stream wait on the device, what others have freed is used before the pool grows. */
+static vpmm_status build_or_grow(struct arena *arena, struct stream *stream, uint64_t pages,
                                  struct build_limits *limits, struct region *region, enum region_source *source)
 {
-    enum view_reach reach = limits->reach;
-    if (load_relaxed_u32(&pool->arena.reuse) != VPMM_REUSE_WAIT_DEVICE || reach == VIEW_ALL)
-        return refresh_and_build(pool, stream, pages, may_wait, limits, region, source);
-    uint64_t creatable = limits->creatable_pages;
-    limits->reach = VIEW_ALL;
-    vpmm_status status = refresh_and_build(pool, stream, pages, may_wait, limits, region, source);
-    limits->reach = reach;
-    if (!tiers_is_shortage(status))
-        return status;
-    limits->creatable_pages = creatable;
-    return refresh_and_build(pool, stream, pages, may_wait, limits, region, source); /* some could not be waited for */
+    struct build_limits waiting = *limits;
+    if (load_relaxed_u32(&arena->reuse) == VPMM_REUSE_WAIT_DEVICE && limits->reach != VIEW_ALL) {
+        waiting.reach = VIEW_ALL;
+        vpmm_status status = build_region(arena, stream, pages, &waiting, region, source);
+        if (!tiers_is_shortage(status))
+            return status;
+    }
+    return build_region(arena, stream, pages, limits, region, source); /* not all of it could be waited for */
 }
 
-/* Tier 5 with the turn, or what became free meanwhile. Before the pool grows, the caches of all threads and streams give
- * what they have, and so do the pages that are cut. */
+/*
+ * Tier 5 with the turn, or what became free meanwhile. Before the pool grows, the caches of all threads and streams give
+ * what they have, and so do the pages that are cut.
+ */
 static vpmm_status build_at_turn(struct vpmm_pool *pool, struct stream *stream, uint64_t pages, bool may_wait,
                                  struct build_limits *limits, struct region *region, enum region_source *source)
 {
-    vpmm_status status;
-    limits->keep_size = true;
-    status = refresh_and_build(pool, stream, pages, may_wait, limits, region, source);
-    limits->keep_size = false;
+    struct arena *arena = &pool->arena;
+    struct build_limits keeping = *limits;
+    keeping.keep_size = true;
+    *source = refresh_and_find(pool, stream, pages, may_wait, region);
+    if (*source != REGION_NONE)
+        return VPMM_SUCCESS;
+    vpmm_status status = build_region(arena, stream, pages, &keeping, region, source);
     if (!tiers_is_shortage(status))
         return status;
-    if (fronts_noted(&pool->fronts) || cut_noted(&pool->arena))
+    if (fronts_noted(&pool->fronts) || cut_noted(arena)) {
         tiers_flush(pool);
-    return build_or_wait(pool, stream, pages, may_wait, limits, region, source);
+        *source = refresh_and_find(pool, stream, pages, may_wait, region);
+    }
+    return *source != REGION_NONE ? VPMM_SUCCESS : build_or_grow(arena, stream, pages, limits, region, source);
 }
 
 /* Enters the queue of builders. REGION_NONE: it is the caller's turn. Else memory was published meanwhile. */
