@@ -370,6 +370,49 @@ Test(builders, idle_memory_stays_while_one_builds, .timeout = 60)
     close_builders(&w);
 }
 
+/* ---- before the pool grows ---- */
+
+/* Two pieces of memory that `s` has freed behind work that has not run, and what `t` then makes the pool grow by. */
+static uint64_t growth_beside_fenced(vpmm_reuse reuse, size_t each, size_t asked)
+{
+    struct setup setup = setup_default();
+    struct world w;
+    setup.pool.reuse = reuse;
+    world_open(&w, &setup);
+    CUstream s = world_stream(&w), t = world_stream(&w);
+    CUdeviceptr piece[2], wall[2];
+    for (int i = 0; i < 2; i++) {
+        piece[i] = take(&w, each, s);
+        wall[i] = take(&w, 1, t);
+    }
+    keep_busy(&w, s);
+    for (int i = 0; i < 2; i++)
+        give(&w, piece[i], s);
+    uint64_t before = stats_of(&w).mapped_bytes;
+    CUdeviceptr all = take(&w, asked, t);
+    uint64_t grown = stats_of(&w).mapped_bytes - before;
+    world_audit(&w);
+    give(&w, all, t);
+    for (int i = 0; i < 2; i++)
+        give(&w, wall[i], t);
+    world_close(&w);
+    return grown / PAGE;
+}
+
+Test(builders, memory_of_other_streams_is_used_before_the_pool_grows, .timeout = 60)
+{
+    needs_simulator();
+    cr_expect_eq(growth_beside_fenced(VPMM_REUSE_WAIT_DEVICE, 16, 32), 0);
+    cr_expect_eq(growth_beside_fenced(VPMM_REUSE_COMPLETED, 16, 32), 32);
+}
+
+/* A wait is worth 40 us, and a page created 8: two extents of three pages cost 117 us, and six pages made 73. */
+Test(builders, little_memory_of_other_streams_is_not_waited_for, .timeout = 60)
+{
+    needs_simulator();
+    cr_expect_eq(growth_beside_fenced(VPMM_REUSE_WAIT_DEVICE, 3, 6), 6);
+}
+
 /* ---- many, and ends ---- */
 
 static void *take_and_give(void *argument)
