@@ -707,14 +707,13 @@ vpmm_status build_initial(struct arena *arena, uint64_t pages)
 
 /* ---- giving back ---- */
 
-/* `promised`: pages of the budget that a recut takes again at once. */
-static void count_removed(struct arena *arena, uint64_t pages, uint64_t promised)
+static void count_removed(struct arena *arena, uint64_t pages)
 {
     stats_sub(arena->stats, STAT_mapped_bytes, pages << arena->space.pages.page_shift);
     stats_count(arena->stats, STAT_extents_released);
     lock_take(&arena->plan_lock);
-    vpmm_assert(promised <= pages && pages - promised <= arena->budgeted_pages);
-    arena->budgeted_pages -= pages - promised;
+    vpmm_assert(pages <= arena->budgeted_pages);
+    arena->budgeted_pages -= pages;
     quarantine(arena, pages);
     pthread_mutex_unlock(&arena->plan_lock);
 }
@@ -745,13 +744,13 @@ static enum removal release_removed(struct arena *arena, struct extent *extent, 
 }
 
 /* Unmaps and releases a claimed extent, which is the spare zombie's from here on. */
-static enum removal remove_extent(struct arena *arena, struct extent *extent, uint64_t promised, struct zombie *spare)
+static enum removal remove_extent(struct arena *arena, struct extent *extent, struct zombie *spare)
 {
     uint64_t page = load_relaxed_u64(&extent->page);
     uint32_t pages = extent->pages;
     bool unmapped = mapping_unmap(arena, page, pages) == CUDA_SUCCESS;
     spare->part[0] = (struct zombie_part){pages, extent};
-    count_removed(arena, pages, promised);
+    count_removed(arena, pages);
     if (unmapped) {
         forget_extent(arena, page, pages);
         return release_removed(arena, extent, spare);
@@ -781,7 +780,7 @@ static struct extent *claim_extent(struct arena *arena, const struct view *view,
 /* One extent out. How many pages the driver has taken back. */
 static uint32_t release_extent(struct arena *arena, struct region kept, struct extent *extent, struct zombie *spare)
 {
-    enum removal removal = remove_extent(arena, extent, 0, spare);
+    enum removal removal = remove_extent(arena, extent, spare);
     if (removal != REMOVED_NONE) {
         lock_take(&arena->plan_lock);
         hole_add(arena, kept.page, kept.pages);

@@ -297,7 +297,7 @@ static double moving_us(const struct policy_view *v, const struct policy_plan *p
     return us;
 }
 
-/* cost_us: each extent that is mapped, and before that made; of a recut, what becomes of the old one. */
+/* cost_us: each extent that is mapped, and before that made. */
 static double driver_us(const struct policy_view *v, const struct policy_plan *plan)
 {
     double us = 0;
