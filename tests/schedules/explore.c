@@ -14,7 +14,7 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { NOBODY = -1, STEPS_MAX = 200000, DECISIONS_MAX = 4096, STALLS_MAX = 2000, RANDOM_SHARE = 4 };
+enum { NOBODY = -1, STEPS_MAX = 500000, DECISIONS_MAX = 4096, STALLS_MAX = 2000, RANDOM_SHARE = 4 };
 
 /* ---- the allocator ---- */
 
