@@ -85,7 +85,7 @@ static vpmm_status enter(struct vpmm_pool *pool, CUstream handle, struct stream 
 
 static void leave(struct vpmm_pool *pool, struct stream *stream)
 {
-    bool is_private = stream && stream->is_private;
+    bool is_private = stream && stream_is_private(stream);
     if (stream)
         stream_finish(&pool->arena.streams, stream);
     if (is_private)
@@ -168,7 +168,7 @@ static vpmm_status free_or_cache(struct vpmm_pool *pool, CUdeviceptr address, st
 static vpmm_status free_small(struct vpmm_pool *pool, CUdeviceptr address, CUstream handle, struct stream *stream)
 {
     vpmm_status status = async_pool_free(&pool->async, address, handle);
-    if (stream && stream->is_private)
+    if (stream && stream_is_private(stream))
         fence_take(stream); /* the call marks it at its end: nobody else could */
     else if (stream)
         store_relaxed_u32(&stream->freed_small, 1);

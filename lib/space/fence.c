@@ -52,7 +52,7 @@ static bool captures_nothing(const struct streams *streams, const struct stream 
 /* Whether another than a call that was given the stream may record on it. The caller is counted in. */
 static bool is_open_to_others(const struct streams *streams, const struct stream *stream)
 {
-    return !stream->is_private && load_sc_u32(&stream->state) == STREAM_ACTIVE && captures_nothing(streams, stream);
+    return !stream_is_private(stream) && load_sc_u32(&stream->state) == STREAM_ACTIVE && captures_nothing(streams, stream);
 }
 
 /*
@@ -167,7 +167,7 @@ static bool mark(struct streams *streams, struct stream *stream, bool by_other)
 
 void stream_mark_by_other(struct streams *streams, struct stream *stream)
 {
-    if (!stream->is_private)
+    if (!stream_is_private(stream))
         mark(streams, stream, true);
 }
 
@@ -211,7 +211,7 @@ static bool recordable_now(const struct streams *streams, struct stream *stream,
 {
     struct device_scope scope;
     fetch_add_sc_u32(&stream->users, 1);
-    bool recordable = load_sc_u32(&stream->state) == STREAM_ACTIVE && !stream->is_private &&
+    bool recordable = load_sc_u32(&stream->state) == STREAM_ACTIVE && !stream_is_private(stream) &&
                       device_enter_context(streams->device, stream->context, &scope) == VPMM_SUCCESS;
     if (recordable) {
         recordable = is_open_to_others(streams, stream);
@@ -228,7 +228,7 @@ bool fence_seems_waitable(const struct streams *streams, struct fence fence)
     const struct stream *stream = fence.stream ? stream_seen(streams, fence.stream) : NULL;
     return fence_passed(streams, fence) ||
            (stream && (load_relaxed_u64(&stream->recorded) >= fence.number ||
-                       (load_sc_u32(&stream->state) == STREAM_ACTIVE && !stream->is_private)));
+                       (load_sc_u32(&stream->state) == STREAM_ACTIVE && !stream_is_private(stream))));
 }
 
 bool fence_waitable(const struct streams *streams, struct fence fence)

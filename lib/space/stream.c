@@ -120,7 +120,7 @@ static bool record_for(struct streams *streams, struct stream *stream, CUstream 
     stream->id = identity->id;
     stream->has_id = identity->has_id;
     stream->thread = identity->thread;
-    stream->is_private = streams->is_private || stream->thread || handle_is_legacy(handle);
+    store_relaxed_u32(&stream->is_private, streams->is_private || stream->thread || handle_is_legacy(handle));
     thread_ref(stream->thread);
     store_sc_u32(&stream->state, STREAM_ACTIVE); /* pairs with enter_known's load: the fields above are set */
     bool put = object_map_put(streams->registry, stream);
@@ -180,7 +180,7 @@ bool stream_enter_cached(struct stream *stream)
 
 void stream_finish(struct streams *streams, struct stream *stream)
 {
-    if (stream->is_private)
+    if (stream_is_private(stream))
         stream_mark(streams, stream);
     stream_leave(stream);
 }
@@ -365,7 +365,7 @@ static bool is_unmarked(struct stream *stream, bool *markable)
         return false;
     fetch_add_sc_u32(&stream->users, 1);
     enum stream_state state = load_sc_u32(&stream->state);
-    *markable = state == STREAM_ACTIVE && !stream->is_private;
+    *markable = state == STREAM_ACTIVE && !stream_is_private(stream);
     stream_leave(stream);
     return state == STREAM_ACTIVE || state == STREAM_ORPHAN;
 }

@@ -85,7 +85,8 @@ struct stream {
     CUcontext context;
     unsigned long long id;
     bool has_id;           /* not so: stream 0, per-thread, a driver without cuStreamGetId */
-    bool is_private;       /* its handle is for calls that are given the stream alone */
+    _Atomic(uint32_t) is_private; /* its handle is for calls that are given the stream alone. Read, as a hint, also by
+                                     who is not counted in: fence_seems_waitable */
     struct thread *thread; /* of a per-thread stream: the only one that may record; NULL: any */
     uint32_t next_unused;  /* under the registry's lock */
     _Atomic(uint32_t) state;
@@ -144,6 +145,11 @@ static inline struct stream *stream_seen(const struct streams *streams, uint32_t
 {
     const struct stream_segment *segment = load_acquire_ptr(&streams->segment[slot / STREAMS_A_SEGMENT]);
     return segment ? load_acquire_ptr(&segment->record[slot % STREAMS_A_SEGMENT]) : NULL;
+}
+
+static inline bool stream_is_private(const struct stream *stream)
+{
+    return load_relaxed_u32(&stream->is_private);
 }
 
 /* The record in a slot below `slots`, or of the fence of a region that the caller has, or has just claimed. */
