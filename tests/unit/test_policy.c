@@ -431,7 +431,8 @@ Test(policy, memory_that_must_be_waited_for_is_dearer)
           {"1 (3) *99 1", NO_CAP, 5, "up 0: create 2"},
           /* Three that are free at once come before one that is longer. */
           {"1 *999 1 [20] 1 (4) 1 (4) 1 (4)", NO_CAP, 12, "fresh 1: move 1..3"},
-          {"1 *999 1 [20] 1 (4) 1 (4) 1 (4)", NO_CAP, 13, "fresh 1: move 0"});
+          {"1 *999 1 [20] 1 (4) 1 (4) 1 (4)", NO_CAP, 13, "fresh 1: move 0"},
+          {"1 *999 1 [5] 1 (4) 1 (4) 1 (4)", NO_CAP, 13, "fresh 1: move 1..3, create 1"});
 }
 
 Test(policy, a_fresh_place_is_the_lowest_with_ample_room)
