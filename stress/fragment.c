@@ -4,12 +4,15 @@
  */
 #define _GNU_SOURCE 1
 
-#include "size.h"
+#include "option.h"
 #include "target.h"
 
+#include <errno.h>
 #include <getopt.h>
 #include <inttypes.h>
 #include <math.h>
+#include <stdlib.h>
+#include <string.h>
 #include <time.h>
 
 const char program_name[] = "vpmm-fragment";
@@ -358,25 +361,12 @@ static bool save_json(const options *o, const level levels[LEVELS], const summar
 
 /* ---- the command line ---- */
 
-static bool usage_error(const char *option, const char *value, const char *allowed)
-{
-    fprintf(stderr, "vpmm-fragment: --%s '%s': %s\n", option, value, allowed);
-    return false;
-}
-
-static bool parse_size(const char *option, const char *text, uint64_t min, uint64_t *out)
-{
-    char allowed[128];
-    size_describe(allowed, sizeof allowed, min, MOST_BYTES);
-    return size_parse(text, min, MOST_BYTES, out) || usage_error(option, text, allowed);
-}
-
 static bool parse_part(const char *option, const char *text, double *out)
 {
     char *end;
     double value = strtod(text, &end);
     if (end == text || *end != '\0' || !(value >= 0 && value <= 1))
-        return usage_error(option, text, "a part from 0 to 1 is allowed");
+        return option_refuse(option, text, "a part from 0 to 1 is allowed");
     *out = value;
     return true;
 }
@@ -384,7 +374,7 @@ static bool parse_part(const char *option, const char *text, double *out)
 static bool parse_driver(const char *text, bool *cuda)
 {
     *cuda = strcmp(text, "cuda") == 0;
-    return *cuda || strcmp(text, "sim") == 0 || usage_error("driver", text, "sim and cuda are allowed");
+    return *cuda || strcmp(text, "sim") == 0 || option_refuse("driver", text, "sim and cuda are allowed");
 }
 
 static const struct option long_options[] = {
@@ -405,15 +395,15 @@ static bool take_option(int option, options *o)
     case 'd':
         return parse_driver(optarg, &o->cuda);
     case 'b':
-        return parse_size("bytes", optarg, 1, &o->bytes);
+        return option_number("bytes", optarg, 1, MOST_BYTES, &o->bytes);
     case 'f':
         return parse_part("free", optarg, &o->free);
     case 'l':
-        return parse_size("large", optarg, 0, &o->large);
+        return option_number("large", optarg, 0, MOST_BYTES, &o->large);
     case 'e':
-        return parse_size("each", optarg, 1, &o->each);
+        return option_number("each", optarg, 1, MOST_BYTES, &o->each);
     case 's':
-        return parse_size("seed", optarg, 0, &o->seed);
+        return option_number("seed", optarg, 0, MOST_BYTES, &o->seed);
     case 'j':
         o->json = optarg;
         return true;

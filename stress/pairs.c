@@ -4,6 +4,7 @@
 #define _GNU_SOURCE 1
 
 #include "pairs.h"
+#include "option.h"
 #include "size.h"
 
 #include <getopt.h>
@@ -65,12 +66,6 @@ static const char help[] =
     "\n"
     "Example: vpmm-pairs --allocator vpmm,async --bytes 2M,64M --threads 1,4\n";
 
-static bool usage_error(const char *option, const char *value, const char *allowed)
-{
-    fprintf(stderr, "vpmm-pairs: --%s '%s': %s\n", option, value, allowed);
-    return false;
-}
-
 /* ---- words and numbers ---- */
 
 struct range {
@@ -96,7 +91,7 @@ static bool not_allowed(const char *option, const char *text, const struct range
     for (uint64_t i = range->min; range->words != NULL && i <= range->max; i++)
         snprintf(allowed + strlen(allowed), sizeof allowed - strlen(allowed), "%s%s%s", i == range->min ? "" : ", ",
                  range->words[i], i == range->max ? " are allowed" : "");
-    return usage_error(option, text, allowed);
+    return option_refuse(option, text, allowed);
 }
 
 static bool parse_one(const char *option, const char *text, struct range range, uint64_t *out)
@@ -114,7 +109,7 @@ static bool parse_list(const char *option, const char *text, struct range range,
         size_t length = strcspn(rest, ",");
         if (length >= sizeof item || list->n == PAIRS_LIST) {
             snprintf(allowed, sizeof allowed, "a list of at most %d short items is allowed", PAIRS_LIST);
-            return usage_error(option, text, allowed);
+            return option_refuse(option, text, allowed);
         }
         memcpy(item, rest, length);
         item[length] = '\0';

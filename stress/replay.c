@@ -3,11 +3,10 @@
  */
 #define _GNU_SOURCE 1
 
+#include "option.h"
 #include "replay.h"
-#include "size.h"
 
 #include <getopt.h>
-#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -55,44 +54,12 @@ static const char help[] =
     "\n"
     "Example: vpmm-replay --verify --lag 64 --min-bytes 2M examples/requests.csv\n";
 
-static bool usage_error(const char *option, const char *value, const char *allowed)
-{
-    fprintf(stderr, "vpmm-replay: --%s '%s': %s\n", option, value, allowed);
-    return false;
-}
-
-static bool parse_size(const char *option, const char *text, uint64_t min, uint64_t max, uint64_t *out)
-{
-    char allowed[128];
-    size_describe(allowed, sizeof allowed, min, max);
-    return size_parse(text, min, max, out) || usage_error(option, text, allowed);
-}
-
-static bool parse_unsigned(const char *option, const char *text, unsigned min, unsigned max, unsigned *out)
-{
-    uint64_t value;
-    if (!parse_size(option, text, min, max, &value))
-        return false;
-    *out = (unsigned)value;
-    return true;
-}
-
 static bool parse_lag(const char *option, const char *text, size_t *out)
 {
     uint64_t value;
-    if (!parse_size(option, text, 0, MAX_LAG, &value))
+    if (!option_number(option, text, 0, MAX_LAG, &value))
         return false;
     *out = (size_t)value;
-    return true;
-}
-
-static bool parse_scale(const char *option, const char *text, double *out)
-{
-    char *end;
-    double value = strtod(text, &end);
-    if (end == text || *end != '\0' || !isfinite(value) || value < 1e-6 || value > 1000)
-        return usage_error(option, text, "a factor from 0.000001 to 1000 is allowed");
-    *out = value;
     return true;
 }
 
@@ -105,7 +72,7 @@ static bool parse_choice(const char *option, const char *text, const char *first
     if (*second || strcmp(text, first_word) == 0)
         return true;
     snprintf(allowed, sizeof allowed, "%s and %s are allowed", first_word, second_word);
-    return usage_error(option, text, allowed);
+    return option_refuse(option, text, allowed);
 }
 
 static const struct option long_options[] = {
@@ -127,13 +94,13 @@ static bool take_option(int option, replay_options *o)
     case 'l':
         return parse_lag("lag", optarg, &o->lag);
     case 'p':
-        return parse_unsigned("passes", optarg, 1, MAX_PASSES, &o->passes);
+        return option_count("passes", optarg, 1, MAX_PASSES, &o->passes);
     case 't':
-        return parse_unsigned("threads", optarg, 1, MAX_THREADS, &o->threads);
+        return option_count("threads", optarg, 1, MAX_THREADS, &o->threads);
     case 'm':
-        return parse_size("min-bytes", optarg, 0, TRACE_MAX_BYTES, &o->min_bytes);
+        return option_number("min-bytes", optarg, 0, TRACE_MAX_BYTES, &o->min_bytes);
     case 's':
-        return parse_scale("scale", optarg, &o->scale);
+        return option_factor("scale", optarg, &o->scale);
     case 'P':
         o->pace = true;
         return true;

@@ -6,12 +6,11 @@
 
 #include "virtual.h"
 
-#include "size.h"
+#include "option.h"
 #include "target.h"
 #include "trace.h"
 
 #include <getopt.h>
-#include <inttypes.h>
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -372,9 +371,10 @@ static bool open_player(player *p, unsigned index, const trace *t)
     return ok && virtual_start(&p->thread, play, p, virtual_now_ns());
 }
 
+/* Also of one that could not be opened, or not wholly. */
 static void close_player(player *p)
 {
-    for (size_t s = 0; p->streams != NULL && s < p->trace->streams; s++) {
+    for (size_t s = 0; p->streams != NULL && s < p->trace->streams && p->streams[s] != NULL; s++) {
         vpmm_stream_release(run.pool, p->streams[s]);
         run.gpu.driver->cuStreamDestroy(p->streams[s]);
     }
@@ -383,11 +383,9 @@ static void close_player(player *p)
     free(p->latencies);
 }
 
-static bool open_pool(void)
+static bool open_pool(const vpmm_config *settings)
 {
-    vpmm_config config = vpmm_config_default();
-    if (!vpmm_ok("the environment", vpmm_config_from_env(&config)))
-        return false;
+    vpmm_config config = *settings;
     config.driver = run.gpu.driver;
     config.device = 0;
     if (!vpmm_ok("vpmm_pool_create", vpmm_pool_create(&config, &run.pool)))
@@ -421,62 +419,51 @@ static bool run_passes(virtual_report *report)
     return good;
 }
 
-static bool replay(const virtual_options *options, const trace *traces, unsigned n, virtual_report *report)
+static unsigned open_players(const trace *traces, unsigned n)
 {
-    run.options = options;
-    run.players = calloc(options->threads, sizeof *run.players);
-    bool good = run.players != NULL && open_gpu() && open_pool();
     unsigned opened = 0;
-    while (good && opened < options->threads) {
-        good = open_player(&run.players[opened], opened, &traces[opened % n]);
+    while (opened < run.options->threads && open_player(&run.players[opened], opened, &traces[opened % n]))
         opened++;
-    }
     virtual_spend(1000); /* for all to come to the gate */
-    good = good && run_passes(report);
+    return opened;
+}
+
+static void close_players(unsigned opened)
+{
     run.over = true;
     virtual_end();
-    for (unsigned i = 0; i < opened; i++) {
+    for (unsigned i = 0; i < opened; i++)
         pthread_join(run.players[i].thread, NULL);
+    for (unsigned i = 0; i < run.options->threads; i++)
         close_player(&run.players[i]);
-    }
-    good = vpmm_ok("vpmm_pool_destroy", vpmm_pool_destroy(run.pool)) && good;
-    virtual_driver_close();
+}
+
+static bool replay_on_pool(const trace *traces, unsigned n, virtual_report *report)
+{
+    run.players = calloc(run.options->threads, sizeof *run.players);
+    if (run.players == NULL)
+        return false;
+    unsigned opened = open_players(traces, n);
+    bool good = opened == run.options->threads && run_passes(report);
+    close_players(opened);
     free(run.players);
+    return good;
+}
+
+static bool replay(const virtual_options *options, const vpmm_config *settings, const trace *traces, unsigned n,
+                   virtual_report *report)
+{
+    run.options = options;
+    bool good = open_gpu() && open_pool(settings) && replay_on_pool(traces, n, report);
+    if (virtual_is_on()) /* what was opened in part has threads that wait for their turn */
+        virtual_end();
+    if (run.pool != NULL)
+        good = vpmm_ok("vpmm_pool_destroy", vpmm_pool_destroy(run.pool)) && good;
+    virtual_driver_close();
     return gpu_close(&run.gpu) == 0 && good;
 }
 
 /* ---- options ---- */
-
-static bool usage_error(const char *option, const char *value, const char *allowed)
-{
-    fprintf(stderr, "vpmm-virtual: --%s '%s': %s\n", option, value, allowed);
-    return false;
-}
-
-static bool parse(const char *option, const char *text, uint64_t min, uint64_t max, uint64_t *out)
-{
-    char allowed[128];
-    size_describe(allowed, sizeof allowed, min, max);
-    return size_parse(text, min, max, out) || usage_error(option, text, allowed);
-}
-
-static bool parse_count(const char *option, const char *text, unsigned max, unsigned *out)
-{
-    uint64_t value;
-    if (!parse(option, text, 1, max, &value))
-        return false;
-    *out = (unsigned)value;
-    return true;
-}
-
-static bool parse_scale(const char *text, double *out)
-{
-    char *end;
-    *out = strtod(text, &end);
-    if (end == text || *end != '\0' || !isfinite(*out) || *out < 1e-6 || *out > 1000)
-        return usage_error("scale", text, "a factor from 0.000001 to 1000 is allowed");
-    return true;
-}
 
 static const struct option long_options[] = {
     {"threads", required_argument, NULL, 't'},   {"passes", required_argument, NULL, 'p'},
@@ -492,19 +479,19 @@ static bool take_option(int option, virtual_options *o)
     enum { LONGEST_US = 1000000000 };
     switch (option) {
     case 't':
-        return parse_count("threads", optarg, MAX_THREADS, &o->threads);
+        return option_count("threads", optarg, 1, MAX_THREADS, &o->threads);
     case 'p':
-        return parse_count("passes", optarg, MAX_PASSES, &o->passes);
+        return option_count("passes", optarg, 1, MAX_PASSES, &o->passes);
     case 's':
-        return parse_scale(optarg, &o->scale);
+        return option_factor("scale", optarg, &o->scale);
     case 'l':
-        return parse("lag", optarg, 0, LONGEST_US, &o->lag_us);
+        return option_number("lag", optarg, 0, LONGEST_US, &o->lag_us);
     case 'm':
-        return parse("min-bytes", optarg, 0, TRACE_MAX_BYTES, &o->min_bytes);
+        return option_number("min-bytes", optarg, 0, TRACE_MAX_BYTES, &o->min_bytes);
     case 'f':
-        return parse("shift", optarg, 0, LONGEST_US, &o->shift_us);
+        return option_number("shift", optarg, 0, LONGEST_US, &o->shift_us);
     case 'S':
-        return parse("seed", optarg, 0, UINT32_MAX, &o->seed);
+        return option_number("seed", optarg, 0, UINT32_MAX, &o->seed);
     case 'j':
         o->json = optarg;
         return true;
@@ -571,12 +558,15 @@ int main(int argc, char **argv)
     unsigned n = (unsigned)(argc - optind), loaded = 0;
     char names[256];
     virtual_report report;
+    vpmm_config settings = vpmm_config_default();
+    if (!vpmm_ok("the environment", vpmm_config_from_env(&settings)))
+        return EXIT_USAGE;
     while (loaded < n && load_trace(&o, argv[optind + (int)loaded], &traces[loaded]))
         loaded++;
     join_names(argv + optind, (int)n, names, sizeof names);
     if (loaded < n || !virtual_report_open(&report, &o, names))
         return EXIT_USAGE;
-    bool good = replay(&o, traces, n, &report);
+    bool good = replay(&o, &settings, traces, n, &report);
     for (unsigned i = 0; i < n; i++)
         trace_release(&traces[i]);
     return virtual_report_close(&report) && good ? 0 : EXIT_BAD;

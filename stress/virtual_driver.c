@@ -179,65 +179,34 @@ static void after(const struct call *call)
     virtual_spend(d.free_ns - now);
 }
 
-#define TIMED(name, version, parameters, arguments)                                                                     \
-    static CUresult CUDAAPI timed_##name parameters                                                                    \
+/* What more than the entry must be known of a call is said by the last arguments. */
+#define TIMED_CALL(function, of_entry, name, parameters, arguments, ...)                                               \
+    static CUresult CUDAAPI function parameters                                                                        \
     {                                                                                                                  \
-        struct call call = {.entry = ENTRY_##name};                                                                    \
+        struct call call = {.entry = of_entry, __VA_ARGS__};                                                           \
         before(&call);                                                                                                 \
         CUresult result = d.real->name arguments;                                                                      \
         after(&call);                                                                                                  \
         return result;                                                                                                 \
     }
+
+#define TIMED(name, version, parameters, arguments)                                                                    \
+    TIMED_CALL(timed_##name, ENTRY_##name, name, parameters, arguments, .bytes = 0)
 VPMM_DRIVER_ENTRIES(TIMED)
 #undef TIMED
 
-/* Those of which more must be known than which they are. */
-
-static CUresult CUDAAPI create(CUmemGenericAllocationHandle *handle, size_t size, const CUmemAllocationProp *prop,
-                               unsigned long long flags)
-{
-    struct call call = {.entry = ENTRY_cuMemCreate, .bytes = size};
-    before(&call);
-    CUresult result = d.real->cuMemCreate(handle, size, prop, flags);
-    after(&call);
-    return result;
-}
-
-static CUresult CUDAAPI record(CUevent event, CUstream stream)
-{
-    struct call call = {.entry = ENTRY_cuEventRecord, .stream = stream, .event = event};
-    before(&call);
-    CUresult result = d.real->cuEventRecord(event, stream);
-    after(&call);
-    return result;
-}
-
-static CUresult CUDAAPI wait_event(CUstream stream, CUevent event, unsigned int flags)
-{
-    struct call call = {.entry = ENTRY_cuStreamWaitEvent, .stream = stream, .event = event};
-    before(&call);
-    CUresult result = d.real->cuStreamWaitEvent(stream, event, flags);
-    after(&call);
-    return result;
-}
-
-static CUresult CUDAAPI synchronize_stream(CUstream stream)
-{
-    struct call call = {.entry = ENTRY_cuStreamSynchronize, .stream = stream};
-    before(&call);
-    CUresult result = d.real->cuStreamSynchronize(stream);
-    after(&call);
-    return result;
-}
-
-static CUresult CUDAAPI synchronize_event(CUevent event)
-{
-    struct call call = {.entry = ENTRY_cuEventSynchronize, .event = event};
-    before(&call);
-    CUresult result = d.real->cuEventSynchronize(event);
-    after(&call);
-    return result;
-}
+TIMED_CALL(create, ENTRY_cuMemCreate, cuMemCreate,
+           (CUmemGenericAllocationHandle * handle, size_t size, const CUmemAllocationProp *prop,
+            unsigned long long flags),
+           (handle, size, prop, flags), .bytes = size)
+TIMED_CALL(record, ENTRY_cuEventRecord, cuEventRecord, (CUevent event, CUstream stream), (event, stream),
+           .event = event, .stream = stream)
+TIMED_CALL(wait_event, ENTRY_cuStreamWaitEvent, cuStreamWaitEvent,
+           (CUstream stream, CUevent event, unsigned int flags), (stream, event, flags), .event = event,
+           .stream = stream)
+TIMED_CALL(synchronize_stream, ENTRY_cuStreamSynchronize, cuStreamSynchronize, (CUstream stream), (stream),
+           .stream = stream)
+TIMED_CALL(synchronize_event, ENTRY_cuEventSynchronize, cuEventSynchronize, (CUevent event), (event), .event = event)
 
 const vpmm_driver *virtual_driver_open(vpmm_sim *sim, uint64_t lag_ns, void (*creates)(void))
 {

@@ -1,0 +1,38 @@
+#include "option.h"
+
+#include "size.h"
+#include "target.h"
+
+#include <math.h>
+
+bool option_refuse(const char *option, const char *value, const char *allowed)
+{
+    fprintf(stderr, "%s: --%s '%s': %s\n", program_name, option, value, allowed);
+    return false;
+}
+
+bool option_number(const char *option, const char *text, uint64_t min, uint64_t max, uint64_t *out)
+{
+    char allowed[128];
+    size_describe(allowed, sizeof allowed, min, max);
+    return size_parse(text, min, max, out) || option_refuse(option, text, allowed);
+}
+
+bool option_count(const char *option, const char *text, unsigned min, unsigned max, unsigned *out)
+{
+    uint64_t value;
+    if (!option_number(option, text, min, max, &value))
+        return false;
+    *out = (unsigned)value;
+    return true;
+}
+
+bool option_factor(const char *option, const char *text, double *out)
+{
+    char *end;
+    double value = strtod(text, &end);
+    if (end == text || *end != '\0' || !isfinite(value) || value < 1e-6 || value > 1000)
+        return option_refuse(option, text, "a factor from 0.000001 to 1000 is allowed");
+    *out = value;
+    return true;
+}
