@@ -21,11 +21,10 @@
  * that find no hole for their request at the same time one reserves, and the others wait for that and look again. It is
  * taken before the plan lock, never inside it, and only by who needs a chunk: no other build meets it.
  *
- * The pass lock is held by whoever makes a pass (the pool's thread, vpmm_poll, reclaim) or gives memory back
- * (trim): one at a time unmaps zombies and releases extents. Whoever has it may wait for the turn; nobody
- * who has the turn takes it. The event lock is held by whoever asks the
- * driver about events: a pass, or a malloc that is about to build. No malloc or free of tiers 1 to 4 takes any of the
- * three.
+ * The pass lock is held by whoever makes a pass (the pool's thread, vpmm_poll, reclaim) or gives memory back (trim):
+ * one at a time unmaps zombies and releases extents. Whoever has it may wait for the turn; nobody who has the turn takes
+ * it. The event lock is held by whoever asks the driver about events: a pass, or a malloc that is about to build. No
+ * malloc or free of tiers 1 to 4 takes any of the three.
  */
 #ifndef VPMM_LIB_ARENA_H
 #define VPMM_LIB_ARENA_H

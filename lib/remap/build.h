@@ -40,8 +40,8 @@ vpmm_status build_region(struct arena *, struct stream *, uint64_t pages, struct
 vpmm_status build_initial(struct arena *, uint64_t pages);
 
 /*
- * Gives wholly free extents back until at most keep_pages are mapped. Under the pass lock;
- * waits its turn for each.
+ * Gives wholly free extents back until at most keep_pages are mapped. Under the pass lock; it waits for the turn before
+ * each extent.
  */
 vpmm_status build_release(struct arena *, uint64_t keep_pages, uint64_t *released_pages);
 

@@ -109,12 +109,10 @@ static bool is_usable(const struct arena *arena, const struct stream *stream, co
            (stream ? fence_usable(&arena->streams, fence, stream) : fence_passed(&arena->streams, fence));
 }
 
-/* How many regions from the ith on adjoin and are usable without waiting; at least 1. */
+/* How many regions from the ith on, which is usable without waiting, adjoin and are so too; at least 1. */
 static uint32_t count_pieces(const struct view *view, const struct arena *arena, const struct stream *stream, size_t i)
 {
     uint32_t n = 1;
-    if (!is_usable(arena, stream, &view->region[i]))
-        return n;
     while (i + n < view->regions &&
            view->region[i + n].page == view->region[i + n - 1].page + view->region[i + n - 1].pages &&
            is_usable(arena, stream, &view->region[i + n]))
@@ -122,8 +120,7 @@ static uint32_t count_pieces(const struct view *view, const struct arena *arena,
     return n;
 }
 
-static bool add_run(struct view *view, struct arena *arena, const struct stream *stream, size_t first,
-                    uint32_t regions)
+static bool add_run(struct view *view, struct arena *arena, size_t first, uint32_t regions, bool waits)
 {
     const struct view_region *last = &view->region[first + regions - 1];
     if (!room((void **)&view->run, &view->run_capacity, view->runs, sizeof *view->run) ||
@@ -134,9 +131,9 @@ static bool add_run(struct view *view, struct arena *arena, const struct stream 
     view->pieces[view->runs] = (struct view_pieces){(uint32_t)first, regions};
     view->run[view->runs] = (struct policy_run){.page = page,
                                                 .pages = (uint32_t)(end - page),
-                                                .waits = !is_usable(arena, stream, &view->region[first]),
                                                 .hole_before = cut_off(hole_until(arena, page)),
-                                                .hole_after = at_end ? 0 : cut_off(hole_from(arena, end))};
+                                                .hole_after = at_end ? 0 : cut_off(hole_from(arena, end)),
+                                                .waits = waits};
     view->runs++;
     return add_extents(view, arena, &view->run[view->runs - 1], (uint32_t)view->runs - 1);
 }
@@ -145,8 +142,9 @@ static bool add_runs(struct view *view, struct arena *arena, const struct stream
 {
     uint32_t regions;
     for (size_t i = 0; i < view->regions; i += regions) {
-        regions = count_pieces(view, arena, stream, i);
-        if (!add_run(view, arena, stream, i, regions))
+        bool waits = !is_usable(arena, stream, &view->region[i]);
+        regions = waits ? 1 : count_pieces(view, arena, stream, i);
+        if (!add_run(view, arena, i, regions, waits))
             return false;
     }
     return true;
