@@ -146,6 +146,9 @@ typedef struct vpmm_driver {
 /*
  * The table of the CUDA driver on this machine: libcuda.so.1, found with dlopen on the first call and never closed.
  * NULL where there is none, with vpmm_last_error() saying what was tried. Any thread; makes no CUDA call.
+ *
+ * Its entries are the driver's own, but for two: cuMemPoolDestroy keeps a pool with memory that is still reserved, and
+ * cuMemPoolCreate hands it out again, because a driver was seen to crash over such a destruction (580.159).
  */
 const vpmm_driver *vpmm_driver_cuda(void);
 

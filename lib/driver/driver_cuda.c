@@ -7,10 +7,13 @@
  * Each entry is asked for by the name in the documentation and the ABI version in vpmm/driver.h. The plain symbol in
  * libcuda is the oldest ABI of a function (cuMemAlloc with 32-bit sizes), so it stands in for a failed
  * cuGetProcAddress only where cuda.h has never renamed the function.
+ *
+ * Two entries are not the driver's own: cuMemPoolCreate and cuMemPoolDestroy go through kept_pools.h.
  */
 #include <vpmm/driver.h>
 
 #include "base/status.h"
+#include "driver/kept_pools.h"
 
 #include <dlfcn.h>
 #include <pthread.h>
@@ -34,7 +37,8 @@ struct library {
 };
 
 static pthread_once_t once = PTHREAD_ONCE_INIT;
-static vpmm_driver table;
+static vpmm_driver libcuda; /* its own entries, */
+static vpmm_driver table;   /* and what programs are given */
 static bool loaded;
 static char failure[400]; /* why not, for every later caller */
 
@@ -92,6 +96,16 @@ static const struct entry {
 #undef ENTRY
 };
 
+static CUresult CUDAAPI create_pool(CUmemoryPool *pool, const CUmemPoolProps *props)
+{
+    return kept_pools_create(&libcuda, pool, props);
+}
+
+static CUresult CUDAAPI destroy_pool(CUmemoryPool pool)
+{
+    return kept_pools_destroy(&libcuda, pool);
+}
+
 static void load(void)
 {
     struct library library = {0};
@@ -108,9 +122,12 @@ static void load(void)
                      entry->name, entry->version, (int)result);
             return;
         }
-        set_function((char *)&table + entry->offset, symbol);
+        set_function((char *)&libcuda + entry->offset, symbol);
     }
-    table.size = sizeof(table);
+    libcuda.size = sizeof(libcuda);
+    table = libcuda;
+    table.cuMemPoolCreate = create_pool;
+    table.cuMemPoolDestroy = destroy_pool;
     loaded = true;
 }
 
