@@ -967,6 +967,59 @@ static const quote pushed_quotes[] = {
      "    while (!cas_acq_rel_ptr(&bin->first, &first, fresh)); /* pairs with the acquire of every walk */"},
     {0, 0}};
 
+/* A record of a stream is made; others find it by its number, or by how many there are (stream.c, record_new). */
+struct records : rl::test_suite<records, 3> {
+    word segment, record, slots;
+    rl::var<int> zeroed, content; /* of the segment, and of the record */
+
+    void before()
+    {
+        store(segment, 0, mo_relaxed);
+        store(record, 0, mo_relaxed);
+        store(slots, 1, mo_relaxed);
+    }
+
+    void record_new()
+    {
+        zeroed($) = 1;
+        store(segment, 1, unless(1, mo_release, mo_relaxed));
+        content($) = 7;
+        store(record, 1, unless(2, mo_release, mo_relaxed));
+        store(slots, 2, unless(3, mo_release, mo_relaxed));
+    }
+
+    /* The number may be one of which this thread has only heard: then it sees no record, or a whole one. */
+    bool stream_seen()
+    {
+        if (!load(segment, unless(4, mo_acquire, mo_relaxed)))
+            return false;
+        RL_ASSERT(zeroed($) == 1);
+        if (!load(record, unless(5, mo_acquire, mo_relaxed)))
+            return false;
+        RL_ASSERT(content($) == 7);
+        return true;
+    }
+
+    void thread(unsigned index)
+    {
+        if (index == 0)
+            record_new();
+        else if (index == 1)
+            stream_seen();
+        else if (load(slots, unless(6, mo_acquire, mo_relaxed)) > 1)
+            RL_ASSERT(stream_seen());
+    }
+};
+
+static const quote records_quotes[] = {
+    {"lib/space/stream.c", "    store_release_ptr(place, segment); /* pairs with stream_seen's acquire */"},
+    {"lib/space/stream.c", "    store_release_ptr(&segment->record[slot % STREAMS_A_SEGMENT], stream);"},
+    {"lib/space/stream.c", "    store_release_u32(&streams->slots, slot + 1);"},
+    {"lib/space/stream.h",
+     "    const struct stream_segment *segment = load_acquire_ptr(&streams->segment[slot / STREAMS_A_SEGMENT]);\n"
+     "    return segment ? load_acquire_ptr(&segment->record[slot % STREAMS_A_SEGMENT]) : NULL;"},
+    {0, 0}};
+
 /* ---- */
 
 static const model models[] = {
@@ -988,6 +1041,7 @@ static const model models[] = {
     {"piled", 2, holds_in_all<piled>, piled_quotes},
     {"bits", 5, holds_in_all<bits>, bits_quotes},
     {"pushed", 2, holds_in_all<pushed>, pushed_quotes},
+    {"records", 6, holds_in_all<records>, records_quotes},
 };
 
 static bool stands_in_the_library(const quote &quoted)
