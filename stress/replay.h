@@ -62,7 +62,7 @@ typedef struct pass_result {
     char trace[64]; /* the file's name without directory and .csv */
     unsigned pass;  /* from 1 */
     uint64_t events, mallocs, frees, refused;
-    uint64_t peak_mapped_bytes, peak_in_use_bytes;
+    uint64_t peak_mapped_bytes, peak_in_use_bytes, peak_demand_bytes; /* since the pool's creation */
     uint64_t peak_slab_bytes, peak_slab_live_bytes; /* of what was seen after mallocs and polls */
     double wall_ms, malloc_ms;
     double malloc_p50_us, malloc_p99_us, malloc_p999_us, malloc_max_us;
@@ -75,8 +75,6 @@ typedef struct pass_result {
     unsigned leaks; /* of the trace, found at its end; in every pass's result */
 } pass_result;
 
-/* peak_mapped_bytes / peak_in_use_bytes; 0 where nothing was in use. */
-double pass_held_ratio(const pass_result *);
 bool pass_good(const pass_result *);
 
 /* Replays the trace's passes into results[options->passes]. False: told on stderr; *done results are there. */

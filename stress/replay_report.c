@@ -8,9 +8,9 @@
 #include <string.h>
 #include <unistd.h>
 
-double pass_held_ratio(const pass_result *r)
+static double held_over(const pass_result *r, uint64_t peak_bytes)
 {
-    return r->peak_in_use_bytes == 0 ? 0 : (double)r->peak_mapped_bytes / (double)r->peak_in_use_bytes;
+    return peak_bytes == 0 ? 0 : (double)r->peak_mapped_bytes / (double)peak_bytes;
 }
 
 bool pass_good(const pass_result *r)
@@ -71,7 +71,9 @@ static void json_measurements(FILE *out, const pass_result *r)
     json_u64(out, "frees", r->frees);
     json_u64(out, "peak_mapped_bytes", r->peak_mapped_bytes);
     json_u64(out, "peak_in_use_bytes", r->peak_in_use_bytes);
-    json_real(out, "held_ratio", pass_held_ratio(r));
+    json_u64(out, "peak_demand_bytes", r->peak_demand_bytes);
+    json_real(out, "held_demand", held_over(r, r->peak_demand_bytes));
+    json_real(out, "held_in_use", held_over(r, r->peak_in_use_bytes));
     json_real(out, "wall_ms", r->wall_ms);
     json_real(out, "malloc_ms", r->malloc_ms);
     json_real(out, "malloc_p50_us", r->malloc_p50_us);
@@ -127,16 +129,16 @@ static void json_verdict(FILE *out, const pass_result *r)
 
 static void table_head(FILE *out)
 {
-    fprintf(out, "%-20s %4s %7s %10s %9s %9s %9s %9s %10s %8s %7s %6s %10s\n", "trace", "pass", "held", "malloc ms",
-            "p50 us", "p99 us", "p99.9 us", "max us", "driver ms", "created", "moved", "races", "mismatches");
+    fprintf(out, "%-20s %4s %9s %8s %10s %9s %9s %9s %9s %10s %8s %7s %6s %10s\n", "trace", "pass", "held/dem.",
+            "held/use", "malloc ms", "p50 us", "p99 us", "p99.9 us", "max us", "driver ms", "created", "moved", "races", "mismatches");
 }
 
 static void table_row(FILE *out, const pass_result *r)
 {
     fprintf(out,
-            "%-20s %4u %7.4f %10.3f %9.2f %9.2f %9.2f %9.2f %10.3f %8" PRIu64 " %7" PRIu64 " %6" PRIu64 " %10" PRIu64
+            "%-20s %4u %9.4f %8.4f %10.3f %9.2f %9.2f %9.2f %9.2f %10.3f %8" PRIu64 " %7" PRIu64 " %6" PRIu64 " %10" PRIu64
             "%s\n",
-            r->trace, r->pass, pass_held_ratio(r), r->malloc_ms, r->malloc_p50_us, r->malloc_p99_us, r->malloc_p999_us,
+            r->trace, r->pass, held_over(r, r->peak_demand_bytes), held_over(r, r->peak_in_use_bytes), r->malloc_ms, r->malloc_p50_us, r->malloc_p99_us, r->malloc_p999_us,
             r->malloc_max_us, r->driver_us_malloc / 1e3, r->after.extents_created - r->before.extents_created,
             r->after.extents_remapped - r->before.extents_remapped, r->races, r->mismatches,
             pass_good(r) ? "" : "  FAILED");

@@ -45,7 +45,9 @@ typedef struct run {
     pthread_barrier_t gate; /* players and the main thread, before and after each pass */
     atomic_bool failed;
     atomic_bool told_refusal;
-    atomic_uint_fast64_t in_use, peak_in_use, peak_mapped, peak_slab, peak_slab_live;
+    atomic_uint_fast64_t in_use, demand;                        /* bytes now; demand has what mallocs are serving, too */
+    atomic_uint_fast64_t peak_in_use, peak_demand, peak_mapped; /* since the pool's creation */
+    atomic_uint_fast64_t peak_slab, peak_slab_live;             /* of this pass */
 } run;
 
 typedef struct player {
@@ -123,15 +125,20 @@ static void count_malloc(player *p, uint64_t bytes, double us, double charged_us
         count_small(p, us, charged_us);
 }
 
-static void count_use(run *r, uint64_t bytes)
+static void rise(atomic_uint_fast64_t *sum, atomic_uint_fast64_t *peak, uint64_t by)
 {
-    uint64_t use = use_of(r, bytes);
-    raise_to(&r->peak_in_use, atomic_fetch_add_explicit(&r->in_use, use, memory_order_relaxed) + use);
+    raise_to(peak, atomic_fetch_add_explicit(sum, by, memory_order_relaxed) + by);
+}
+
+static void fall(atomic_uint_fast64_t *sum, uint64_t by)
+{
+    atomic_fetch_sub_explicit(sum, by, memory_order_relaxed);
 }
 
 static void refuse_malloc(player *p, const trace_event *e)
 {
     p->tally.refused++;
+    fall(&p->run->demand, use_of(p->run, e->bytes));
     if (!atomic_exchange(&p->run->told_refusal, true))
         fprintf(stderr, "vpmm-replay: %s: out of memory for %" PRIu64 " bytes, further refusals are only counted: %s\n",
                 p->run->name, e->bytes, p->run->target.pool != NULL ? vpmm_last_error() : "cuMemAllocFromPoolAsync");
@@ -152,6 +159,7 @@ static bool play_malloc(player *p, const trace_event *e)
     run *r = p->run;
     holding *h = &p->holdings[e->slot];
     CUdeviceptr address = 0;
+    rise(&r->demand, &r->peak_demand, use_of(r, e->bytes));
     double charged_us = gpu_charged_us(&r->gpu);
     uint64_t start = now_ns();
     target_status status = target_malloc(&r->target, e->bytes, p->streams[e->stream], &address);
@@ -166,7 +174,7 @@ static bool play_malloc(player *p, const trace_event *e)
         return ok;
     }
     *h = (holding){.address = address, .bytes = e->bytes, .stream = e->stream};
-    count_use(r, e->bytes);
+    rise(&r->in_use, &r->peak_in_use, use_of(r, e->bytes));
     return fill(p, e, h) && ok;
 }
 
@@ -203,7 +211,8 @@ static bool free_slot(player *p, uint32_t slot, unsigned stream)
     p->tally.driver_us_free += charged_us;
     p->clock_us += charged_us;
     p->tally.frees++;
-    atomic_fetch_sub_explicit(&r->in_use, use_of(r, h.bytes), memory_order_relaxed);
+    fall(&r->in_use, use_of(r, h.bytes));
+    fall(&r->demand, use_of(r, h.bytes));
     return ok;
 }
 
@@ -499,14 +508,6 @@ static faults faults_so_far(const run *r, const player *players)
     return f;
 }
 
-/* The pool counts its own peak too, and sees what lies between two samples; it is this pass's if it rose in it. */
-static uint64_t pass_peak_mapped(run *r, const pass_result *result)
-{
-    if (result->after.peak_mapped_bytes > result->before.peak_mapped_bytes)
-        raise_to(&r->peak_mapped, result->after.peak_mapped_bytes);
-    return atomic_load(&r->peak_mapped);
-}
-
 /* Everything was freed: the pool is to be consistent, and empty. */
 static bool audit(run *r, pass_result *result)
 {
@@ -525,9 +526,6 @@ static bool run_pass(run *r, player *players, pass_result *out)
     faults before = faults_so_far(r, players);
     bool ok = target_stats(&r->target, &out->before);
     out->pass = ++r->pass;
-    atomic_store(&r->in_use, 0);
-    atomic_store(&r->peak_in_use, 0);
-    atomic_store(&r->peak_mapped, 0);
     atomic_store(&r->peak_slab, 0);
     atomic_store(&r->peak_slab_live, 0);
     ok = sample_held(r) && ok;
@@ -542,8 +540,10 @@ static bool run_pass(run *r, player *players, pass_result *out)
     out->races = after.races - before.races;
     out->misuses = after.misuses - before.misuses;
     out->mismatches = after.mismatches - before.mismatches;
+    raise_to(&r->peak_mapped, out->after.peak_mapped_bytes); /* the pool sees what lies between two samples */
+    out->peak_mapped_bytes = atomic_load(&r->peak_mapped);
     out->peak_in_use_bytes = atomic_load(&r->peak_in_use);
-    out->peak_mapped_bytes = pass_peak_mapped(r, out);
+    out->peak_demand_bytes = atomic_load(&r->peak_demand);
     out->peak_slab_bytes = atomic_load(&r->peak_slab);
     out->peak_slab_live_bytes = atomic_load(&r->peak_slab_live);
     return merge_tallies(players, r->options->threads, out) && ok;
