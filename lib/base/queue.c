@@ -1,6 +1,7 @@
 #define _GNU_SOURCE
 #include "base/queue.h"
 
+#include "base/clock.h"
 #include "base/schedule.h"
 
 #include <ck_ec.h>
@@ -293,7 +294,26 @@ void wakeup_wait(struct wakeup *wakeup, uint32_t seen, uint64_t timeout_ns)
     if (ck_ec32_value(count_of(wakeup)) == seen)
         vpmm_schedule_sleep(wakeup, timeout_ns);
 }
+
+/* A thread that goes on alone would look in vain. */
+bool wakeup_spin(struct wakeup *wakeup, uint32_t seen, uint64_t timeout_ns)
+{
+    (void)timeout_ns;
+    return wakeup_read(wakeup) != seen;
+}
 #else
+bool wakeup_spin(struct wakeup *wakeup, uint32_t seen, uint64_t timeout_ns)
+{
+    enum { LOOKS = 16 }; /* between two readings of the clock, so that the signal is seen at once */
+    uint64_t end = clock_now_ns() + timeout_ns;
+    for (unsigned i = 1; wakeup_read(wakeup) == seen; i++) {
+        if (i % LOOKS == 0 && clock_now_ns() >= end)
+            return false;
+        ck_pr_stall();
+    }
+    return true;
+}
+
 void wakeup_wait(struct wakeup *wakeup, uint32_t seen, uint64_t timeout_ns)
 {
     /* The first sleep is not cut short by the deadline: it must not be longer. */

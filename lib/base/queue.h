@@ -65,5 +65,7 @@ uint32_t wakeup_read(struct wakeup *);
 void wakeup_signal(struct wakeup *);
 /* Sleeps until a signal that came after `seen` was read, or for at most timeout_ns (0: for ever). */
 void wakeup_wait(struct wakeup *, uint32_t seen, uint64_t timeout_ns);
+/* Looks again and again for a signal that came after `seen` was read, for at most timeout_ns. False: there was none. */
+bool wakeup_spin(struct wakeup *, uint32_t seen, uint64_t timeout_ns);
 
 #endif

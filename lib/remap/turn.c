@@ -41,12 +41,20 @@ static struct turn_place *take_out(struct turn *turn, const struct turn_place *p
     return before;
 }
 
-static bool is_first(struct turn *turn, const struct turn_place *place)
+enum ahead { NOBODY, THE_HOLDER, MORE };
+
+static enum ahead who_is_ahead(struct turn *turn, const struct turn_place *place)
 {
     lock_take(&turn->lock);
-    bool first = turn->first == place;
+    enum ahead ahead = turn->first == place ? NOBODY : turn->first->next == place ? THE_HOLDER : MORE;
     pthread_mutex_unlock(&turn->lock);
-    return first;
+    return ahead;
+}
+
+/* Where the thread of this place is woken. NULL: there is none. */
+static unsigned at_of(const struct turn_place *place)
+{
+    return place ? place->at : AWAIT_NO_PLACE;
 }
 
 /* ---- entering ---- */
@@ -110,10 +118,12 @@ static uint64_t patience_left(struct turn *turn, struct turn_place *place)
 static bool sleep_until_news(struct turn *turn, struct turn_place *place)
 {
     uint64_t left = patience_left(turn, place);
-    if (is_first(turn, place) || !left)
+    enum ahead ahead = who_is_ahead(turn, place);
+    if (ahead == NOBODY || !left)
         return false;
-    await_sleep(turn->await, place->at, place->seen, left);
-    return !is_first(turn, place) && patience_left(turn, place);
+    if (ahead == MORE || !await_spin(turn->await, place->at, place->seen, TURN_SPIN_NS))
+        await_sleep(turn->await, place->at, place->seen, left);
+    return who_is_ahead(turn, place) != NOBODY && patience_left(turn, place);
 }
 
 /* Who builds is told of nothing, and who publishes looks at one want less. */
@@ -146,13 +156,15 @@ void turn_take(struct turn *turn, struct turn_place *place)
 
 void turn_leave(struct turn *turn, struct turn_place *place)
 {
-    unsigned next = AWAIT_NO_PLACE;
+    unsigned next = AWAIT_NO_PLACE, after_next = AWAIT_NO_PLACE;
     lock_take(&turn->lock);
     if (!take_out(turn, place)) {
         store_relaxed_u64(&turn->ended, load_relaxed_u64(&turn->ended) + 1);
-        next = turn->first ? turn->first->at : AWAIT_NO_PLACE;
+        next = at_of(turn->first);
+        after_next = at_of(turn->first ? turn->first->next : NULL);
     }
     pthread_mutex_unlock(&turn->lock);
     await_leave(turn->await, place->at);
     await_wake(turn->await, next);
+    await_wake(turn->await, after_next);
 }

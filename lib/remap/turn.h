@@ -12,6 +12,11 @@
  * that waits holds no memory; it looks for some whenever any is published (await.h), and leaves its place when it finds
  * some. Decay takes the turn only where nobody has it or waits.
  *
+ * To wake a sleeping thread takes as long as a small build (some tens of microseconds, more on a virtual machine), and
+ * the queue would stand still meanwhile. So who leaves wakes two: the first, who has the turn now, and the next one, who
+ * looks for memory, finds none, and spins for TURN_SPIN_NS before it sleeps again. One thread spins at a time, and none
+ * where nobody builds.
+ *
  * The turn is an order, no exclusion: all that a build shares with others is claimed by exchange or under the plan lock,
  * so builds may also run side by side. This bounds what a builder that the kernel has preempted costs the others: a
  * thread that has seen the same holder for TURN_PATIENCE_NS builds beside it, and from then on nobody who comes waits
@@ -29,6 +34,7 @@
 #include "space/await.h"
 
 #define TURN_PATIENCE_NS (20 * UINT64_C(1000000))
+#define TURN_SPIN_NS     UINT64_C(100000) /* what a build of one or two handles takes */
 
 struct turn_place {
     struct turn_place *next; /* under the turn's lock */
@@ -71,7 +77,7 @@ void turn_take(struct turn *, struct turn_place *);
 /* Enters if nobody has the turn, and so has it. Waits for nothing: false also while another thread has the lock. */
 bool turn_try(struct turn *, struct turn_place *);
 
-/* Ends the caller's turn, or its waiting, and wakes the next. */
+/* Ends the caller's turn, or its waiting, and wakes the next two. */
 void turn_leave(struct turn *, struct turn_place *);
 
 #endif

@@ -47,6 +47,11 @@ void await_sleep(struct await *await, unsigned place, uint32_t seen, uint64_t ns
         wakeup_wait(&await->place[place].news, seen, ns);
 }
 
+bool await_spin(struct await *await, unsigned place, uint32_t seen, uint64_t ns)
+{
+    return place != AWAIT_NO_PLACE && wakeup_spin(&await->place[place].news, seen, ns);
+}
+
 void await_wake(struct await *await, unsigned place)
 {
     if (place != AWAIT_NO_PLACE)

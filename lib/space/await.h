@@ -47,6 +47,9 @@ uint32_t await_read(struct await *, unsigned place);
 /* Until the place is woken after that read, or for so long. */
 void await_sleep(struct await *, unsigned place, uint32_t seen, uint64_t ns);
 
+/* True: it was woken after that read, within so long. Does not sleep, and returns at once for who has no place. */
+bool await_spin(struct await *, unsigned place, uint32_t seen, uint64_t ns);
+
 /* Wakes the place's thread, for another reason than a publication. AWAIT_NO_PLACE: nobody. */
 void await_wake(struct await *, unsigned place);
 

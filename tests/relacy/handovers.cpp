@@ -797,14 +797,17 @@ struct handed_on : rl::test_suite<handed_on, 2> {
 
 static const quote handed_on_quotes[] = {
     {"lib/remap/turn.c", "    lock_take(&turn->lock);\n    place->at = at;\n    pthread_mutex_unlock(&turn->lock);"},
-    {"lib/remap/turn.c", "        next = turn->first ? turn->first->at : AWAIT_NO_PLACE;\n"
+    {"lib/remap/turn.c", "        next = at_of(turn->first);\n"
+                         "        after_next = at_of(turn->first ? turn->first->next : NULL);\n"
                          "    }\n"
                          "    pthread_mutex_unlock(&turn->lock);\n"
                          "    await_leave(turn->await, place->at);\n"
                          "    await_wake(turn->await, next);"},
-    {"lib/remap/turn.c", "    if (is_first(turn, place) || !left)\n"
-                         "        return false;\n"
-                         "    await_sleep(turn->await, place->at, place->seen, left);"},
+    {"lib/remap/turn.c",
+     "    if (ahead == NOBODY || !left)\n"
+     "        return false;\n"
+     "    if (ahead == MORE || !await_spin(turn->await, place->at, place->seen, TURN_SPIN_NS))\n"
+     "        await_sleep(turn->await, place->at, place->seen, left);"},
     {"lib/remap/turn.c", "    do\n        turn_read(turn, place);\n    while (turn_wait(turn, place));"},
     {0, 0}};
 

@@ -97,6 +97,25 @@ Test(turn, more_threads_than_places, .timeout = 60)
     first_come_first_served(MANY);
 }
 
+/* It looks for the whole time, and ends as soon as it is woken. */
+Test(turn, who_spins_sees_that_it_is_woken)
+{
+    const uint64_t long_ns = UINT64_C(10000000000);
+    open_queue();
+    unsigned at = await_enter(&all.await, PAGES, SLOT);
+    uint32_t seen = await_read(&all.await, at);
+    uint64_t begin = clock_now_ns();
+    cr_expect_not(await_spin(&all.await, at, seen, TURN_SPIN_NS));
+    cr_expect_geq(clock_now_ns() - begin, TURN_SPIN_NS);
+    await_wake(&all.await, at);
+    begin = clock_now_ns();
+    cr_expect(await_spin(&all.await, at, seen, long_ns));
+    cr_expect_lt(clock_now_ns() - begin, long_ns);
+    cr_expect_not(await_spin(&all.await, AWAIT_NO_PLACE, 0, long_ns));
+    await_leave(&all.await, at);
+    close_queue();
+}
+
 Test(turn, a_try_succeeds_where_nobody_has_it)
 {
     struct turn_place mine, other;
@@ -147,20 +166,21 @@ Test(turn, the_last_one_leaves)
     one_that_waits_leaves(3);
 }
 
-/* The next one is woken, and nobody else. */
-Test(turn, who_leaves_wakes_the_next)
+/* And the one after it, which is awake when its turn comes; the others would look for memory in vain. */
+Test(turn, who_leaves_wakes_the_next_two)
 {
-    struct turn_place place[3];
+    enum { HOLDER, NEXT, AFTER_NEXT, LAST, PLACES };
+    struct turn_place place[PLACES];
     open_queue();
-    enter_all(place, 3);
-    for (unsigned i = 1; i < 3; i++)
+    enter_all(place, PLACES);
+    for (int i = NEXT; i < PLACES; i++)
         turn_read(&all.turn, &place[i]);
-    turn_leave(&all.turn, &place[0]);
-    cr_expect_neq(await_read(&all.await, place[1].at), place[1].seen, "the next one is not woken");
-    cr_expect_eq(await_read(&all.await, place[2].at), place[2].seen, "the one after the next is woken");
-    cr_expect(!turn_wait(&all.turn, &place[1]), "it has the turn, and is to wait");
-    turn_leave(&all.turn, &place[1]);
-    turn_leave(&all.turn, &place[2]);
+    turn_leave(&all.turn, &place[HOLDER]);
+    for (int i = NEXT; i < PLACES; i++)
+        cr_expect_eq(await_read(&all.await, place[i].at) != place[i].seen, i != LAST, "place %d", i);
+    cr_expect(!turn_wait(&all.turn, &place[NEXT]), "it has the turn, and is to wait");
+    for (int i = NEXT; i < PLACES; i++)
+        turn_leave(&all.turn, &place[i]);
     close_queue();
 }
 
