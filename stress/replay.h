@@ -63,7 +63,7 @@ typedef struct pass_result {
     unsigned pass;  /* from 1 */
     uint64_t events, mallocs, frees, refused;
     uint64_t peak_mapped_bytes, peak_in_use_bytes, peak_demand_bytes; /* since the pool's creation */
-    uint64_t peak_slab_bytes, peak_slab_live_bytes; /* of what was seen after mallocs and polls */
+    uint64_t peak_slab_bytes, peak_slab_live_bytes; /* of what was seen after some mallocs and polls */
     double wall_ms, malloc_ms;
     double malloc_p50_us, malloc_p99_us, malloc_p999_us, malloc_max_us;
     double driver_us_malloc, driver_us_malloc_max, driver_us_free, driver_us_background;
