@@ -89,19 +89,9 @@ vpmm_status pass_try(struct arena *arena)
 
 enum {
     REFRESH_PATIENCE_NS = 200000, /* for who has the event lock: it asks the driver a few questions */
-    REFRESH_ROUNDS = 4,           /* of looks at marks that may be about to pass, while nobody waits to build, */
+    REFRESH_ROUNDS = 4,           /* of looks at marks that may be about to pass, */
     REFRESH_PAUSE_NS = 5000,      /* and the time between them: what an idle device takes */
 };
-
-/*
- * A look asks about each stream with freed memory. With many threads these streams are many, there is always one that has
- * just been marked, and who waits for the turn waits for each question: more looks than one were two thirds of what a
- * build took where sixteen threads built.
- */
-static bool looks_again(struct arena *arena, unsigned rounds)
-{
-    return rounds < REFRESH_ROUNDS && load_relaxed_u32(&arena->turn.length) <= 1 && streams_pending(&arena->streams);
-}
 
 static bool try_event_lock(struct arena *arena)
 {
@@ -123,7 +113,7 @@ void pass_refresh(struct arena *arena)
         return;
     if (!device_lost(arena->device) && device_enter(arena->device, &scope) == VPMM_SUCCESS) {
         publish_passed(arena);
-        for (unsigned rounds = 1; looks_again(arena, rounds); rounds++) {
+        for (int i = 1; i < REFRESH_ROUNDS && streams_pending(&arena->streams); i++) {
             clock_spin_ns(REFRESH_PAUSE_NS);
             publish_passed(arena);
         }

@@ -33,8 +33,7 @@ vpmm_status pass_of_reaper(struct arena *, struct pass_outlook *);
 
 /*
  * Steps 2 and 3 alone, unless another thread is at them for long. For a malloc that is about to build, to which a few
- * queries are nothing, and whose memory may just have become free: where no other thread waits for the turn, it looks
- * again for some microseconds.
+ * queries are nothing, and whose memory may just have become free.
  */
 void pass_refresh(struct arena *);
 

@@ -5,7 +5,6 @@
 #define _GNU_SOURCE 1
 
 #include "pool/pool.h"
-#include "remap/pass.h"
 #include "support.h"
 
 #include "base/clock.h"
@@ -298,39 +297,6 @@ Test(builders, who_waits_on_the_host_holds_no_more_than_it_asked_for, .timeout =
                  (unsigned)ALL);
     end(&waiter);
     give(&w, p, t);
-    close_builders(&w);
-}
-
-/* ---- questions to the driver ---- */
-
-static uint64_t questions_of_a_refresh(struct world *w)
-{
-    uint64_t before = world_calls(w, "cuEventQuery");
-    pass_refresh(&w->pool->arena);
-    return world_calls(w, "cuEventQuery") - before;
-}
-
-/* Who waits for the turn waits for each of them. */
-Test(builders, the_driver_is_asked_once_about_a_mark_while_others_wait)
-{
-    struct world w;
-    struct setup setup = setup_default();
-    setup.pool.cache_bytes = 0;
-    open_builders(&w, &setup);
-    CUstream s = world_stream(&w);
-    struct turn_place place[2];
-    CUdeviceptr p = take(&w, 2, s);
-    keep_busy(&w, s);
-    give(&w, p, s);
-    uint64_t alone = questions_of_a_refresh(&w);
-    cr_assert(turn_enter(turn_of(&w), &place[0], 2, 1));
-    cr_expect_eq(questions_of_a_refresh(&w), alone, "nobody waits for who has the turn");
-    cr_assert(!turn_enter(turn_of(&w), &place[1], 2, 1));
-    uint64_t together = questions_of_a_refresh(&w);
-    cr_expect(together > 0 && together < alone, "%llu questions, and %llu alone", (unsigned long long)together,
-              (unsigned long long)alone);
-    turn_leave(turn_of(&w), &place[1]);
-    turn_leave(turn_of(&w), &place[0]);
     close_builders(&w);
 }
 
