@@ -6,13 +6,13 @@ usage() {
 usage: stress/on_gpu.sh BUILD_DIR TRACE...
 
 On a machine with a GPU: runs what most figures of stress/README.md come from, with the programs in BUILD_DIR, and the
-tests that need no simulated GPU if they were built. The programs may have been built elsewhere. About seven minutes on an
+tests that need no simulated GPU if they were built. The programs may have been built elsewhere. About nine minutes on an
 H200.
 
   1  vpmm and cuMemAllocAsync in turn, three times: dense, one thread, requests of at least 2 MiB, cold and warm
   2  the same with --verify, with four threads and all sizes, at the traces' own pace, and with one handle a page
-  3  small requests: the traces with all their requests, dense and at their own pace, by both allocators and with
-     VPMM_SMALL=async; and what many small requests leave behind when most of them are freed
+  3  all sizes: the traces with all their requests, by both allocators, dense by one, four and sixteen threads and at
+     their own pace, and with VPMM_SMALL=async; and what many small requests leave behind when most of them are freed
   4  pairs: what a malloc and a free cost, with 1 and with 16 threads, beside cuMemAllocAsync; of 1 KiB and 128 KiB too
   5  the server example, and the tests with VPMM_TEST_DRIVER=cuda
   6  what 1,000 scrapes a second change in a pair, if there is python3, and the programs were built with the exporter
@@ -58,6 +58,10 @@ run "one handle a page, verified" env VPMM_EXTENT_SIZE=2M "${replay[@]}" --verif
 for i in 1 2 3; do
   run "all sizes, dense, cuMemAllocAsync, $i" "${replay[@]}" --allocator async --min-bytes 0 "$@"
   run "all sizes, dense, vpmm, $i" "${replay[@]}" --min-bytes 0 "$@"
+done
+for allocator in vpmm async; do
+  run "four copies at once, $allocator" "${replay[@]}" --allocator "$allocator" --threads 4 "$@"
+  run "sixteen copies of half the size, $allocator" "${replay[@]}" --allocator "$allocator" --threads 16 --scale 0.5 "$@"
 done
 run "all sizes, dense, vpmm with the driver's pool" env VPMM_SMALL=async "${replay[@]}" --min-bytes 0 "$@"
 run "all sizes, at the traces' own pace, cuMemAllocAsync" "${replay[@]}" --pace --allocator async --min-bytes 0 "$@"

@@ -107,7 +107,8 @@ const char *vpmm_last_error(void);
 typedef enum vpmm_small {
     VPMM_SMALL_SLAB,  /* pieces of the pool's pages; the default. No driver call but for pages */
     VPMM_SMALL_ASYNC, /* those below a page: a CUDA memory pool of the pool's own, a driver call each, of memory that is
-                         not in mapped_bytes nor under max_mapped. The others: whole pages */
+                         not in mapped_bytes nor under max_mapped. When the pool is destroyed, what the driver has not
+                         seen complete is kept for the next one (vpmm_driver_cuda). The others: whole pages */
 } vpmm_small;
 
 /* What a request may do with free memory whose fence, on another stream, has not passed. */

@@ -387,9 +387,11 @@ Test(idle, a_threshold_stays, .timeout = 60)
     world_open(&w, &setup);
     CUstream s = world_stream(&w);
     need_once(&w, s);
+    for (int i = 0; i < 10 && mapped(&w) >= (51 + 4) * PAGE; i++) /* a GPU that others use takes its time */
+        wait_polling(&w, DECAY_MS);
+    cr_expect_lt(mapped(&w), (51 + 4) * PAGE);
     wait_polling(&w, DECAY_MS);
     cr_expect_geq(mapped(&w), 51 * PAGE);
-    cr_expect_lt(mapped(&w), (51 + 4) * PAGE);
     world_close(&w);
 }
 
