@@ -60,11 +60,20 @@ static CUresult create_recorded(const vpmm_driver *driver, CUmemoryPool *pool, c
     return CUDA_SUCCESS;
 }
 
+/* What the driver answers for, and how much. False: it would not say. */
+static bool reserved_bytes(const vpmm_driver *driver, CUmemoryPool pool, cuuint64_t *bytes)
+{
+    return driver->cuMemPoolGetAttribute(pool, CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT, bytes) == CUDA_SUCCESS;
+}
+
 CUresult kept_pools_create(const vpmm_driver *driver, CUmemoryPool *pool, const CUmemPoolProps *props)
 {
+    cuuint64_t reserved;
+    struct record *record;
     if (!pool || !props || props->handleTypes != CU_MEM_HANDLE_TYPE_NONE)
         return driver->cuMemPoolCreate(pool, props);
-    struct record *record = take(&kept, NULL, props);
+    while ((record = take(&kept, NULL, props)) && !reserved_bytes(driver, record->pool, &reserved))
+        free(record); /* the driver knows it no more, as after a reset of the device */
     if (!record)
         return create_recorded(driver, pool, props);
     *pool = record->pool;
@@ -88,10 +97,9 @@ static void reset_attributes(const vpmm_driver *driver, CUmemoryPool pool)
 /* False, too, where the driver would not say. */
 static bool is_empty(const vpmm_driver *driver, CUmemoryPool pool)
 {
-    cuuint64_t reserved = 1;
+    cuuint64_t reserved;
     driver->cuMemPoolTrimTo(pool, 0);
-    return driver->cuMemPoolGetAttribute(pool, CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT, &reserved) == CUDA_SUCCESS &&
-           reserved == 0;
+    return reserved_bytes(driver, pool, &reserved) && reserved == 0;
 }
 
 /* The record is the caller's alone, and goes with the pool. What the driver will not destroy goes to `refused`. */

@@ -12,7 +12,10 @@
  * have no end: the driver notices completed frees when the program synchronises, which a library cannot do for it
  * beside a capture.
  *
- *   made = in use + kept    so there are never more kept ones than were in use at one time
+ *   made = in use + kept    so there are about as many kept ones, at most, as were in use at one time; a creation does
+ *                           not see those that a destruction is looking at
+ *
+ * One that the driver answers for no more is forgotten.
  *
  * Pools that may be shared with other processes are not kept: their handles would show the next owner's memory.
  *

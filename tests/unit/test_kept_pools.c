@@ -137,12 +137,24 @@ Test(kept_pools, a_kept_one_goes_when_it_has_become_empty)
     cr_assert(of(first)->destroyed);
 }
 
-Test(kept_pools, what_the_driver_would_not_tell_of_is_kept)
+Test(kept_pools, what_the_driver_would_not_tell_of_is_not_destroyed)
 {
     CUmemoryPool handle = create(props_of(0));
     of(handle)->reserved = -1;
     destroy(handle);
     cr_assert_not(of(handle)->destroyed);
+}
+
+Test(kept_pools, one_that_the_driver_knows_no_more_is_forgotten)
+{
+    CUmemoryPool gone = create(props_of(0)), handle = create(props_of(0));
+    of(gone)->reserved = of(handle)->reserved = 32;
+    destroy(handle);
+    destroy(gone);
+    of(gone)->reserved = -1;
+    cr_assert_eq(create(props_of(0)), handle);
+    of(gone)->reserved = 32;
+    cr_assert_neq(create(props_of(0)), gone);
 }
 
 Test(kept_pools, shared_pools_go_straight_to_the_driver)
