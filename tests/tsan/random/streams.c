@@ -133,9 +133,10 @@ static void fill_and_overfill(struct worker *worker, struct lane *first, struct 
     lane_leave(first);
     if (one_in(worker, 2))
         await_ending(worker, first, endings);
+    if (!shared)
+        return;
     overfill(worker, second->stream, p, n);
-    if (shared)
-        lane_leave(second);
+    lane_leave(second);
 }
 
 /*
