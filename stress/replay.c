@@ -46,7 +46,7 @@ static const char help[] =
     "The table: held/dem. is the highest mapped over the highest demand, held/use over the highest in use, all since\n"
     "the pool's creation: in use are live requests, those below a page rounded up to 256 bytes, others to pages; in\n"
     "demand are those that a malloc is serving, too. (With VPMM_SMALL=async the driver's pool counts as mapped with\n"
-    "what is live in it.) malloc ms and the percentiles are wall-clock time, on sim the simulator's own; driver ms is\n"
+    "what is live in it; the two together are seen at every 64th malloc.) malloc ms and the percentiles are wall-clock time, on sim the simulator's own; driver ms is\n"
     "what malloc's driver calls would have cost on an H200 (sim; 0 on cuda); created and moved count physical handles.\n"
     "Where a trace has requests below a page, their mallocs have a line of their own besides.\n"
     "\n"

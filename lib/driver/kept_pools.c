@@ -106,6 +106,7 @@ static bool is_empty(const vpmm_driver *driver, CUmemoryPool pool)
 static CUresult destroy_or_keep(const vpmm_driver *driver, struct record *record, struct record **refused)
 {
     if (!is_empty(driver, record->pool)) {
+        reset_attributes(driver, record->pool);
         put(&kept, record);
         return CUDA_SUCCESS;
     }
@@ -132,6 +133,5 @@ CUresult kept_pools_destroy(const vpmm_driver *driver, CUmemoryPool pool)
     if (!record)
         return driver->cuMemPoolDestroy(pool);
     look_at_kept(driver);
-    reset_attributes(driver, pool);
     return destroy_or_keep(driver, record, &in_use);
 }

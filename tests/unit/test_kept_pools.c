@@ -170,8 +170,10 @@ Test(kept_pools, shared_pools_go_straight_to_the_driver)
 Test(kept_pools, a_refused_one_is_still_the_programs)
 {
     CUmemoryPool handle = create(props_of(0));
+    of(handle)->threshold = UINT64_MAX;
     destroy_answer = CUDA_ERROR_NOT_PERMITTED;
     cr_assert_eq(kept_pools_destroy(&driver, handle), CUDA_ERROR_NOT_PERMITTED);
+    cr_assert_eq(of(handle)->threshold, UINT64_MAX, "its attributes are the program's");
     cr_assert_neq(create(props_of(0)), handle);
     destroy_answer = CUDA_SUCCESS;
     destroy(handle);
