@@ -144,7 +144,7 @@ static struct tree *tree_of(const struct slabs *slabs, uint32_t owner, unsigned 
 static struct slab *new_record(struct slabs *slabs, unsigned kind)
 {
     size_t bytes = sizeof(struct slab) + slab_slices(kind) * sizeof(struct slice);
-    struct slab *slab = aligned_alloc(64, (bytes + 63) / 64 * 64);
+    struct slab *slab = aligned_alloc(_Alignof(struct slab), bytes);
     if (!slab)
         return NULL;
     uint32_t index = fetch_add_relaxed_u32(&slabs->records, 1);

@@ -56,8 +56,12 @@ enum {
 
 enum slice_state { SLICE_FREE, SLICE_LIVE, SLICE_CACHED, SLICE_OWN };
 
+/*
+ * A line each: the slices of a slab may be in caches of several threads, each of which writes its slices' words in every
+ * hit. Side by side they made a hit of sixteen threads on an H200 200 ns instead of 45.
+ */
 struct slice {
-    _Atomic(uint64_t) word;
+    _Alignas(64) _Atomic(uint64_t) word;
     _Atomic(uint64_t) address; /* CUdeviceptr; its slab's base and place */
     struct pile_node node;     /* while it is deferred, as is `number` */
     uint64_t number;           /* of the fence; the stream is in the word */
@@ -71,7 +75,7 @@ struct slab {
     uint64_t granule; /* its first; the owner's of the region */
     _Alignas(64) _Atomic(uint64_t) word;
     _Atomic(uint64_t) number; /* epoch:12 | number:52 */
-    _Alignas(64) struct slice slice[];
+    struct slice slice[];
 };
 
 struct slabs {
