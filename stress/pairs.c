@@ -4,6 +4,7 @@
 #define _GNU_SOURCE 1
 
 #include "pairs.h"
+#include "metrics.h"
 #include "option.h"
 #include "size.h"
 
@@ -13,7 +14,11 @@
 
 const char program_name[] = "vpmm-pairs";
 
-enum { EXIT_BAD = 1, EXIT_USAGE = 2 };
+enum {
+    EXIT_BAD = 1,
+    EXIT_USAGE = 2,
+    REQUESTS_PER_SECOND = 100000, /* the most that is allowed: whoever measures what scrapes do is not limited */
+};
 
 #define MAX_BYTES         (UINT64_C(1) << 40)
 #define MAX_PAIRS         UINT64_C(10000000000)
@@ -126,11 +131,8 @@ static bool parse_list(const char *option, const char *text, struct range range,
 static bool take_metrics_port(const char *text, int *port)
 {
     uint64_t number = 0;
-    if (!metrics_known()) {
-        fprintf(stderr, "vpmm-pairs: --metrics-port: this program was built without the exporter: install "
-                        "libmicrohttpd-dev, libgnutls28-dev, zlib1g-dev and libcrypt-dev, and build again\n");
+    if (!metrics_known())
         return false;
-    }
     bool ok = parse_one("metrics-port", text, (struct range){0, UINT16_MAX, NULL}, &number);
     *port = (int)number;
     return ok;
@@ -313,7 +315,7 @@ int main(int argc, char **argv)
         fprintf(stderr, "vpmm-pairs: %s\n", vpmm_last_error());
         return EXIT_USAGE;
     }
-    if (!metrics_open(&o, &exporter))
+    if (!metrics_open(o.metrics_port, NULL, REQUESTS_PER_SECOND, &exporter))
         return EXIT_USAGE;
     if (!report_open(&rep, o.json)) {
         metrics_close(exporter);

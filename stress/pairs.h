@@ -4,7 +4,6 @@
  *   pairs.c         options, and one case after the other
  *   pairs_run.c     a case: its threads, its passes, its figures
  *   pairs_report.c  the table and the JSON
- *   pairs_metrics.c the pools' metrics over HTTP, where the exporter is built
  *   target.c        what is measured, as in the other programs
  */
 #ifndef VPMM_STRESS_PAIRS_H
@@ -79,15 +78,5 @@ typedef struct report {
 bool report_open(report *, const char *json);
 void report_result(report *, const pairs_result *);
 bool report_close(report *); /* false: the JSON could not be written */
-
-/*
- * The exporter, once for all cases; each case's pool is there while it runs, with the label pool="pairs". NULL where
- * no metrics are wanted. False: told on stderr.
- */
-bool metrics_known(void); /* is it built in? */
-bool metrics_open(const pairs_options *, vpmm_exporter **);
-bool metrics_add(vpmm_exporter *, vpmm_pool *);
-bool metrics_remove(vpmm_exporter *, vpmm_pool *);
-bool metrics_close(vpmm_exporter *);
 
 #endif

@@ -13,6 +13,8 @@
 
 #include "pairs.h"
 
+#include "metrics.h"
+
 #include <pthread.h>
 #include <sched.h>
 #include <stdatomic.h>
@@ -436,7 +438,7 @@ static void stop_threads(struct bench *b)
 /* The exporter shows vpmm's pools alone. */
 static bool show_pool(struct bench *b)
 {
-    b->shown = b->target.pool != NULL && metrics_add(b->of->exporter, b->target.pool);
+    b->shown = b->target.pool != NULL && metrics_add(b->of->exporter, b->target.pool, "pairs");
     return b->shown || b->target.pool == NULL;
 }
 

@@ -179,6 +179,7 @@ run_programs() {
     run_check "vpmm-pairs $pattern" "$build/$stage/vpmm-pairs" --pattern "$pattern" --threads 4 --pairs 2000
   done
   run_check vpmm-virtual "$root/tests/virtual_checks.py" "$build/$stage"
+  run_check vpmm-stress "$root/tests/stress_checks.py" "$build/$stage"
   run_check vpmm-fragment "$build/$stage/vpmm-fragment" --bytes 128M --large 96M --each 8M
   run_check vpmm-server "$build/$stage/vpmm-server" --driver sim --seconds 3
 }

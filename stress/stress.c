@@ -1,0 +1,549 @@
+/*
+ * vpmm-stress - one command that tries to break the allocator, the driver under it and the memory, and says whether it
+ * did. What is what: stress.h.
+ */
+#define _GNU_SOURCE 1
+
+#include "stress.h"
+
+#include "option.h"
+
+#include <getopt.h>
+#include <math.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+const char program_name[] = "vpmm-stress";
+
+enum { MOST_DEVICES = 64, STUCK_S = 60, MOST_THREADS = 256, PATHS_SECONDS = 540 };
+
+static const char help_begin[] =
+    "usage: vpmm-stress [OPTION]...\n"
+    "\n"
+    "Tries to break vpmm, the driver's virtual memory management under it, and the device's memory. Threads allocate "
+    "and\n"
+    "free by patterns; each allocation is filled on its stream, and checked before it is freed or once another thread\n"
+    "has it. Threads are born and die, streams are made and destroyed, memory goes from thread to thread; the pool is\n"
+    "trimmed, its cap lowered, and another process takes memory away for moments. Ctrl-C ends it as the end of its "
+    "time\n"
+    "does.\n"
+    "\n"
+    "  --driver sim|cuda      the simulated GPU (default), which sees races of streams, or a real one\n"
+    "  --device N|all         (default 0)\n"
+    "  --allocator LIST       vpmm (default), async, which is cuMemAllocAsync, or vpmm,async: one after the other\n"
+    "  --level L              quick: a minute (default), medium: ten minutes, long: an hour\n"
+    "  --seconds N            for each allocator, instead of --level\n"
+    "  --threads N            (default 4)\n"
+    "  --streams N            in all (default twice the threads): one or two for each thread, and the rest used by "
+    "all\n"
+    "  --fraction F           of the device's memory that may be mapped (default 0.9; sim: 0.5)\n"
+    "  --seed N               fixes the steps of each thread (default: the time, which is printed)\n"
+    "  --pattern LIST         those below, or all (default)\n"
+    "  --verify W             full: every word; edges: the first 64 bytes of each page and the last 64 of each "
+    "allocation;\n"
+    "                         off (default: full on cuda, edges on sim)\n"
+    "  --faults               (sim) driver calls fail at random, in unwinding as well\n"
+    "  --health               (cuda) NVML's memory errors, XIDs and throttling before and after\n"
+    "  --metrics PORT         serve the pool's metrics over HTTP, for Prometheus; 0: on any free port, which is "
+    "printed\n"
+    "  --metrics-address A    where (default 127.0.0.1: this machine alone; 0.0.0.0: everywhere)\n"
+    "  --json FILE|-          results to FILE or to standard output (the text then goes to standard error)\n"
+    "  --plant DEFECT         (for its own test) plants a defect that has to be found: reuse, lost-page, double-map,\n"
+    "                         unmapped, count on sim; bit on either\n"
+    "  --help                 this text\n"
+    "\n"
+    "Patterns:\n";
+
+static const char help_end[] =
+    "\n"
+    "vpmm is configured by its VPMM_* environment variables as well. Progress goes to standard error.\n"
+    "\n"
+    "Exit status: 0 passed; 1 failed: memory did not hold what was written to it, streams raced, or an invariant of "
+    "the\n"
+    "pool is broken; 2 wrong usage; 3 could not run: the driver or the device refused; 77 there is nothing to test "
+    "here;\n"
+    "124 stuck: nothing went on for a minute. A run of all patterns for nine minutes or more fails, too, if a rare "
+    "path\n"
+    "of the allocator was never taken, which is then named.\n"
+    "\n"
+    "Example: vpmm-stress --driver cuda --device all --level medium --health --json result.json\n";
+
+/* ---- options ---- */
+
+static void print_help(void)
+{
+    fputs(help_begin, stdout);
+    for (int i = 0; i < PATTERN_COUNT; i++)
+        printf("  %-14s %s\n", patterns[i].name, patterns[i].what);
+    fputs(help_end, stdout);
+}
+
+/* Which of the words it is; -1: told. */
+static int take_word(const char *option, const char *text, const char *const *words, int n)
+{
+    char allowed[256] = "";
+    for (int i = 0; i < n; i++) {
+        if (strcmp(text, words[i]) == 0)
+            return i;
+        size_t at = strlen(allowed);
+        snprintf(allowed + at, sizeof allowed - at, "%s%s", i ? ", " : "allowed are ", words[i]);
+    }
+    option_refuse(option, text, allowed);
+    return -1;
+}
+
+static bool take_pattern(const char *name, uint32_t *set)
+{
+    for (int i = 0; i < PATTERN_COUNT; i++)
+        if (strcmp(name, patterns[i].name) == 0 || strcmp(name, "all") == 0)
+            *set |= UINT32_C(1) << i;
+    for (int i = 0; i < PATTERN_COUNT; i++)
+        if (strcmp(name, patterns[i].name) == 0 || strcmp(name, "all") == 0)
+            return true;
+    return option_refuse("pattern", name, "not a pattern: see --help for their names");
+}
+
+static bool take_allocator(const char *name, options *o)
+{
+    static const char *const words[] = {"vpmm", "async"};
+    int word = take_word("allocator", name, words, 2);
+    o->vpmm |= word == 0;
+    o->async |= word == 1;
+    return word >= 0;
+}
+
+/* Each item of a list, between commas. */
+static bool take_list(const char *text, options *o, bool is_patterns)
+{
+    char copy[512], *rest = copy, *item;
+    bool good = strlen(text) < sizeof copy;
+    snprintf(copy, sizeof copy, "%s", text);
+    if (is_patterns)
+        o->patterns = 0;
+    else
+        o->vpmm = o->async = false;
+    while (good && (item = strsep(&rest, ",")) != NULL)
+        good = is_patterns ? take_pattern(item, &o->patterns) : take_allocator(item, o);
+    return good;
+}
+
+static bool take_level(const char *text, options *o)
+{
+    static const char *const words[] = {"quick", "medium", "long"};
+    static const double seconds[] = {60, 600, 3600};
+    int level = take_word("level", text, words, 3);
+    if (level >= 0)
+        o->seconds = seconds[level];
+    return level >= 0;
+}
+
+static bool take_seconds(const char *text, options *o)
+{
+    uint64_t seconds = 0;
+    bool good = option_number("seconds", text, 1, UINT64_C(1) << 30, &seconds);
+    o->seconds = (double)seconds;
+    return good;
+}
+
+static bool take_device(const char *text, options *o)
+{
+    unsigned device = 0;
+    o->all_devices = strcmp(text, "all") == 0;
+    bool good = o->all_devices || option_count("device", text, 0, MOST_DEVICES - 1, &device);
+    o->device = (int)device;
+    return good;
+}
+
+static bool take_fraction(const char *text, options *o)
+{
+    return option_factor("fraction", text, &o->fraction) &&
+           ((o->fraction >= 0.01 && o->fraction <= 1) || option_refuse("fraction", text, "0.01 to 1 is allowed"));
+}
+
+static bool take_metrics(const char *text, options *o)
+{
+    unsigned port = 0;
+    bool good = metrics_known() && option_count("metrics", text, 0, UINT16_MAX, &port);
+    o->metrics_port = (int)port;
+    return good;
+}
+
+static bool take_verify(const char *text, options *o)
+{
+    static const char *const words[] = {"full", "edges", "off"};
+    int mode = take_word("verify", text, words, 3);
+    o->verify = (verify_mode)mode;
+    return mode >= 0;
+}
+
+static bool take_plant(const char *text, options *o)
+{
+    int plant = take_word("plant", text, plant_names, PLANTS);
+    o->plant = (enum plant)plant;
+    return plant >= 0;
+}
+
+static bool take_driver(const char *text, options *o)
+{
+    static const char *const words[] = {"sim", "cuda"};
+    int driver = take_word("driver", text, words, 2);
+    o->cuda = driver == 1;
+    return driver >= 0;
+}
+
+static const struct option long_options[] = {
+    {"driver", required_argument, NULL, 'd'},
+    {"device", required_argument, NULL, 'D'},
+    {"allocator", required_argument, NULL, 'a'},
+    {"level", required_argument, NULL, 'l'},
+    {"seconds", required_argument, NULL, 's'},
+    {"threads", required_argument, NULL, 't'},
+    {"streams", required_argument, NULL, 'S'},
+    {"fraction", required_argument, NULL, 'f'},
+    {"seed", required_argument, NULL, 'r'},
+    {"pattern", required_argument, NULL, 'p'},
+    {"verify", required_argument, NULL, 'v'},
+    {"faults", no_argument, NULL, 'F'},
+    {"health", no_argument, NULL, 'H'},
+    {"metrics", required_argument, NULL, 'm'},
+    {"metrics-address", required_argument, NULL, 'A'},
+    {"json", required_argument, NULL, 'j'},
+    {"plant", required_argument, NULL, 'P'},
+    {"help", no_argument, NULL, 'h'},
+    {NULL, 0, NULL, 0},
+};
+
+static bool take_option(int option, options *o)
+{
+    switch (option) {
+    case 'd':
+        return take_driver(optarg, o);
+    case 'D':
+        return take_device(optarg, o);
+    case 'a':
+        return take_list(optarg, o, false);
+    case 'l':
+        return take_level(optarg, o);
+    case 's':
+        return take_seconds(optarg, o);
+    case 't':
+        return option_count("threads", optarg, 1, MOST_THREADS, &o->threads);
+    case 'S':
+        return option_count("streams", optarg, 1, MAX_SHARED_STREAMS, &o->streams);
+    case 'f':
+        return take_fraction(optarg, o);
+    case 'r':
+        return option_number("seed", optarg, 0, UINT64_MAX, &o->seed);
+    case 'p':
+        return take_list(optarg, o, true);
+    case 'v':
+        return take_verify(optarg, o);
+    case 'F':
+        return o->faults = true;
+    case 'H':
+        return o->health = true;
+    case 'm':
+        return take_metrics(optarg, o);
+    case 'A':
+        o->metrics_address = optarg;
+        return true;
+    case 'j':
+        o->json = optarg;
+        return true;
+    case 'P':
+        return take_plant(optarg, o);
+    default:
+        return false; /* getopt has told it */
+    }
+}
+
+/* What has no default of its own follows the rest. */
+static bool complete(options *o)
+{
+    if (o->streams == 0)
+        o->streams = 2 * o->threads;
+    if (o->fraction == 0)
+        o->fraction = o->cuda ? 0.9 : 0.5;
+    if ((int)o->verify < 0)
+        o->verify = o->cuda ? VERIFY_FULL : VERIFY_EDGES;
+    if (o->cuda && (o->faults || (o->plant != PLANT_NONE && o->plant != PLANT_BIT))) {
+        fprintf(stderr, "%s: --faults, and --plant but for bit, are for --driver sim\n", program_name);
+        return false;
+    }
+    if (!o->cuda && o->device != 0) {
+        fprintf(stderr, "%s: --device %d: the simulated GPU is device 0\n", program_name, o->device);
+        return false;
+    }
+    return true;
+}
+
+/* Ends the program after --help and on errors. */
+static options parse_options(int argc, char **argv)
+{
+    options o = {.vpmm = true,
+                 .seconds = 60,
+                 .threads = 4,
+                 .patterns = (UINT32_C(1) << PATTERN_COUNT) - 1,
+                 .verify = (verify_mode)-1,
+                 .seed = (uint64_t)time(NULL),
+                 .metrics_port = -1};
+    int option;
+    bool good = true;
+    while (good && (option = getopt_long(argc, argv, "", long_options, NULL)) != -1) {
+        if (option == 'h') {
+            print_help();
+            exit(PASSED);
+        }
+        good = take_option(option, &o);
+    }
+    if (good && optind < argc)
+        good = option_refuse("", argv[optind], "there are only options");
+    if (!good || !complete(&o)) {
+        fprintf(stderr, "%s: see %s --help\n", program_name, program_name);
+        exit(USAGE);
+    }
+    return o;
+}
+
+/* ---- devices ---- */
+
+static unsigned skip(const char *why)
+{
+    fprintf(stderr, "%s: skipped: %s\n  Install the NVIDIA driver, give the container a GPU, or use --driver sim.\n",
+            program_name, why);
+    return 0;
+}
+
+/* How many there are; 0: told. */
+static unsigned count_devices(const options *o, enum outcome *outcome)
+{
+    int devices = 0;
+    if (!o->cuda)
+        return 1;
+    *outcome = SKIPPED;
+    const vpmm_driver *driver = vpmm_driver_cuda();
+    if (!driver)
+        return skip(vpmm_last_error());
+    CUresult result = driver->cuInit(0);
+    if (result == CUDA_ERROR_NO_DEVICE)
+        return skip("the driver finds no device");
+    if (result != CUDA_SUCCESS || driver->cuDeviceGetCount(&devices) != CUDA_SUCCESS) {
+        *outcome = DEVICE_ERROR;
+        fprintf(stderr, "%s: could not run: cuInit: %d. Look at nvidia-smi and dmesg\n", program_name, (int)result);
+        return 0;
+    }
+    if (devices == 0)
+        return skip("the driver finds no device");
+    if (!o->all_devices && o->device >= devices) {
+        *outcome = USAGE;
+        fprintf(stderr, "%s: --device %d: there are %d, from 0 on\n", program_name, o->device, devices);
+        return 0;
+    }
+    return devices < MOST_DEVICES ? (unsigned)devices : MOST_DEVICES;
+}
+
+/* ---- the time of a run ---- */
+
+static sigset_t ends;
+
+/* Whether somebody has asked for the end, within so many seconds. */
+static bool wait_for_end(double seconds)
+{
+    struct timespec t = {(time_t)seconds, (long)(fmod(seconds, 1) * 1e9)};
+    return sigtimedwait(&ends, NULL, &t) > 0;
+}
+
+/* 1, 2, 5, 10, then every 10. */
+static double next_report(double seconds)
+{
+    return seconds < 1 ? 1 : seconds < 2 ? 2 : seconds < 5 ? 5 : seconds < 10 ? 10 : seconds + 10;
+}
+
+static bool any_runs(const run *all, unsigned n)
+{
+    for (unsigned i = 0; i < n; i++)
+        if (atomic_load(&all[i].outcome) == PASSED)
+            return true;
+    return false;
+}
+
+/* Everything that can be said of a program that cannot go on, and its end. */
+static void end_stuck(run *all, unsigned n)
+{
+    for (unsigned i = 0; i < n; i++) {
+        fprintf(stderr, "%s: stuck: no thread of device %d has done a step for %d s\n", program_name, all[i].ordinal,
+                STUCK_S);
+        report_progress(&all[i]);
+        if (all[i].target.pool)
+            vpmm_dump(all[i].target.pool, stderr);
+    }
+    fflush(NULL);
+    _exit(STUCK);
+}
+
+/* Which signal came last, or that time is over, makes no difference. */
+static bool tend(run *all, unsigned n, double seconds)
+{
+    const double begun = now_seconds(), tick = 0.01;
+    double report_at = next_report(0), moved_at = begun;
+    uint64_t steps_before = 0;
+    bool asked = false;
+    while (!asked && any_runs(all, n) && now_seconds() - begun < seconds) {
+        uint64_t steps = 0;
+        asked = wait_for_end(tick);
+        for (unsigned i = 0; i < n; i++) {
+            run_tend(&all[i]);
+            steps += run_count(&all[i], COUNT_steps);
+        }
+        if (steps != steps_before)
+            moved_at = now_seconds();
+        steps_before = steps;
+        if (now_seconds() - moved_at > STUCK_S)
+            end_stuck(all, n);
+        if (now_seconds() - begun < report_at)
+            continue;
+        report_at = next_report(report_at);
+        for (unsigned i = 0; i < n; i++)
+            report_progress(&all[i]);
+    }
+    return asked;
+}
+
+/* A thread that makes sure of an end: closing may wait for a device that does not answer. */
+static void *watch_closing(void *seconds)
+{
+    double left = *(double *)seconds;
+    nanosleep(&(struct timespec){(time_t)left, 0}, NULL);
+    fprintf(stderr, "%s: stuck: the end took more than %.0f s\n", program_name, left);
+    fflush(NULL);
+    _exit(STUCK);
+}
+
+static void close_all(run *all, unsigned n)
+{
+    static double patience = STUCK_S;
+    pthread_t watch;
+    bool watched = pthread_create(&watch, NULL, watch_closing, &patience) == 0;
+    for (unsigned i = 0; i < n; i++)
+        atomic_store(&all[i].stop, true);
+    for (unsigned i = 0; i < n; i++)
+        run_close(&all[i]);
+    if (watched) {
+        pthread_cancel(watch);
+        pthread_join(watch, NULL);
+    }
+}
+
+/* A long run of everything has to have been everywhere. */
+static void judge_paths(run *r)
+{
+    char missed[512];
+    if (r->options->patterns != (UINT32_C(1) << PATTERN_COUNT) - 1 || r->seconds < PATHS_SECONDS)
+        return;
+    report_paths_missed(r, missed, sizeof missed);
+    if (missed[0])
+        run_end(r, FAILED, "a rare path was never taken: %s", missed);
+}
+
+/* One allocator on all devices at the same time. True: somebody asked for the end. */
+static bool run_devices(run *all, unsigned n, const options *o, bool is_async, vpmm_exporter *exporter)
+{
+    for (unsigned i = 0; i < n; i++)
+        run_open(&all[i], o, o->all_devices ? (int)i : o->device, is_async, exporter);
+    for (unsigned i = 0; i < n; i++)
+        run_begin(&all[i]);
+    bool asked = tend(all, n, o->seconds);
+    close_all(all, n);
+    for (unsigned i = 0; i < n; i++)
+        judge_paths(&all[i]);
+    return asked;
+}
+
+/* ---- the program ---- */
+
+/* The worst: what failed before what could not run, and that before what passed. */
+static int worst_of(const run *all, unsigned n)
+{
+    int worst = PASSED;
+    for (unsigned i = 0; i < n; i++) {
+        int outcome = atomic_load(&all[i].outcome);
+        if (outcome == FAILED || (outcome != PASSED && worst == PASSED))
+            worst = outcome;
+    }
+    return worst;
+}
+
+static bool write_json(const options *o, const run *all, unsigned runs, int outcome)
+{
+    bool to_stdout = o->json && strcmp(o->json, "-") == 0;
+    if (!o->json)
+        return true;
+    FILE *json = to_stdout ? stdout : fopen(o->json, "w");
+    if (json)
+        report_json(json, o, all, runs, outcome);
+    bool good = json && fflush(json) == 0 && !ferror(json);
+    if (json && !to_stdout)
+        good = fclose(json) == 0 && good;
+    if (!good)
+        perror(o->json);
+    return good;
+}
+
+/* The simulated GPU of a run that has ended badly is left as it is, and its leaks are nobody's. */
+static int end(int outcome)
+{
+    fflush(NULL);
+    if (outcome != PASSED)
+        _exit(outcome);
+    return outcome;
+}
+
+/* As another process: see squeeze_process. */
+static int squeeze(char **argv)
+{
+    return end(squeeze_process(atoi(argv[2]), (size_t)strtoull(argv[3], NULL, 10)));
+}
+
+int main(int argc, char **argv)
+{
+    enum outcome outcome = PASSED;
+    if (argc == 4 && strcmp(argv[1], "--squeeze") == 0)
+        return squeeze(argv);
+    const options o = parse_options(argc, argv);
+    sigemptyset(&ends);
+    sigaddset(&ends, SIGINT);
+    sigaddset(&ends, SIGTERM);
+    pthread_sigmask(SIG_BLOCK, &ends, NULL); /* before the first thread, which inherits it */
+
+    unsigned found = count_devices(&o, &outcome), devices = o.all_devices ? found : 1, runs = 0;
+    vpmm_exporter *exporter = NULL;
+    if (found == 0)
+        return end(outcome);
+    if (!metrics_open(o.metrics_port, o.metrics_address, 0, &exporter))
+        return end(USAGE);
+    run *all = calloc((size_t)2 * devices, sizeof *all);
+    if (!all)
+        return end(DEVICE_ERROR);
+    fprintf(stderr, "%s: seed %llu, %u threads, %.0f s\n", program_name, (unsigned long long)o.seed, o.threads,
+            o.seconds);
+    bool asked = false;
+    for (int is_async = 0; is_async < 2 && !asked; is_async++)
+        if (is_async ? o.async : o.vpmm) {
+            asked = run_devices(all + runs, devices, &o, is_async, exporter);
+            runs += devices;
+        }
+    int worst = worst_of(all, runs);
+    FILE *text = o.json && strcmp(o.json, "-") == 0 ? stderr : stdout;
+    for (unsigned i = 0; i < runs; i++)
+        report_result(text, &all[i]);
+    fprintf(text, "%s: %s\n", program_name, outcome_word(worst));
+    if (!write_json(&o, all, runs, worst) || !metrics_close(exporter))
+        return end(worst != PASSED ? worst : DEVICE_ERROR);
+    for (unsigned i = 0; i < runs; i++)
+        free(all[i].lanes);
+    free(all);
+    return end(worst);
+}

@@ -1,0 +1,522 @@
+/*
+ * stress_lane.c - a thread's life: it makes streams, does the steps of its pattern, and gives everything back.
+ */
+#define _GNU_SOURCE 1
+
+#include "stress.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+enum {
+    CROSS = 8,           /* of so many frees, one is on another stream than the last use */
+    RENEW = 512,         /* of so many steps, one destroys a stream and makes another */
+    LATE = 64,           /* of so many fills, one begins late, */
+    LATE_MOST_US = 300,  /* by up to so much */
+    BEHIND_STEPS = 64,   /* the device may be IN_FLIGHT times so many steps behind the thread */
+    INHERITED = 4,       /* of so many allocations that a dying thread has, it gives one away */
+    FLIP = 500,          /* PLANT_BIT: of so many fills, one */
+    FREE_TRIES = 100000, /* while planned faults refuse */
+};
+
+static void bump(lane *l, enum count which)
+{
+    uint64_t now = atomic_load_explicit(&l->count[which], memory_order_relaxed);
+    atomic_store_explicit(&l->count[which], now + 1, memory_order_relaxed);
+}
+
+static bool goes_on(const lane *l)
+{
+    return atomic_load_explicit(&l->run->outcome, memory_order_relaxed) == PASSED;
+}
+
+static uint64_t draw(lane *l, uint64_t bound)
+{
+    return random_below(&l->random, bound);
+}
+
+static const vpmm_driver *driver_of(const lane *l)
+{
+    return l->run->gpu.driver;
+}
+
+static bool ok(lane *l, const char *what, CUresult result)
+{
+    return run_cuda_ok(l->run, what, result);
+}
+
+/* ---- streams ---- */
+
+static CUstream stream_at(const lane *l, unsigned index)
+{
+    return index < l->owns ? l->own[index] : l->run->shared[index - l->owns];
+}
+
+static unsigned streams_of(const lane *l)
+{
+    return l->owns + l->run->shareds;
+}
+
+/* What is queued on `to` from now on comes after what is queued on `from`. */
+static bool order(lane *l, CUstream from, CUstream to)
+{
+    return from == to || (ok(l, "cuEventRecord", driver_of(l)->cuEventRecord(l->order, from)) &&
+                          ok(l, "cuStreamWaitEvent", driver_of(l)->cuStreamWaitEvent(to, l->order, 0)));
+}
+
+static bool make_stream(lane *l, CUstream *stream)
+{
+    bump(l, COUNT_streams);
+    return ok(l, "cuStreamCreate", driver_of(l)->cuStreamCreate(stream, CU_STREAM_NON_BLOCKING));
+}
+
+/* A planned fault may refuse a release as often as it likes; the stream is as it was. */
+static bool release_stream(lane *l, CUstream stream)
+{
+    run *r = l->run;
+    for (unsigned tries = 0; r->target.pool != NULL && tries < FREE_TRIES; tries++) {
+        vpmm_status status = vpmm_stream_release(r->target.pool, stream);
+        if (status == VPMM_SUCCESS || status == VPMM_ERROR_INVALID_VALUE) /* or the pool never met it */
+            return true;
+        if (!r->options->faults || status != VPMM_ERROR_DRIVER) {
+            run_end(r, FAILED, "vpmm_stream_release: %s", vpmm_last_error());
+            return false;
+        }
+        bump(l, COUNT_faulted);
+    }
+    return true;
+}
+
+static bool destroy_stream(lane *l, CUstream *stream)
+{
+    CUstream gone = *stream;
+    *stream = NULL;
+    return gone == NULL || (release_stream(l, gone) && ok(l, "cuStreamDestroy", driver_of(l)->cuStreamDestroy(gone)));
+}
+
+/* One of its own goes, and what was used on it is used on its heir. */
+static bool renew_stream(lane *l)
+{
+    CUstream *place = &l->own[draw(l, l->owns)], old = *place;
+    if (!make_stream(l, place))
+        return false;
+    return order(l, old, *place) && destroy_stream(l, &old);
+}
+
+/* The thread waits until the device is no more than so many steps behind. */
+static bool keep_up(lane *l)
+{
+    if (++l->since_behind < BEHIND_STEPS)
+        return true;
+    l->since_behind = 0;
+    CUevent event = l->behind[l->nth_behind++ % IN_FLIGHT];
+    return (l->nth_behind <= IN_FLIGHT || ok(l, "cuEventSynchronize", driver_of(l)->cuEventSynchronize(event))) &&
+           ok(l, "cuEventRecord", driver_of(l)->cuEventRecord(event, stream_at(l, l->current)));
+}
+
+/* ---- numbers ---- */
+
+static unsigned bucket_of(uint64_t ns)
+{
+    if (ns < 8)
+        return (unsigned)ns;
+    unsigned log = 63 - (unsigned)__builtin_clzll(ns);
+    return (log - 2) * 8 + (unsigned)(ns >> (log - 3) & 7);
+}
+
+static void note_latency(latency *latency, uint64_t ns)
+{
+    _Atomic(uint64_t) *count = &latency->count[bucket_of(ns)];
+    atomic_store_explicit(count, atomic_load_explicit(count, memory_order_relaxed) + 1, memory_order_relaxed);
+    if (ns > atomic_load_explicit(&latency->longest_ns, memory_order_relaxed))
+        atomic_store_explicit(&latency->longest_ns, ns, memory_order_relaxed);
+}
+
+static size_t rounded(const run *r, size_t bytes)
+{
+    size_t unit = bytes < r->page_size ? 256 : r->page_size;
+    return (bytes + unit - 1) / unit * unit;
+}
+
+static void note_live(run *r, size_t bytes)
+{
+    uint64_t live = atomic_fetch_add_explicit(&r->live, bytes, memory_order_relaxed) + bytes;
+    uint64_t peak = atomic_load_explicit(&r->peak_live, memory_order_relaxed);
+    while (live > peak && !atomic_compare_exchange_weak_explicit(&r->peak_live, &peak, live, memory_order_relaxed,
+                                                                 memory_order_relaxed))
+        ;
+}
+
+static void remember(lane *l, const block *b, CUstream stream)
+{
+    l->history[l->remembered++ % HISTORY] = (struct used){*b, stream};
+}
+
+/* ---- memory ---- */
+
+/* False: there is none, which may be, or the run has ended. */
+static bool allocate(lane *l, size_t bytes, CUstream stream, CUdeviceptr *address)
+{
+    run *r = l->run;
+    vpmm_status status = VPMM_SUCCESS;
+    CUresult result = CUDA_SUCCESS;
+    uint64_t begin = now_ns();
+    if (r->target.pool != NULL)
+        status = vpmm_malloc(r->target.pool, bytes, stream, address);
+    else
+        result = r->gpu.driver->cuMemAllocFromPoolAsync(address, bytes, r->target.memory_pool, stream);
+    note_latency(&l->latency, now_ns() - begin);
+    if (status == VPMM_SUCCESS && result == CUDA_SUCCESS) {
+        bump(l, COUNT_mallocs);
+        note_live(r, rounded(r, bytes));
+        return true;
+    }
+    if (status == VPMM_ERROR_OUT_OF_MEMORY || result == CUDA_ERROR_OUT_OF_MEMORY)
+        bump(l, COUNT_refused);
+    else if (r->options->faults && status != VPMM_ERROR_INVALID_VALUE && status != VPMM_ERROR_INVALID_POINTER)
+        bump(l, COUNT_faulted);
+    else if (status == VPMM_ERROR_DRIVER)
+        run_end(r, DEVICE_ERROR, "vpmm_malloc: %s", vpmm_last_error());
+    else if (status != VPMM_SUCCESS)
+        run_end(r, FAILED, "vpmm_malloc: %s", vpmm_last_error());
+    else
+        ok(l, "cuMemAllocFromPoolAsync", result);
+    return false;
+}
+
+static bool give_back(lane *l, const block *b, CUstream stream)
+{
+    run *r = l->run;
+    vpmm_status status = VPMM_SUCCESS;
+    if (r->target.pool == NULL)
+        return ok(l, "cuMemFreeAsync", r->gpu.driver->cuMemFreeAsync(b->address, stream));
+    for (unsigned tries = 0; tries < FREE_TRIES; tries++) {
+        status = vpmm_free(r->target.pool, b->address, stream);
+        if (status == VPMM_SUCCESS)
+            return true;
+        if (!r->options->faults || status == VPMM_ERROR_INVALID_POINTER || status == VPMM_ERROR_INVALID_VALUE)
+            break;
+        bump(l, COUNT_faulted);
+    }
+    run_end(r, status == VPMM_ERROR_DRIVER ? DEVICE_ERROR : FAILED, "vpmm_free of 0x%llx, %zu bytes: %s",
+            (unsigned long long)b->address, b->bytes, vpmm_last_error());
+    return false;
+}
+
+/* For the program's own test: as if a bit of the memory did not hold. */
+static bool flip_bit(lane *l, const block *b, CUstream stream)
+{
+    uint32_t word = memory_word(b->number, b->generation, 0) ^ 1U << draw(l, 32);
+    return ok(l, "cuMemsetD32Async", driver_of(l)->cuMemsetD32Async(b->address, word, 1, stream));
+}
+
+static bool fill(lane *l, const block *b, CUstream stream)
+{
+    unsigned late = draw(l, LATE) == 0 ? (unsigned)draw(l, LATE_MOST_US) : 0;
+    remember(l, b, stream);
+    return ok(l, "the fill", probe_fill(l->probe, b, stream, late)) &&
+           (l->run->options->plant != PLANT_BIT || b->bytes < 4 || draw(l, FLIP) != 0 || flip_bit(l, b, stream));
+}
+
+static bool check(lane *l, const block *b, CUstream stream)
+{
+    return ok(l, "the check", probe_check(l->probe, b, stream, 0));
+}
+
+/* Checked and freed, on the stream. */
+static bool end_block(lane *l, const block *b, CUstream stream)
+{
+    remember(l, b, stream);
+    if (!check(l, b, stream))
+        return false;
+    atomic_fetch_sub_explicit(&l->run->live, rounded(l->run, b->bytes), memory_order_relaxed);
+    bump(l, COUNT_frees);
+    return give_back(l, b, stream);
+}
+
+/* ---- the exchange ---- */
+
+/* False: it has no room. */
+static bool exchange_put(run *r, const struct parcel *p)
+{
+    struct exchange *e = &r->exchange;
+    pthread_mutex_lock(&e->lock);
+    bool fits = e->count < PARCELS && e->bytes + p->block.bytes <= r->cap / 16;
+    if (fits) {
+        e->parcel[(e->first + e->count++) % PARCELS] = *p;
+        e->bytes += p->block.bytes;
+    }
+    pthread_mutex_unlock(&e->lock);
+    return fits;
+}
+
+static bool exchange_get(run *r, struct parcel *p)
+{
+    struct exchange *e = &r->exchange;
+    pthread_mutex_lock(&e->lock);
+    bool any = e->count != 0;
+    if (any) {
+        *p = e->parcel[e->first];
+        e->first = (e->first + 1) % PARCELS;
+        e->count--;
+        e->bytes -= p->block.bytes;
+    }
+    pthread_mutex_unlock(&e->lock);
+    return any;
+}
+
+/* ---- steps ---- */
+
+static bool do_malloc(lane *l, unsigned slot, size_t bytes)
+{
+    struct held *held = &l->held[slot];
+    unsigned at = l->current;
+    CUdeviceptr address;
+    if (!allocate(l, bytes, stream_at(l, at), &address))
+        return goes_on(l);
+    held->stream = at;
+    held->block = (block){
+        .address = address,
+        .bytes = bytes,
+        .number = ((uint64_t)l->index << 48) + ++l->number,
+    };
+    return fill(l, &held->block, stream_at(l, at));
+}
+
+static bool do_free(lane *l, unsigned slot)
+{
+    struct held *held = &l->held[slot];
+    if (held->block.address == 0)
+        return true; /* the malloc was refused */
+    CUstream last = stream_at(l, held->stream), stream = last;
+    if (draw(l, CROSS) == 0) {
+        stream = stream_at(l, (unsigned)draw(l, streams_of(l)));
+        bump(l, COUNT_crossed);
+    }
+    block b = held->block;
+    held->block.address = 0;
+    return order(l, last, stream) && end_block(l, &b, stream);
+}
+
+static bool do_give(lane *l, unsigned slot)
+{
+    struct held *held = &l->held[slot];
+    if (held->block.address == 0)
+        return true;
+    struct parcel p = {.block = held->block};
+    if (!ok(l, "cuEventCreate", driver_of(l)->cuEventCreate(&p.ready, CU_EVENT_DISABLE_TIMING)) ||
+        !ok(l, "cuEventRecord", driver_of(l)->cuEventRecord(p.ready, stream_at(l, held->stream))))
+        return false;
+    if (!exchange_put(l->run, &p))
+        return ok(l, "cuEventDestroy", driver_of(l)->cuEventDestroy(p.ready)) && do_free(l, slot);
+    held->block.address = 0;
+    bump(l, COUNT_given);
+    return true;
+}
+
+/* What another thread gave is checked, written anew, checked and freed here. */
+static bool do_take(lane *l)
+{
+    struct parcel p;
+    if (!exchange_get(l->run, &p))
+        return true;
+    CUstream stream = stream_at(l, l->current);
+    bump(l, COUNT_taken);
+    bool good = ok(l, "cuStreamWaitEvent", driver_of(l)->cuStreamWaitEvent(stream, p.ready, 0)) &&
+                ok(l, "cuEventDestroy", driver_of(l)->cuEventDestroy(p.ready)) && check(l, &p.block, stream);
+    p.block.generation++;
+    return good && fill(l, &p.block, stream) && end_block(l, &p.block, stream);
+}
+
+static bool do_step(lane *l, const step *s)
+{
+    bump(l, COUNT_steps);
+    if (draw(l, RENEW) == 0 && !renew_stream(l))
+        return false;
+    switch (s->kind) {
+    case STEP_MALLOC:
+        return do_malloc(l, s->slot, s->bytes) && keep_up(l);
+    case STEP_FREE:
+        return do_free(l, s->slot);
+    case STEP_GIVE:
+        return do_give(l, s->slot);
+    case STEP_TAKE:
+        return do_take(l) && keep_up(l);
+    case STEP_STREAM:
+        l->current = (l->current + 1) % streams_of(l);
+        return true;
+    }
+    return false;
+}
+
+/* ---- a life ---- */
+
+static bool be_born(lane *l)
+{
+    run *r = l->run;
+    bool good = gpu_enter(&r->gpu);
+    l->owns = r->owns;
+    l->current = 0;
+    l->since_behind = l->nth_behind = 0;
+    for (unsigned i = 0; good && i < l->owns; i++)
+        good = make_stream(l, &l->own[i]);
+    const vpmm_driver *driver = driver_of(l);
+    good = good && ok(l, "cuEventCreate", driver->cuEventCreate(&l->order, CU_EVENT_DISABLE_TIMING));
+    for (unsigned i = 0; good && i < IN_FLIGHT; i++)
+        good = ok(l, "cuEventCreate", driver->cuEventCreate(&l->behind[i], CU_EVENT_DISABLE_TIMING));
+    return good;
+}
+
+static void die(lane *l, bool good)
+{
+    for (unsigned slot = 0; slot < SEQUENCE_SLOTS && good; slot++)
+        good = draw(l, INHERITED) == 0 ? do_give(l, slot) : do_free(l, slot);
+    for (unsigned i = 0; i < l->owns && good; i++)
+        good =
+            ok(l, "cuStreamSynchronize", driver_of(l)->cuStreamSynchronize(l->own[i])) && destroy_stream(l, &l->own[i]);
+    for (unsigned i = 0; i < l->run->shareds && good; i++) /* the probe is the next thread's */
+        good = ok(l, "cuStreamSynchronize", driver_of(l)->cuStreamSynchronize(l->run->shared[i]));
+    if (l->order)
+        driver_of(l)->cuEventDestroy(l->order);
+    for (unsigned i = 0; i < IN_FLIGHT; i++)
+        if (l->behind[i])
+            driver_of(l)->cuEventDestroy(l->behind[i]);
+    l->order = NULL;
+    memset(l->behind, 0, sizeof l->behind);
+}
+
+/* Patterns in turn, begun at another one in each lane. */
+static const pattern *next_pattern(const lane *l)
+{
+    uint32_t allowed = l->run->options->patterns;
+    uint64_t nth = (l->index + l->born) % (unsigned)__builtin_popcount(allowed);
+    while (nth-- > 0)
+        allowed &= allowed - 1;
+    return &patterns[__builtin_ctz(allowed)];
+}
+
+static void begin_sequence(lane *l)
+{
+    const run *r = l->run;
+    uint64_t seed = r->options->seed ^ ((uint64_t)l->index << 32 | l->born) * UINT64_C(0xD1342543DE82EF95);
+    size_t budget = r->cap / 100 * 85 / r->options->threads;
+    sequence_begin(&l->sequence, next_pattern(l), random_next(&seed), budget);
+    l->random = random_next(&seed);
+}
+
+void *lane_main(void *argument)
+{
+    lane *l = argument;
+    run *r = l->run;
+    begin_sequence(l);
+    l->born++;
+    bump(l, COUNT_threads);
+    bool good = be_born(l);
+    unsigned i = 0;
+    for (; good && i < ROUND_STEPS && !atomic_load_explicit(&r->stop, memory_order_relaxed); i++) {
+        step s = sequence_next(&l->sequence);
+        good = do_step(l, &s);
+        if (good && i % BEHIND_STEPS == 0 && probe_mismatches(l->probe) != 0)
+            run_end(r, FAILED, "memory does not hold what was written to it");
+    }
+    if (l->born == 1 && i == ROUND_STEPS)
+        atomic_store_explicit(&l->digest, l->sequence.digest, memory_order_relaxed);
+    die(l, good);
+    atomic_store_explicit(&l->ended, true, memory_order_release); /* pairs with the acquire in run_tend */
+    return NULL;
+}
+
+bool lane_open(lane *l)
+{
+    l->probe = probe_open(l->run->memory);
+    return l->probe != NULL;
+}
+
+void lane_close(lane *l)
+{
+    probe_close(l->probe);
+    l->probe = NULL;
+}
+
+/* By the main thread, after the last lane's. */
+void exchange_empty(run *r)
+{
+    struct parcel p;
+    lane *l = &r->lanes[0];
+    bool good = be_born(l);
+    while (good && exchange_get(r, &p))
+        good = ok(l, "cuStreamWaitEvent", driver_of(l)->cuStreamWaitEvent(l->own[0], p.ready, 0)) &&
+               ok(l, "cuEventDestroy", driver_of(l)->cuEventDestroy(p.ready)) && end_block(l, &p.block, l->own[0]);
+    die(l, good);
+}
+
+/* ---- what was found ---- */
+
+/* Which allocation, of all that are remembered, would have written such a word at this address. */
+static const struct used *who_wrote(const run *r, CUdeviceptr address, uint32_t word)
+{
+    for (unsigned i = 0; i < r->options->threads; i++) {
+        const lane *l = &r->lanes[i];
+        uint64_t known = l->remembered < HISTORY ? l->remembered : HISTORY;
+        for (uint64_t k = 0; k < known; k++) {
+            const struct used *u = &l->history[(l->remembered - 1 - k) % HISTORY];
+            if (address >= u->block.address && address - u->block.address < u->block.bytes &&
+                memory_word(u->block.number, u->block.generation, (address - u->block.address) / 4) == word)
+                return u;
+        }
+    }
+    return NULL;
+}
+
+static const struct used *block_of(const run *r, uint64_t number)
+{
+    for (unsigned i = 0; i < r->options->threads; i++) {
+        const lane *l = &r->lanes[i];
+        uint64_t known = l->remembered < HISTORY ? l->remembered : HISTORY;
+        for (uint64_t k = 0; k < known; k++) {
+            const struct used *u = &l->history[(l->remembered - 1 - k) % HISTORY];
+            if (u->block.number == number)
+                return u;
+        }
+    }
+    return NULL;
+}
+
+static void name_block(char *words, size_t length, uint64_t number)
+{
+    snprintf(words, length, "allocation %llu of thread %llu", (unsigned long long)(number & ((UINT64_C(1) << 48) - 1)),
+             (unsigned long long)(number >> 48));
+}
+
+static void describe(run *r, const finding *f)
+{
+    char name[64], writer[64];
+    name_block(name, sizeof name, f->number);
+    const struct used *u = block_of(r, f->number), *w = NULL;
+    CUdeviceptr address = u ? u->block.address + f->place * 4 : 0;
+    size_t n = (size_t)snprintf(
+        r->finding, sizeof r->finding,
+        "%s, %zu bytes at 0x%llx, stream %p: at 0x%llx, byte %llu of it, there should be %08x and is %08x; the bits "
+        "that differ: %08x. ",
+        name, u ? u->block.bytes : 0, u ? (unsigned long long)u->block.address : 0, u ? (void *)u->stream : NULL,
+        (unsigned long long)address, (unsigned long long)f->place * 4, f->expected, f->found, f->expected ^ f->found);
+    if (u)
+        w = who_wrote(r, address, f->found);
+    if (w) {
+        name_block(writer, sizeof writer, w->block.number);
+        snprintf(r->finding + n, sizeof r->finding - n,
+                 "That is what %s, %zu bytes at 0x%llx, stream %p, wrote as its generation %u", writer, w->block.bytes,
+                 (unsigned long long)w->block.address, (void *)w->stream, w->block.generation);
+    } else {
+        snprintf(r->finding + n, sizeof r->finding - n, "No allocation that is remembered wrote that here%s",
+                 __builtin_popcount(f->expected ^ f->found) == 1 ? ": a single bit, as of a fault in the memory" : "");
+    }
+}
+
+void run_describe_finding(run *r)
+{
+    finding f[FINDINGS];
+    for (unsigned i = 0; r->finding[0] == '\0' && r->lanes && i < r->options->threads; i++)
+        if (r->lanes[i].probe && probe_findings(r->lanes[i].probe, f) != 0)
+            describe(r, &f[0]);
+}

@@ -1,0 +1,202 @@
+/*
+ * stress_others.c - who disturbs a run: calls that nobody waits for, and somebody else who takes device memory away.
+ */
+#define _GNU_SOURCE 1
+
+#include "stress.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <signal.h>
+#include <spawn.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+enum { PAUSE_LEAST_MS = 20, PAUSE_MOST_MS = 250, CAP_MS = 30, SQUEEZE_MS = 100, SQUEEZE_PART = 32 };
+
+extern char **environ;
+
+static void pause_ms(uint64_t ms)
+{
+    nanosleep(&(struct timespec){(time_t)(ms / 1000), (long)(ms % 1000) * 1000000}, NULL);
+}
+
+static void count(_Atomic(uint64_t) *number)
+{
+    atomic_fetch_add_explicit(number, 1, memory_order_relaxed);
+}
+
+/* ---- calls that nobody waits for ---- */
+
+static void trim(run *r, uint64_t random)
+{
+    uint64_t keep = random % 2 ? run_mapped(r) / 4 * 3 : 0;
+    count(&r->trims);
+    if (r->target.pool == NULL)
+        run_cuda_ok(r, "cuMemPoolTrimTo", r->gpu.driver->cuMemPoolTrimTo(r->target.memory_pool, keep));
+    else if (vpmm_trim(r->target.pool, keep, NULL) != VPMM_SUCCESS && !r->options->faults)
+        run_end(r, FAILED, "vpmm_trim: %s", vpmm_last_error());
+}
+
+static void lower_cap(run *r)
+{
+    if (r->target.pool == NULL)
+        return;
+    count(&r->caps);
+    vpmm_status low = vpmm_pool_set_attribute(r->target.pool, VPMM_ATTRIBUTE_MAX_MAPPED, r->cap / 2);
+    pause_ms(CAP_MS);
+    vpmm_status back = vpmm_pool_set_attribute(r->target.pool, VPMM_ATTRIBUTE_MAX_MAPPED, r->cap);
+    if (low != VPMM_SUCCESS || back != VPMM_SUCCESS)
+        run_end(r, FAILED, "the cap could not be set: %s", vpmm_last_error());
+}
+
+static void look(run *r)
+{
+    vpmm_stats stats;
+    vpmm_latency latency;
+    if (r->target.pool == NULL)
+        return;
+    count(&r->looks);
+    FILE *nowhere = fopen("/dev/null", "w");
+    vpmm_status status = nowhere ? vpmm_dump(r->target.pool, nowhere) : VPMM_SUCCESS;
+    if (nowhere)
+        fclose(nowhere);
+    if (status != VPMM_SUCCESS || vpmm_stats_get(r->target.pool, &stats) != VPMM_SUCCESS ||
+        vpmm_latency_get(r->target.pool, &latency) != VPMM_SUCCESS)
+        run_end(r, FAILED, "a look at the pool: %s", vpmm_last_error());
+    if ((stats.live_bytes >> 63 | stats.mapped_bytes >> 63 | stats.reusable_bytes >> 63) != 0)
+        run_end(r, FAILED, "a statistic is below zero");
+}
+
+static void *disturb(void *argument)
+{
+    run *r = argument;
+    uint64_t random = r->options->seed ^ UINT64_C(0x5DEECE66D);
+    if (!gpu_enter(&r->gpu))
+        run_end(r, DEVICE_ERROR, "a thread could not use the device: see above");
+    while (!atomic_load(&r->stop)) {
+        pause_ms(PAUSE_LEAST_MS + random_below(&random, PAUSE_MOST_MS - PAUSE_LEAST_MS));
+        switch (random_below(&random, 4)) {
+        case 0:
+            trim(r, random_next(&random));
+            break;
+        case 1:
+            lower_cap(r);
+            break;
+        default:
+            look(r);
+        }
+    }
+    return NULL;
+}
+
+/* ---- somebody else takes device memory ---- */
+
+/* By a handle that is nowhere mapped: that meets no stream, and no other call waits for it. */
+static CUresult squeeze_once(const vpmm_driver *driver, CUdevice device, size_t bytes)
+{
+    CUmemAllocationProp prop = {
+        .type = CU_MEM_ALLOCATION_TYPE_PINNED,
+        .location = {.type = CU_MEM_LOCATION_TYPE_DEVICE, .id = device},
+    };
+    CUmemGenericAllocationHandle handle;
+    CUresult result = driver->cuMemCreate(&handle, bytes, &prop, 0);
+    pause_ms(SQUEEZE_MS);
+    return result == CUDA_SUCCESS ? driver->cuMemRelease(handle) : result;
+}
+
+static size_t squeezed_bytes(const run *r)
+{
+    return r->memory_bytes / SQUEEZE_PART / r->page_size * r->page_size;
+}
+
+static void *squeeze_here(void *argument)
+{
+    run *r = argument;
+    vpmm_sim *sim = r->gpu.sim;
+    while (!atomic_load(&r->stop)) {
+        CUresult result = squeeze_once(vpmm_sim_driver(sim), r->gpu.device, squeezed_bytes(r));
+        if (result == CUDA_SUCCESS)
+            count(&r->squeezes);
+        else if (result != CUDA_ERROR_OUT_OF_MEMORY)
+            run_cuda_ok(r, "the squeezer", result);
+        pause_ms(SQUEEZE_MS);
+    }
+    return NULL;
+}
+
+int squeeze_process(int ordinal, size_t bytes)
+{
+    gpu g;
+    char end;
+    const gpu_options from = {.ordinal = ordinal};
+    signal(SIGINT, SIG_IGN); /* the program that began it says when to stop, by closing the pipe */
+    if (!gpu_open(&g, &from) || fcntl(STDIN_FILENO, F_SETFL, O_NONBLOCK) != 0)
+        return DEVICE_ERROR;
+    while (read(STDIN_FILENO, &end, 1) < 0 && (errno == EAGAIN || errno == EINTR)) {
+        squeeze_once(g.driver, g.device, bytes);
+        pause_ms(SQUEEZE_MS);
+    }
+    return gpu_close(&g) == 0 ? PASSED : DEVICE_ERROR;
+}
+
+static bool begin_process(run *r)
+{
+    int end[2];
+    char ordinal[16], bytes[32];
+    posix_spawn_file_actions_t actions;
+    if (pipe2(end, O_CLOEXEC) != 0)
+        return false;
+    snprintf(ordinal, sizeof ordinal, "%d", r->ordinal);
+    snprintf(bytes, sizeof bytes, "%zu", squeezed_bytes(r));
+    char *arguments[] = {"vpmm-stress", "--squeeze", ordinal, bytes, NULL};
+    posix_spawn_file_actions_init(&actions);
+    posix_spawn_file_actions_adddup2(&actions, end[0], STDIN_FILENO);
+    pid_t pid;
+    int error = posix_spawn(&pid, "/proc/self/exe", &actions, NULL, arguments, environ);
+    posix_spawn_file_actions_destroy(&actions);
+    close(end[0]);
+    if (error != 0) {
+        close(end[1]);
+        return false;
+    }
+    r->squeezing_pipe = end[1];
+    r->squeezing_process = pid;
+    return true;
+}
+
+/* The pipe's end tells it to stop. */
+static void end_process(run *r)
+{
+    int status = 0;
+    if (r->squeezing_pipe < 0)
+        return;
+    close(r->squeezing_pipe);
+    r->squeezing_pipe = -1;
+    if (waitpid(r->squeezing_process, &status, 0) < 0 || !WIFEXITED(status) || WEXITSTATUS(status) != PASSED)
+        run_end(r, DEVICE_ERROR, "the process that squeezes the device ended badly");
+}
+
+/* ---- both ---- */
+
+void others_begin(run *r)
+{
+    r->disturbs = pthread_create(&r->disturber, NULL, disturb, r) == 0;
+    if (r->gpu.sim)
+        r->squeezes_here = pthread_create(&r->squeezer, NULL, squeeze_here, r) == 0;
+    if (!r->disturbs || (r->gpu.sim ? !r->squeezes_here : !begin_process(r)))
+        run_end(r, DEVICE_ERROR, "those who disturb could not be begun: no thread or process is to be had");
+}
+
+void others_end(run *r)
+{
+    if (r->disturbs)
+        pthread_join(r->disturber, NULL);
+    if (r->squeezes_here)
+        pthread_join(r->squeezer, NULL);
+    r->disturbs = r->squeezes_here = false;
+    end_process(r);
+}

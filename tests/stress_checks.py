@@ -1,0 +1,103 @@
+#!/usr/bin/env python3
+"""usage: tests/stress_checks.py BUILD_DIR
+
+What vpmm-stress says is true, on the simulated GPU: it passes, with and without planned faults; it finds each defect
+that is planted, and says what it is; one seed gives each thread the same steps again; SIGTERM ends it in time; and each
+outcome has its exit status. Exit status: 0 if all of it holds.
+"""
+import json
+import signal
+import subprocess
+import sys
+import time
+
+PASSED, FAILED, USAGE, SKIPPED = 0, 1, 2, 77
+END_WITHIN_S = 10
+WORDS = {  # of each defect's finding
+    "reuse": ("races", "does not hold", "misuses", "ILLEGAL_ADDRESS"),
+    "lost-page": ("handed out",),
+    "double-map": ("does not hold", "races"),
+    "unmapped": ("ILLEGAL_ADDRESS", "misuses", "does not hold"),
+    "count": ("handed out",),
+    "bit": ("does not hold",),
+}
+failures = []
+
+
+def check(good, what, *more):
+    if not good:
+        failures.append(what)
+        print("FAILED:", what, *more)
+
+
+def run(program, *arguments):
+    """The exit status and the result, which is None where there is no JSON."""
+    ended = subprocess.run([program, "--json", "-", *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    return ended.returncode, json.loads(ended.stdout) if ended.stdout else None, ended.stderr.decode()
+
+
+def check_passes(program):
+    status, said, errors = run(program, "--seconds", "8", "--seed", "1", "--faults")
+    result = said["results"][0] if said else {}
+    check(status == PASSED and said["outcome"] == "passed" and result["audit"], "a run with faults passes", errors)
+    refused = result.get("refused_on_purpose", {})
+    check(refused and all(refused[call] for call in ("cuMemMap", "cuMemSetAccess", "cuEventRecord")),
+          "driver calls were refused", refused)
+    check(result.get("operations", {}).get("taken"), "memory went from thread to thread", result)
+
+
+def check_planted(program):
+    for defect, words in WORDS.items():
+        status, said, errors = run(program, "--seconds", "10", "--seed", "2", "--plant", defect)
+        result = said["results"][0]
+        check(status == FAILED and result["outcome"] == "failed", f"the planted defect {defect} is found", errors)
+        check(any(word in result["message"] for word in words), f"{defect} is called by its name", result["message"])
+        if defect == "bit":
+            check("a single bit" in result["finding"], "a flipped bit is called one", result["finding"])
+
+
+def sequences(program, seed):
+    """The first round of each of two threads; serving alone, which takes no long time anywhere."""
+    said = run(program, "--seconds", "10", "--seed", seed, "--threads", "2", "--pattern", "serving")[1]
+    return said["results"][0]["sequences"]
+
+
+def check_seed(program):
+    first, again, other = (sequences(program, seed) for seed in ("7", "7", "8"))
+    check(first == again and "0" * 16 not in first, "a seed gives the same steps again", first, again)
+    check(first != other, "another seed gives others", first, other)
+
+
+def check_end(program):
+    running = subprocess.Popen([program, "--seconds", "600", "--json", "-"], stdout=subprocess.PIPE,
+                               stderr=subprocess.DEVNULL)
+    time.sleep(3)
+    begun = time.monotonic()
+    running.send_signal(signal.SIGTERM)
+    said = json.loads(running.communicate()[0])
+    took = time.monotonic() - begun
+    check(running.returncode == PASSED and said["results"][0]["audit"], "SIGTERM ends a run as its time does", said)
+    check(took < END_WITHIN_S, f"it ends within {END_WITHIN_S} s", took)
+
+
+def check_statuses(program):
+    for arguments in (["--driver", "none"], ["--pattern", "kv,none"], ["--device", "3"], ["--threads", "0"],
+                      ["--driver", "cuda", "--faults"], ["--verify", "some"], ["extra"], ["--nonsense"]):
+        status, said, errors = run(program, *arguments)
+        check(status == USAGE and not said and "--help" in errors, f"wrong usage: {arguments}", status, errors)
+    helped = subprocess.run([program, "--help"], stdout=subprocess.PIPE)
+    check(helped.returncode == PASSED and b"Exit status" in helped.stdout, "--help helps")
+    status, said, errors = run(program, "--driver", "cuda", "--seconds", "1")
+    check(status in (SKIPPED, PASSED), "without a GPU it is skipped", status, errors)
+    check(status == PASSED or "skipped" in errors, "it says so", errors)
+
+
+def main():
+    program = sys.argv[1] + "/vpmm-stress"
+    for one in (check_statuses, check_seed, check_end, check_planted, check_passes):
+        one(program)
+    return 1 if failures else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
