@@ -18,7 +18,7 @@
 
 const char program_name[] = "vpmm-stress";
 
-enum { MOST_DEVICES = 64, STUCK_S = 60, MOST_THREADS = 256, PATHS_SECONDS = 540 };
+enum { MOST_DEVICES = 64, STUCK_S = 60, MOST_THREADS = 256, PATHS_SECONDS = 540, RESOURCES_SECONDS = 240 };
 
 static const char help_begin[] =
     "usage: vpmm-stress [OPTION]...\n"
@@ -384,30 +384,47 @@ static void end_stuck(run *all, unsigned n)
     _exit(STUCK);
 }
 
-/* Which signal came last, or that time is over, makes no difference. */
+/* What the main thread has seen of the time of a run. */
+struct watch {
+    double begun, seconds, report_at, moved_at;
+    uint64_t steps;
+};
+
+/* The threads' births, and what the process uses. */
+static void tend_all(struct watch *w, run *all, unsigned n)
+{
+    uint64_t steps = 0;
+    for (unsigned i = 0; i < n; i++) {
+        run_tend(&all[i]);
+        resources_look(&all[i].resources, (now_seconds() - w->begun) / w->seconds);
+        steps += run_count(&all[i], COUNT_steps);
+    }
+    if (steps != w->steps)
+        w->moved_at = now_seconds();
+    w->steps = steps;
+    if (now_seconds() - w->moved_at > STUCK_S)
+        end_stuck(all, n);
+}
+
+static void report_all(struct watch *w, run *all, unsigned n)
+{
+    if (now_seconds() - w->begun < w->report_at)
+        return;
+    w->report_at = next_report(w->report_at);
+    for (unsigned i = 0; i < n; i++)
+        report_progress(&all[i]);
+}
+
+/* Until the time is over, every run has ended, or somebody asks for the end, which is the result. */
 static bool tend(run *all, unsigned n, double seconds)
 {
-    const double begun = now_seconds(), tick = 0.01;
-    double report_at = next_report(0), moved_at = begun;
-    uint64_t steps_before = 0;
+    const double now = now_seconds(), tick = 0.01;
+    struct watch w = {.begun = now, .seconds = seconds, .report_at = next_report(0), .moved_at = now};
     bool asked = false;
-    while (!asked && any_runs(all, n) && now_seconds() - begun < seconds) {
-        uint64_t steps = 0;
+    while (!asked && any_runs(all, n) && now_seconds() - w.begun < seconds) {
         asked = wait_for_end(tick);
-        for (unsigned i = 0; i < n; i++) {
-            run_tend(&all[i]);
-            steps += run_count(&all[i], COUNT_steps);
-        }
-        if (steps != steps_before)
-            moved_at = now_seconds();
-        steps_before = steps;
-        if (now_seconds() - moved_at > STUCK_S)
-            end_stuck(all, n);
-        if (now_seconds() - begun < report_at)
-            continue;
-        report_at = next_report(report_at);
-        for (unsigned i = 0; i < n; i++)
-            report_progress(&all[i]);
+        tend_all(&w, all, n);
+        report_all(&w, all, n);
     }
     return asked;
 }
@@ -448,6 +465,17 @@ static void judge_paths(run *r)
         run_end(r, FAILED, "a rare path was never taken: %s", missed);
 }
 
+/* The first minutes fill tables and caches. */
+static void judge_resources(run *r)
+{
+    char grown[256];
+    if (r->seconds < RESOURCES_SECONDS)
+        return;
+    resources_grown(&r->resources, grown, sizeof grown);
+    if (grown[0])
+        run_end(r, FAILED, "%s", grown);
+}
+
 /* One allocator on all devices at the same time. True: somebody asked for the end. */
 static bool run_devices(run *all, unsigned n, const options *o, bool is_async, vpmm_exporter *exporter)
 {
@@ -458,7 +486,10 @@ static bool run_devices(run *all, unsigned n, const options *o, bool is_async, v
     bool asked = tend(all, n, o->seconds);
     close_all(all, n);
     for (unsigned i = 0; i < n; i++)
-        judge_paths(&all[i]);
+        if (!asked) {
+            judge_paths(&all[i]);
+            judge_resources(&all[i]);
+        }
     return asked;
 }
 

@@ -94,6 +94,14 @@ typedef struct latency {
     _Atomic(uint64_t) longest_ns;
 } latency;
 
+/* What the process itself uses, at its highest in each half of the run's time. */
+typedef struct resources {
+    struct {
+        uint64_t resident_bytes, descriptors, threads;
+    } half[2];
+    double next_look;
+} resources;
+
 /* ---- a run ---- */
 
 struct run;
@@ -176,6 +184,7 @@ typedef struct run {
     char message[512];
     pthread_mutex_t message_lock;
     double begun, seconds;
+    resources resources;
     /* at the end */
     vpmm_stats stats;
     vpmm_call_counts calls[VPMM_DRIVER_CALLS];
@@ -234,6 +243,14 @@ struct health;
 struct health *health_open(const char *uuid); /* NULL: there is none to be had; told */
 /* In words what has changed since; true: nothing that makes a device suspect. */
 bool health_close(struct health *, char *words, size_t length);
+
+/* ---- stress_resources.c ---- */
+
+/* About once a second; part: of the time that is over, 0 to 1. */
+void resources_look(resources *, double part);
+
+/* In words what grew in the second half; "": nothing. */
+void resources_grown(const resources *, char *words, size_t length);
 
 /* ---- stress_report.c ---- */
 

@@ -47,9 +47,9 @@ struct transfer {
 
 struct probe {
     stress_memory *memory;
-    struct report *report; /* pinned */
-    uint64_t bytes;
-    pthread_mutex_t lock; /* of the next */
+    struct report *report;   /* pinned */
+    _Atomic(uint64_t) bytes; /* written by its thread */
+    pthread_mutex_t lock;    /* of the next */
     struct transfer *spare;
 };
 
@@ -247,7 +247,7 @@ static CUresult work_on(probe *p, bool check, const block *b, CUstream stream, u
     if (at.rows == 0)
         return CUDA_SUCCESS;
     if (check)
-        p->bytes += words_in(&at) * 4;
+        atomic_fetch_add_explicit(&p->bytes, words_in(&at) * 4, memory_order_relaxed);
     return p->memory->gpu->sim ? transfer_both(p, check, b, &at, stream, late_us)
                                : launch_both(p, check, b, &at, stream, late_us);
 }
@@ -277,7 +277,7 @@ size_t probe_findings(const probe *p, finding out[FINDINGS])
 
 uint64_t probe_bytes(const probe *p)
 {
-    return p->bytes;
+    return atomic_load_explicit(&p->bytes, memory_order_relaxed);
 }
 
 probe *probe_open(stress_memory *memory)

@@ -173,6 +173,16 @@ static void json_numbers(FILE *out, const run *r)
     fputc(']', out);
 }
 
+/* The highest of each half of the time. */
+static void json_resources(FILE *out, const resources *used)
+{
+    fputs(",\n     \"resources\": [", out);
+    for (int i = 0; i < 2; i++)
+        fprintf(out, "%s{\"resident_bytes\": %" PRIu64 ", \"descriptors\": %" PRIu64 ", \"threads\": %" PRIu64 "}",
+                i ? ", " : "", used->half[i].resident_bytes, used->half[i].descriptors, used->half[i].threads);
+    fputc(']', out);
+}
+
 static void json_pool(FILE *out, const run *r)
 {
     const char *comma = "";
@@ -210,6 +220,7 @@ static void json_run(FILE *out, const run *r)
     json_string(out, "health", r->health_words);
     fprintf(out, ", \"seconds\": %.2f", r->seconds);
     json_numbers(out, r);
+    json_resources(out, &r->resources);
     json_pool(out, r);
     fputc('}', out);
 }

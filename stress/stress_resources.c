@@ -1,0 +1,70 @@
+/*
+ * stress_resources.c - memory, descriptors and threads of the process, by /proc: what a long run must not collect.
+ */
+#define _GNU_SOURCE 1
+
+#include "stress.h"
+
+#include <dirent.h>
+#include <inttypes.h>
+#include <string.h>
+#include <unistd.h>
+
+/* What a run may have more of in its second half: memory comes and goes with what lives on the simulated GPU. */
+#define RESIDENT_SLACK    (UINT64_C(64) << 20)
+#define DESCRIPTOR_SLACK  UINT64_C(16)
+#define RESIDENT_PER_CENT 25
+
+static uint64_t resident_bytes(void)
+{
+    unsigned long long pages = 0;
+    FILE *statm = fopen("/proc/self/statm", "r");
+    if (!statm)
+        return 0;
+    if (fscanf(statm, "%*u %llu", &pages) != 1)
+        pages = 0;
+    fclose(statm);
+    return pages * (uint64_t)sysconf(_SC_PAGESIZE);
+}
+
+static uint64_t entries_in(const char *path)
+{
+    uint64_t n = 0;
+    DIR *directory = opendir(path);
+    if (!directory)
+        return 0;
+    for (const struct dirent *entry; (entry = readdir(directory)) != NULL;)
+        n += entry->d_name[0] != '.';
+    closedir(directory);
+    return n;
+}
+
+static void raise_to(uint64_t *highest, uint64_t now)
+{
+    *highest = now > *highest ? now : *highest;
+}
+
+void resources_look(resources *used, double part)
+{
+    double now = now_seconds();
+    if (now < used->next_look)
+        return;
+    used->next_look = now + 1;
+    int half = part >= 0.5;
+    raise_to(&used->half[half].resident_bytes, resident_bytes());
+    raise_to(&used->half[half].descriptors, entries_in("/proc/self/fd"));
+    raise_to(&used->half[half].threads, entries_in("/proc/self/task"));
+}
+
+void resources_grown(const resources *used, char *words, size_t length)
+{
+    uint64_t resident = used->half[0].resident_bytes, resident_later = used->half[1].resident_bytes;
+    uint64_t open_first = used->half[0].descriptors, open_later = used->half[1].descriptors;
+    words[0] = '\0';
+    if (resident_later > resident / 100 * (100 + RESIDENT_PER_CENT) + RESIDENT_SLACK)
+        snprintf(words, length, "resident memory grew from %" PRIu64 " to %" PRIu64 " MiB in the second half",
+                 resident >> 20, resident_later >> 20);
+    else if (open_later > open_first + DESCRIPTOR_SLACK)
+        snprintf(words, length, "open descriptors grew from %" PRIu64 " to %" PRIu64 " in the second half", open_first,
+                 open_later);
+}
