@@ -137,6 +137,12 @@ typedef struct lane {
         block block;
         unsigned stream;
     } held[SEQUENCE_SLOTS];
+    struct batch { /* of one stream; what is not queued there yet */
+        CUstream stream;
+        unsigned n;
+        block block[PROBE_BLOCKS];
+    } fills, ends; /* to be filled; to be checked and freed */
+    unsigned most; /* in a batch, of this thread */
     uint64_t remembered;
     struct used history[HISTORY];
     _Atomic(uint64_t) count[COUNT_COUNT];

@@ -2,9 +2,11 @@
  * stress_kernels.h - the two kernels that fill and check memory on a real GPU, as PTX that the driver compiles when the
  * program starts: no CUDA compiler is needed, and every GPU from compute capability 7.0 on runs them.
  *
- * Work is rows of words, a pitch apart, from the word `first` of the block on; a launch's blocks share the rows (y) and
- * the words of a row (x). The check counts mismatches in a report in pinned host memory, and writes the first few
- * there: atomic additions of one device to such memory are atomic among its own threads.
+ * A launch works on several pieces of memory, for a launch takes longer than most allocations: with a piece for each
+ * allocation threads would wait for one another in launches. A piece is rows of words, a pitch apart, from the word
+ * `first` of an allocation on; base is aligned to 16 bytes, and first and pitch are multiples of four words. The launch's blocks share the pieces (z), a piece's rows (y) and a row's words (x). The
+ * check counts mismatches in a report in pinned host memory, and writes the first few there: atomic additions of one
+ * device to such memory are atomic among its own threads.
  */
 #ifndef VPMM_STRESS_KERNELS_H
 #define VPMM_STRESS_KERNELS_H
@@ -18,17 +20,16 @@
 /* Of the report: a count of 32 bits, and from here on findings. */
 enum { KERNEL_FIRST_FINDING = 8, KERNEL_FINDING_BYTES = 32, KERNEL_FINDINGS = 8 };
 
-/* The kernels' parameters, in their order. */
-struct kernel_work {
-    uint64_t base, first, rows, pitch, width;
-    uint64_t late_ns; /* the kernel waits so long before it begins: one of no rows, which does nothing else */
-    uint64_t number, report;
+enum { KERNEL_PIECES = 32 };
+
+struct kernel_piece {
+    uint64_t base, first, rows, pitch, width, number;
     uint32_t key, generation;
 };
 
 struct kernels {
     CUmodule module;
-    CUfunction fill, check;
+    CUfunction fill, check, wait;
     CUresult(CUDAAPI *launch)(CUfunction, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned,
                               CUstream, void **, void **);
     CUresult(CUDAAPI *unload)(CUmodule);
@@ -37,6 +38,12 @@ struct kernels {
 /* In the gpu's context, which is current. False: told. */
 bool kernels_open(const gpu *, struct kernels *);
 void kernels_close(struct kernels *); /* zeros are a no-op */
-CUresult kernels_launch(const struct kernels *, bool check, const struct kernel_work *, CUstream);
+
+/* n: at most KERNEL_PIECES. The report is of the check alone. */
+CUresult kernels_launch(const struct kernels *, bool check, const struct kernel_piece *, unsigned n, uint64_t report,
+                        CUstream);
+
+/* The stream does nothing for so long; the rest of the device goes on. */
+CUresult kernels_wait(const struct kernels *, uint64_t ns, CUstream);
 
 #endif

@@ -16,6 +16,9 @@ enum {
     BEHIND_STEPS = 64,   /* the device may be IN_FLIGHT times so many steps behind the thread */
     INHERITED = 4,       /* of so many allocations that a dying thread has, it gives one away */
     FLIP = 500,          /* PLANT_BIT: of so many fills, one */
+    REWRITE = 4,         /* of so many that are taken, one is written anew */
+    LARGE_PART = 128,    /* what is such a part of a thread's budget, or more, is freed at once */
+    SINGLY = 4,          /* of so many threads, one has batches of one: its next malloc finds what it has just freed */
     FREE_TRIES = 100000, /* while planned faults refuse */
 };
 
@@ -92,15 +95,6 @@ static bool destroy_stream(lane *l, CUstream *stream)
     CUstream gone = *stream;
     *stream = NULL;
     return gone == NULL || (release_stream(l, gone) && ok(l, "cuStreamDestroy", driver_of(l)->cuStreamDestroy(gone)));
-}
-
-/* One of its own goes, and what was used on it is used on its heir. */
-static bool renew_stream(lane *l)
-{
-    CUstream *place = &l->own[draw(l, l->owns)], old = *place;
-    if (!make_stream(l, place))
-        return false;
-    return order(l, old, *place) && destroy_stream(l, &old);
 }
 
 /* The thread waits until the device is no more than so many steps behind. */
@@ -210,28 +204,72 @@ static bool flip_bit(lane *l, const block *b, CUstream stream)
     return ok(l, "cuMemsetD32Async", driver_of(l)->cuMemsetD32Async(b->address, word, 1, stream));
 }
 
+/* ---- batches: several fills, or ends, in one launch ---- */
+
+static bool flush_fills(lane *l)
+{
+    struct batch *f = &l->fills;
+    unsigned n = f->n;
+    bool good = true;
+    f->n = 0;
+    if (n != 0 && draw(l, LATE) == 0)
+        good = ok(l, "the delay", probe_delay(l->probe, (unsigned)draw(l, LATE_MOST_US), f->stream));
+    good = good && (n == 0 || ok(l, "the fill", probe_fill(l->probe, f->block, n, f->stream)));
+    for (unsigned i = 0; i < n && good && l->run->options->plant == PLANT_BIT; i++)
+        good = f->block[i].bytes < 4 || draw(l, FLIP) != 0 || flip_bit(l, &f->block[i], f->stream);
+    return good;
+}
+
+/* Checked, then freed. What is not filled yet comes before. */
+static bool flush_ends(lane *l)
+{
+    struct batch *e = &l->ends;
+    unsigned n = e->n;
+    e->n = 0;
+    bool good = n == 0 || (flush_fills(l) && ok(l, "the check", probe_check(l->probe, e->block, n, e->stream)));
+    for (unsigned i = 0; i < n && good; i++) {
+        atomic_fetch_sub_explicit(&l->run->live, rounded(l->run, e->block[i].bytes), memory_order_relaxed);
+        bump(l, COUNT_frees);
+        good = give_back(l, &e->block[i], e->stream);
+    }
+    return good;
+}
+
+static bool flush(lane *l)
+{
+    return flush_fills(l) && flush_ends(l);
+}
+
 static bool fill(lane *l, const block *b, CUstream stream)
 {
-    unsigned late = draw(l, LATE) == 0 ? (unsigned)draw(l, LATE_MOST_US) : 0;
+    struct batch *f = &l->fills;
     remember(l, b, stream);
-    return ok(l, "the fill", probe_fill(l->probe, b, stream, late)) &&
-           (l->run->options->plant != PLANT_BIT || b->bytes < 4 || draw(l, FLIP) != 0 || flip_bit(l, b, stream));
+    if (f->n != 0 && f->stream != stream && !flush_fills(l))
+        return false;
+    f->stream = stream;
+    f->block[f->n++] = *b;
+    return f->n < l->most || flush_fills(l);
 }
 
-static bool check(lane *l, const block *b, CUstream stream)
-{
-    return ok(l, "the check", probe_check(l->probe, b, stream, 0));
-}
-
-/* Checked and freed, on the stream. */
+/* Later, with others; but what is large at once, or the thread would hold more than its share. */
 static bool end_block(lane *l, const block *b, CUstream stream)
 {
+    struct batch *e = &l->ends;
     remember(l, b, stream);
-    if (!check(l, b, stream))
+    if (e->n != 0 && e->stream != stream && !flush_ends(l))
         return false;
-    atomic_fetch_sub_explicit(&l->run->live, rounded(l->run, b->bytes), memory_order_relaxed);
-    bump(l, COUNT_frees);
-    return give_back(l, b, stream);
+    e->stream = stream;
+    e->block[e->n++] = *b;
+    return (e->n < l->most && b->bytes < l->sequence.budget / LARGE_PART) || flush_ends(l);
+}
+
+/* One of its own goes, and what was used on it is used on its heir. */
+static bool renew_stream(lane *l)
+{
+    CUstream *place = &l->own[draw(l, l->owns)], old = *place;
+    if (!flush(l) || !make_stream(l, place))
+        return false;
+    return order(l, old, *place) && destroy_stream(l, &old);
 }
 
 /* ---- the exchange ---- */
@@ -295,7 +333,7 @@ static bool do_free(lane *l, unsigned slot)
     }
     block b = held->block;
     held->block.address = 0;
-    return order(l, last, stream) && end_block(l, &b, stream);
+    return (stream == last || (flush_fills(l) && order(l, last, stream))) && end_block(l, &b, stream);
 }
 
 static bool do_give(lane *l, unsigned slot)
@@ -304,7 +342,7 @@ static bool do_give(lane *l, unsigned slot)
     if (held->block.address == 0)
         return true;
     struct parcel p = {.block = held->block};
-    if (!ok(l, "cuEventCreate", driver_of(l)->cuEventCreate(&p.ready, CU_EVENT_DISABLE_TIMING)) ||
+    if (!flush_fills(l) || !ok(l, "cuEventCreate", driver_of(l)->cuEventCreate(&p.ready, CU_EVENT_DISABLE_TIMING)) ||
         !ok(l, "cuEventRecord", driver_of(l)->cuEventRecord(p.ready, stream_at(l, held->stream))))
         return false;
     if (!exchange_put(l->run, &p))
@@ -314,7 +352,7 @@ static bool do_give(lane *l, unsigned slot)
     return true;
 }
 
-/* What another thread gave is checked, written anew, checked and freed here. */
+/* What another thread gave is checked here, sometimes written anew, and freed. */
 static bool do_take(lane *l)
 {
     struct parcel p;
@@ -323,9 +361,13 @@ static bool do_take(lane *l)
     CUstream stream = stream_at(l, l->current);
     bump(l, COUNT_taken);
     bool good = ok(l, "cuStreamWaitEvent", driver_of(l)->cuStreamWaitEvent(stream, p.ready, 0)) &&
-                ok(l, "cuEventDestroy", driver_of(l)->cuEventDestroy(p.ready)) && check(l, &p.block, stream);
-    p.block.generation++;
-    return good && fill(l, &p.block, stream) && end_block(l, &p.block, stream);
+                ok(l, "cuEventDestroy", driver_of(l)->cuEventDestroy(p.ready));
+    if (good && draw(l, REWRITE) == 0) {
+        good = ok(l, "the check", probe_check(l->probe, &p.block, 1, stream));
+        p.block.generation++;
+        good = good && fill(l, &p.block, stream);
+    }
+    return good && end_block(l, &p.block, stream);
 }
 
 static bool do_step(lane *l, const step *s)
@@ -357,6 +399,7 @@ static bool be_born(lane *l)
     bool good = gpu_enter(&r->gpu);
     l->owns = r->owns;
     l->current = 0;
+    l->most = draw(l, SINGLY) == 0 ? 1 : PROBE_BLOCKS;
     l->since_behind = l->nth_behind = 0;
     for (unsigned i = 0; good && i < l->owns; i++)
         good = make_stream(l, &l->own[i]);
@@ -371,6 +414,7 @@ static void die(lane *l, bool good)
 {
     for (unsigned slot = 0; slot < SEQUENCE_SLOTS && good; slot++)
         good = draw(l, INHERITED) == 0 ? do_give(l, slot) : do_free(l, slot);
+    good = good && flush(l);
     for (unsigned i = 0; i < l->owns && good; i++)
         good =
             ok(l, "cuStreamSynchronize", driver_of(l)->cuStreamSynchronize(l->own[i])) && destroy_stream(l, &l->own[i]);

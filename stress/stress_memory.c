@@ -41,7 +41,6 @@ struct transfer {
         size_t tail, tail_width;
     } at;
     size_t room;
-    unsigned late_us;
     uint32_t word[];
 };
 
@@ -76,14 +75,15 @@ uint32_t memory_word(uint64_t number, uint32_t generation, uint64_t place)
 static struct samples samples_of(const stress_memory *m, size_t bytes)
 {
     size_t words = bytes / 4;
+    size_t tail = words < SAMPLE_WORDS ? 0 : (words - SAMPLE_WORDS) / 4 * 4; /* as the kernels would have it */
     if (m->mode == VERIFY_FULL || words <= SAMPLE_WORDS)
         return (struct samples){.rows = words != 0, .width = words, .pitch = words};
     return (struct samples){
         .rows = (words - SAMPLE_WORDS) / (m->page_size / 4) + 1,
         .width = SAMPLE_WORDS,
         .pitch = m->page_size / 4,
-        .tail = words - SAMPLE_WORDS,
-        .tail_width = SAMPLE_WORDS,
+        .tail = tail,
+        .tail_width = words - tail,
     };
 }
 
@@ -100,30 +100,41 @@ static uint64_t place_of(const struct samples *at, size_t i)
 
 /* ---- on a real GPU ---- */
 
-static CUresult launch_both(const probe *p, bool check, const block *b, const struct samples *at, CUstream stream,
-                            unsigned late_us)
+static struct kernel_piece piece_of(const block *b, const struct samples *at)
 {
-    struct kernel_work work = {
+    return (struct kernel_piece){
         .base = b->address,
         .rows = at->rows,
         .pitch = at->pitch,
         .width = at->width,
+        .number = b->number,
         .key = key_of(b->number, b->generation),
         .generation = b->generation,
-        .number = b->number,
-        .report = (uint64_t)(uintptr_t)p->report,
     };
-    const struct kernel_work late = {.late_ns = UINT64_C(1000) * late_us}; /* a block alone: the device goes on */
-    CUresult result = late_us != 0 ? kernels_launch(&p->memory->kernels, false, &late, stream) : CUDA_SUCCESS;
-    if (result == CUDA_SUCCESS)
-        result = kernels_launch(&p->memory->kernels, check, &work, stream);
-    if (result != CUDA_SUCCESS || at->tail_width == 0)
-        return result;
-    work.rows = 1;
-    work.first = at->tail;
-    work.width = at->tail_width;
-    return kernels_launch(&p->memory->kernels, check, &work, stream);
 }
+
+/* Of each block its rows, and its tail if it has one. */
+static CUresult launch_all(const probe *p, bool check, const block *b, unsigned n, CUstream stream)
+{
+    struct kernel_piece piece[KERNEL_PIECES];
+    unsigned pieces = 0;
+    for (unsigned i = 0; i < n; i++) {
+        struct samples at = samples_of(p->memory, b[i].bytes);
+        if (at.rows != 0)
+            piece[pieces++] = piece_of(&b[i], &at);
+        if (at.tail_width == 0)
+            continue;
+        piece[pieces] = piece_of(&b[i], &at);
+        piece[pieces].rows = 1;
+        piece[pieces].first = at.tail;
+        piece[pieces++].width = at.tail_width;
+    }
+    if (pieces == 0)
+        return CUDA_SUCCESS;
+    return kernels_launch(&p->memory->kernels, check, piece, pieces, (uint64_t)(uintptr_t)p->report, stream);
+}
+
+_Static_assert(2 * (int)PROBE_BLOCKS <= (int)KERNEL_PIECES, "rows and a tail of each");
 
 /* ---- on the simulated one ---- */
 
@@ -213,53 +224,64 @@ static CUresult copy(const struct transfer *t, bool from_device, CUstream stream
                        : driver->cuMemcpyHtoDAsync(device_tail, tail, at->tail_width * 4, stream);
 }
 
-static CUresult transfer_both(probe *p, bool check, const block *b, const struct samples *at, CUstream stream,
-                              unsigned late_us)
+static CUresult transfer_one(probe *p, bool check, const block *b, CUstream stream)
 {
-    const vpmm_driver *driver = p->memory->gpu->driver;
-    struct transfer *t = transfer_take(p, words_in(at));
+    struct samples at = samples_of(p->memory, b->bytes);
+    struct transfer *t = at.rows != 0 ? transfer_take(p, words_in(&at)) : NULL;
+    if (at.rows == 0)
+        return CUDA_SUCCESS;
     if (!t)
         return CUDA_ERROR_OUT_OF_MEMORY;
     t->block = *b;
-    t->at = *at;
+    t->at = at;
     uint32_t key = key_of(b->number, b->generation);
-    for (size_t i = 0; !check && i < words_in(at); i++)
-        t->word[i] = word_of(key, place_of(at, i));
-    CUresult result = CUDA_SUCCESS;
-    if (late_us != 0)
-        result = driver->cuLaunchHostFunc(stream, pass_time, (void *)(uintptr_t)late_us);
+    for (size_t i = 0; !check && i < words_in(&at); i++)
+        t->word[i] = word_of(key, place_of(&at, i));
+    CUresult result = copy(t, check, stream);
     if (result == CUDA_SUCCESS)
-        result = copy(t, check, stream);
-    if (result == CUDA_SUCCESS)
-        result = driver->cuLaunchHostFunc(stream, check ? compare : give_back, t);
+        result = p->memory->gpu->driver->cuLaunchHostFunc(stream, check ? compare : give_back, t);
     if (result != CUDA_SUCCESS)
         transfer_give(t);
     return result;
 }
 
+static CUresult transfer_all(probe *p, bool check, const block *b, unsigned n, CUstream stream)
+{
+    CUresult result = CUDA_SUCCESS;
+    for (unsigned i = 0; i < n && result == CUDA_SUCCESS; i++)
+        result = transfer_one(p, check, &b[i], stream);
+    return result;
+}
+
 /* ---- both ---- */
 
-static CUresult work_on(probe *p, bool check, const block *b, CUstream stream, unsigned late_us)
+static CUresult work_on(probe *p, bool check, const block *b, unsigned n, CUstream stream)
 {
     if (p->memory->mode == VERIFY_OFF)
         return CUDA_SUCCESS;
-    struct samples at = samples_of(p->memory, b->bytes);
-    if (at.rows == 0)
-        return CUDA_SUCCESS;
-    if (check)
+    for (unsigned i = 0; i < n && check; i++) {
+        struct samples at = samples_of(p->memory, b[i].bytes);
         atomic_fetch_add_explicit(&p->bytes, words_in(&at) * 4, memory_order_relaxed);
-    return p->memory->gpu->sim ? transfer_both(p, check, b, &at, stream, late_us)
-                               : launch_both(p, check, b, &at, stream, late_us);
+    }
+    return p->memory->gpu->sim ? transfer_all(p, check, b, n, stream) : launch_all(p, check, b, n, stream);
 }
 
-CUresult probe_fill(probe *p, const block *b, CUstream stream, unsigned late_us)
+CUresult probe_fill(probe *p, const block *b, unsigned n, CUstream stream)
 {
-    return work_on(p, false, b, stream, late_us);
+    return work_on(p, false, b, n, stream);
 }
 
-CUresult probe_check(probe *p, const block *b, CUstream stream, unsigned late_us)
+CUresult probe_check(probe *p, const block *b, unsigned n, CUstream stream)
 {
-    return work_on(p, true, b, stream, late_us);
+    return work_on(p, true, b, n, stream);
+}
+
+CUresult probe_delay(probe *p, unsigned us, CUstream stream)
+{
+    if (p->memory->mode == VERIFY_OFF)
+        return CUDA_SUCCESS;
+    return p->memory->gpu->sim ? p->memory->gpu->driver->cuLaunchHostFunc(stream, pass_time, (void *)(uintptr_t)us)
+                               : kernels_wait(&p->memory->kernels, UINT64_C(1000) * us, stream);
 }
 
 uint32_t probe_mismatches(const probe *p)

@@ -9,7 +9,7 @@
  *   finding   a word that was not as expected
  *
  * On a real GPU two kernels fill and check, given as PTX, which the driver compiles; a check writes what it finds to
- * host memory that the device sees. Either can be made to start late, which widens the windows between threads. On the
+ * host memory that the device sees. A stream can be made late, which widens the windows between threads. On the
  * simulated GPU samples are copied to and from host memory, and a host function compares.
  *
  * Threads: a memory is made and ended by one thread; each thread has a probe of its own, and uses it alone, but that
@@ -47,9 +47,14 @@ void memory_close(stress_memory *); /* NULL is a no-op */
 probe *probe_open(stress_memory *); /* NULL: no host memory; told */
 void probe_close(probe *);          /* its streams have been synchronised. NULL is a no-op */
 
-/* Queued on the stream; late_us: the work takes so long before it begins. */
-CUresult probe_fill(probe *, const block *, CUstream, unsigned late_us);
-CUresult probe_check(probe *, const block *, CUstream, unsigned late_us);
+enum { PROBE_BLOCKS = 16 };
+
+/* At most PROBE_BLOCKS at once, queued on the stream. */
+CUresult probe_fill(probe *, const block *, unsigned n, CUstream);
+CUresult probe_check(probe *, const block *, unsigned n, CUstream);
+
+/* What is queued on the stream from here on begins so much later. */
+CUresult probe_delay(probe *, unsigned us, CUstream);
 
 /* Of the checks that have run: complete once the streams were synchronised. */
 uint32_t probe_mismatches(const probe *);

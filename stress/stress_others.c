@@ -15,7 +15,7 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { PAUSE_LEAST_MS = 20, PAUSE_MOST_MS = 250, CAP_MS = 30, SQUEEZE_MS = 100, SQUEEZE_PART = 32 };
+enum { PAUSE_LEAST_MS = 20, PAUSE_MOST_MS = 250, CAP_MS = 30, SQUEEZE_MS = 100, SQUEEZE_PART = 32, DRAWS = 16 };
 
 extern char **environ;
 
@@ -79,11 +79,12 @@ static void *disturb(void *argument)
         run_end(r, DEVICE_ERROR, "a thread could not use the device: see above");
     while (!atomic_load(&r->stop)) {
         pause_ms(PAUSE_LEAST_MS + random_below(&random, PAUSE_MOST_MS - PAUSE_LEAST_MS));
-        switch (random_below(&random, 4)) {
+        switch (random_below(&random, DRAWS)) {
         case 0:
             trim(r, random_next(&random));
             break;
         case 1:
+        case 2:
             lower_cap(r);
             break;
         default:
