@@ -507,16 +507,22 @@ static int worst_of(const run *all, unsigned n)
     return worst;
 }
 
-static bool write_json(const options *o, const run *all, unsigned runs, int outcome)
+/* Before the first run: a path that cannot be written is told at once. */
+static bool open_json(const options *o, FILE **json)
 {
-    bool to_stdout = o->json && strcmp(o->json, "-") == 0;
-    if (!o->json)
+    *json = o->json == NULL ? NULL : strcmp(o->json, "-") == 0 ? stdout : fopen(o->json, "w");
+    if (o->json != NULL && *json == NULL)
+        perror(o->json);
+    return o->json == NULL || *json != NULL;
+}
+
+static bool write_json(FILE *json, const options *o, const run *all, unsigned runs, int outcome)
+{
+    if (json == NULL)
         return true;
-    FILE *json = to_stdout ? stdout : fopen(o->json, "w");
-    if (json)
-        report_json(json, o, all, runs, outcome);
-    bool good = json && fflush(json) == 0 && !ferror(json);
-    if (json && !to_stdout)
+    report_json(json, o, all, runs, outcome);
+    bool good = fflush(json) == 0 && !ferror(json);
+    if (json != stdout)
         good = fclose(json) == 0 && good;
     if (!good)
         perror(o->json);
@@ -553,7 +559,8 @@ int main(int argc, char **argv)
     vpmm_exporter *exporter = NULL;
     if (found == 0)
         return end(outcome);
-    if (!metrics_open(o.metrics_port, o.metrics_address, 0, &exporter))
+    FILE *json;
+    if (!open_json(&o, &json) || !metrics_open(o.metrics_port, o.metrics_address, 0, &exporter))
         return end(USAGE);
     run *all = calloc((size_t)2 * devices, sizeof *all);
     if (!all)
@@ -567,11 +574,11 @@ int main(int argc, char **argv)
             runs += devices;
         }
     int worst = worst_of(all, runs);
-    FILE *text = o.json && strcmp(o.json, "-") == 0 ? stderr : stdout;
+    FILE *text = json == stdout ? stderr : stdout;
     for (unsigned i = 0; i < runs; i++)
         report_result(text, &all[i]);
     fprintf(text, "%s: %s\n", program_name, outcome_word(worst));
-    if (!write_json(&o, all, runs, worst) || !metrics_close(exporter))
+    if (!write_json(json, &o, all, runs, worst) || !metrics_close(exporter))
         return end(worst != PASSED ? worst : DEVICE_ERROR);
     for (unsigned i = 0; i < runs; i++)
         free(all[i].lanes);

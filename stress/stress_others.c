@@ -41,12 +41,14 @@ static void trim(run *r, uint64_t random)
         run_end(r, FAILED, "vpmm_trim: %s", vpmm_last_error());
 }
 
+/* Below what is mapped: for a moment the pool has to do with what it has, or refuse. */
 static void lower_cap(run *r)
 {
     if (r->target.pool == NULL)
         return;
     count(&r->caps);
-    vpmm_status low = vpmm_pool_set_attribute(r->target.pool, VPMM_ATTRIBUTE_MAX_MAPPED, r->cap / 2);
+    uint64_t lower = run_mapped(r) / 2 + r->page_size;
+    vpmm_status low = vpmm_pool_set_attribute(r->target.pool, VPMM_ATTRIBUTE_MAX_MAPPED, lower);
     pause_ms(CAP_MS);
     vpmm_status back = vpmm_pool_set_attribute(r->target.pool, VPMM_ATTRIBUTE_MAX_MAPPED, r->cap);
     if (low != VPMM_SUCCESS || back != VPMM_SUCCESS)
