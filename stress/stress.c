@@ -52,7 +52,7 @@ static const char help_begin[] =
     "  --metrics-address A    where (default 127.0.0.1: this machine alone; 0.0.0.0: everywhere)\n"
     "  --json FILE|-          results to FILE or to standard output (the text then goes to standard error)\n"
     "  --plant DEFECT         (for its own test) plants a defect that has to be found: reuse, lost-page, double-map,\n"
-    "                         unmapped, count on sim; bit on either\n"
+    "                         unmapped, count, lost-device on sim; bit on either\n"
     "  --help                 this text\n"
     "\n"
     "Patterns:\n";
@@ -349,6 +349,22 @@ static unsigned count_devices(const options *o, enum outcome *outcome)
 
 static sigset_t ends;
 
+static void jolted(int signal)
+{
+    (void)signal;
+}
+
+/* Before the first thread, which inherits what is blocked. */
+static void set_signals(void)
+{
+    struct sigaction jolt = {.sa_handler = jolted}; /* no SA_RESTART: calls are interrupted */
+    sigaction(JOLT_SIGNAL, &jolt, NULL);
+    sigemptyset(&ends);
+    sigaddset(&ends, SIGINT);
+    sigaddset(&ends, SIGTERM);
+    pthread_sigmask(SIG_BLOCK, &ends, NULL);
+}
+
 /* Whether somebody has asked for the end, within so many seconds. */
 static bool wait_for_end(double seconds)
 {
@@ -550,11 +566,7 @@ int main(int argc, char **argv)
     if (argc == 4 && strcmp(argv[1], "--squeeze") == 0)
         return squeeze(argv);
     const options o = parse_options(argc, argv);
-    sigemptyset(&ends);
-    sigaddset(&ends, SIGINT);
-    sigaddset(&ends, SIGTERM);
-    pthread_sigmask(SIG_BLOCK, &ends, NULL); /* before the first thread, which inherits it */
-
+    set_signals();
     unsigned found = count_devices(&o, &outcome), devices = o.all_devices ? found : 1, runs = 0;
     vpmm_exporter *exporter = NULL;
     if (found == 0)

@@ -46,6 +46,7 @@ enum plant {
     PLANT_UNMAPPED,
     PLANT_COUNT,
     PLANT_BIT,
+    PLANT_LOST,
     PLANTS
 };
 extern const char *const plant_names[PLANTS];
@@ -149,6 +150,8 @@ typedef struct lane {
     _Atomic(uint64_t) digest; /* of its first thread's steps; 0: it has not done all of them */
     latency latency;
 } lane;
+
+#define JOLT_SIGNAL SIGUSR1 /* has a handler that does nothing */
 
 enum { PARCELS = 256 };
 

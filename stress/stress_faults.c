@@ -7,13 +7,15 @@
 
 #include <string.h>
 
-const char *const plant_names[PLANTS] = {"none", "reuse", "lost-page", "double-map", "unmapped", "count", "bit"};
+const char *const plant_names[PLANTS] = {"none",     "reuse", "lost-page", "double-map",
+                                         "unmapped", "count", "bit",       "lost-device"};
 
 enum {
     SELDOM = 64,    /* of so many calls, one is refused, */
     BURST = 4,      /* and of so many refused ones, one begins a burst, */
     BURST_MOST = 6, /* in which so many calls at most are refused */
-    PLANTED = 16,   /* of so many calls that a defect is planted in, one has it */
+    LOST_AFTER_S = 2,
+    PLANTED = 16, /* of so many calls that a defect is planted in, one has it */
 };
 
 enum entry {
@@ -32,6 +34,7 @@ static struct {
     const vpmm_driver *real;
     vpmm_driver table;
     enum plant plant;
+    double lost_at; /* written before it is on */
     atomic_bool on;
     _Atomic(uint64_t) seeds, made[VPMM_DRIVER_CALLS];
 } faults;
@@ -68,12 +71,22 @@ static CUresult refusal_of(enum entry entry)
     }
 }
 
+/* A device that has failed for good answers nothing else any more. */
+static CUresult lost(enum entry entry)
+{
+    bool answers = entry == ENTRY_cuGetErrorName || entry == ENTRY_cuGetErrorString;
+    return answers || now_seconds() < faults.lost_at ? CUDA_SUCCESS : CUDA_ERROR_ILLEGAL_ADDRESS;
+}
+
 static CUresult refused(enum entry entry)
 {
     static _Thread_local unsigned burst;
     CUresult refusal = refusal_of(entry);
-    if (refusal == CUDA_SUCCESS || faults.plant != PLANT_NONE ||
-        !atomic_load_explicit(&faults.on, memory_order_relaxed))
+    if (!atomic_load_explicit(&faults.on, memory_order_relaxed))
+        return CUDA_SUCCESS;
+    if (faults.plant == PLANT_LOST)
+        return lost(entry);
+    if (refusal == CUDA_SUCCESS)
         return CUDA_SUCCESS;
     if (burst == 0 && draw(SELDOM) != 0)
         return CUDA_SUCCESS;
@@ -179,7 +192,7 @@ const vpmm_driver *faults_table(const vpmm_driver *real, enum plant which)
     faults.real = real;
     faults.plant = which;
     faults.table = *real;
-    if (which == PLANT_NONE) {
+    if (which == PLANT_NONE || which == PLANT_LOST) {
 #define PUT_BEFORE(name, version, parameters, arguments)                                                               \
     if (real->name)                                                                                                    \
         faults.table.name = before_##name;
@@ -192,6 +205,8 @@ const vpmm_driver *faults_table(const vpmm_driver *real, enum plant which)
 
 void faults_set(bool on)
 {
+    if (on)
+        faults.lost_at = now_seconds() + LOST_AFTER_S;
     atomic_store(&faults.on, on);
 }
 

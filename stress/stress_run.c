@@ -6,6 +6,7 @@
 #include "stress.h"
 
 #include <math.h>
+#include <signal.h>
 #include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
@@ -293,9 +294,20 @@ static void look_at_simulator(run *r)
                 (unsigned long long)r->misuses);
 }
 
+/* A signal in the midst of whatever the thread does: a call that it interrupts has to go on. */
+static void jolt(const run *r)
+{
+    static uint64_t random;
+    const lane *l = &r->lanes[random_below(&random, r->options->threads)];
+    if (l->runs)
+        pthread_kill(l->thread, JOLT_SIGNAL);
+}
+
 void run_tend(run *r)
 {
     look_at_simulator(r);
+    if (r->lanes)
+        jolt(r);
     for (unsigned i = 0; r->lanes && i < r->options->threads; i++) {
         lane *l = &r->lanes[i];
         if (!l->runs || !atomic_load_explicit(&l->ended, memory_order_acquire)) /* pairs with lane_main's release */
@@ -385,13 +397,24 @@ static void judge_refusal(run *r)
         atomic_compare_exchange_strong(&r->outcome, &refusal, FAILED);
 }
 
+/* Whatever the driver refuses, the pool's end comes; what it leaves is nobody's. Allocations live: it says BUSY. */
+static void end_refused_pool(run *r)
+{
+    vpmm_status status = r->target.pool ? vpmm_pool_destroy(r->target.pool) : VPMM_SUCCESS;
+    if (status != VPMM_SUCCESS && status != VPMM_ERROR_BUSY && status != VPMM_ERROR_DRIVER)
+        run_end(r, FAILED, "vpmm_pool_destroy: %s", vpmm_last_error());
+    if (status != VPMM_ERROR_BUSY)
+        r->target.pool = NULL;
+}
+
 /* Where the run has ended badly its streams may be in any state, and memory is left to the process's end. */
 void run_close(run *r)
 {
     atomic_store(&r->stop, true);
     others_end(r);
     join_all(r);
-    faults_set(false);
+    if (r->options->plant != PLANT_LOST)
+        faults_set(false);
     r->seconds = r->begun != 0 ? now_seconds() - r->begun : 0;
     if (atomic_load(&r->outcome) == PASSED)
         exchange_empty(r);
@@ -401,6 +424,8 @@ void run_close(run *r)
     judge_refusal(r);
     if (r->health && !health_close(r->health, r->health_words, sizeof r->health_words))
         run_end(r, FAILED, "the device's health: %s", r->health_words);
+    if (atomic_load(&r->outcome) == DEVICE_ERROR)
+        end_refused_pool(r);
     if (atomic_load(&r->outcome) != PASSED)
         return;
     for (unsigned i = 0; i < r->shareds; i++)

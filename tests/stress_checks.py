@@ -11,7 +11,7 @@ import subprocess
 import sys
 import time
 
-PASSED, FAILED, USAGE, SKIPPED = 0, 1, 2, 77
+PASSED, FAILED, USAGE, DEVICE_ERROR, SKIPPED = 0, 1, 2, 3, 77
 END_WITHIN_S = 10
 UNFINISHED = "0" * 16  # of a thread's first round
 WORDS = {  # of each defect's finding
@@ -55,6 +55,14 @@ def check_planted(program):
         check(any(word in result["message"] for word in words), f"{defect} is called by its name", result["message"])
         if defect == "bit":
             check("a single bit" in result["finding"], "a flipped bit is called one", result["finding"])
+
+
+def check_lost_device(program):
+    begun = time.monotonic()
+    status, said, errors = run(program, "--seconds", "60", "--plant", "lost-device")
+    message = said["results"][0]["message"]
+    check(status == DEVICE_ERROR and ("lost" in message or "700" in message), "a lost device is called one", message)
+    check(time.monotonic() - begun < 20, "nothing hangs on a lost device", time.monotonic() - begun)
 
 
 def sequences(program, seed):
@@ -103,7 +111,7 @@ def check_statuses(program):
 
 def main():
     program = sys.argv[1] + "/vpmm-stress"
-    for one in (check_statuses, check_seed, check_end, check_planted, check_passes):
+    for one in (check_statuses, check_seed, check_end, check_planted, check_lost_device, check_passes):
         one(program)
     return 1 if failures else 0
 
