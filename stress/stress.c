@@ -67,7 +67,10 @@ static const char help_end[] =
     "here;\n"
     "124 stuck: nothing went on for a minute. A run of all patterns for nine minutes or more fails, too, if a rare "
     "path\n"
-    "of the allocator was never taken, which is then named.\n"
+    "of the allocator was never taken, which is then named; one of four or more, if the program's own memory or\n"
+    "descriptors grew in its second half. SIGTERM and SIGINT end a run within ten seconds: what it has seen is "
+    "judged,\n"
+    "the status is the same, and the result says that it was cut short.\n"
     "\n"
     "Example: vpmm-stress --driver cuda --device all --level medium --health --json result.json\n";
 
@@ -532,11 +535,11 @@ static bool open_json(const options *o, FILE **json)
     return o->json == NULL || *json != NULL;
 }
 
-static bool write_json(FILE *json, const options *o, const run *all, unsigned runs, int outcome)
+static bool write_json(FILE *json, const options *o, const run *all, unsigned runs, int outcome, bool cut_short)
 {
     if (json == NULL)
         return true;
-    report_json(json, o, all, runs, outcome);
+    report_json(json, o, all, runs, outcome, cut_short);
     bool good = fflush(json) == 0 && !ferror(json);
     if (json != stdout)
         good = fclose(json) == 0 && good;
@@ -589,8 +592,8 @@ int main(int argc, char **argv)
     FILE *text = json == stdout ? stderr : stdout;
     for (unsigned i = 0; i < runs; i++)
         report_result(text, &all[i]);
-    fprintf(text, "%s: %s\n", program_name, outcome_word(worst));
-    if (!write_json(json, &o, all, runs, worst) || !metrics_close(exporter))
+    fprintf(text, "%s: %s%s\n", program_name, outcome_word(worst), asked ? ", cut short" : "");
+    if (!write_json(json, &o, all, runs, worst, asked) || !metrics_close(exporter))
         return end(worst != PASSED ? worst : DEVICE_ERROR);
     for (unsigned i = 0; i < runs; i++)
         free(all[i].lanes);

@@ -265,7 +265,8 @@ void resources_grown(const resources *, char *words, size_t length);
 
 void report_progress(run *);
 void report_result(FILE *, run *);
-void report_json(FILE *, const options *, const run *, unsigned runs, int outcome);
+/* cut_short: by a signal, before its time. */
+void report_json(FILE *, const options *, const run *, unsigned runs, int outcome, bool cut_short);
 
 /* The rare paths that a run of all patterns is expected to take, and has not: in words, "" none. */
 void report_paths_missed(const run *, char *words, size_t length);

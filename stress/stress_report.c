@@ -242,7 +242,7 @@ static void json_options(FILE *out, const options *o)
     fputs("]},\n", out);
 }
 
-void report_json(FILE *out, const options *o, const run *all, unsigned runs, int outcome)
+void report_json(FILE *out, const options *o, const run *all, unsigned runs, int outcome, bool cut_short)
 {
     fprintf(out,
             "{\"format\": \"vpmm-stress\", \"version\": %d, \"vpmm\": \"%s\", \"cuda\": %d, \"driver_version\": %d,\n",
@@ -250,7 +250,7 @@ void report_json(FILE *out, const options *o, const run *all, unsigned runs, int
     json_options(out, o);
     fputs("  ", out);
     json_string(out, "outcome", outcome_word(outcome));
-    fprintf(out, ", \"exit\": %d,\n  \"results\": [\n", outcome);
+    fprintf(out, ", \"exit\": %d, \"cut_short\": %s,\n  \"results\": [\n", outcome, cut_short ? "true" : "false");
     for (unsigned i = 0; i < runs; i++) {
         fputs(i ? ",\n" : "", out);
         json_run(out, &all[i]);
