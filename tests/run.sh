@@ -10,9 +10,9 @@ Builds vpmm and runs every test, on a Debian 12 or Ubuntu 24.04 machine. What is
 simulated GPU.
 
   1  gcc, release                          every test, some a second time with front caches, the examples, the replay
-                                           program on tests/traces, and the server example's metrics as Prometheus and
-                                           its tools see them
-  2  gcc, AddressSanitizer and UBSan       the same, but for the metrics; with the library's assertions
+                                           program on tests/traces, the server example's metrics as Prometheus and its
+                                           tools see them, and the images, where they can be built
+  2  gcc, AddressSanitizer and UBSan       the same, but for metrics and images; with the library's assertions
   3  gcc, ThreadSanitizer                  tests/tsan/tsan_*.c and the programs; with the library's assertions
   4  clang, release                        every test
 
