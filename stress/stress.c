@@ -33,7 +33,8 @@ static const char help_begin[] =
     "\n"
     "  --driver sim|cuda      the simulated GPU (default), which sees races of streams, or a real one\n"
     "  --device N|all         (default 0)\n"
-    "  --allocator LIST       vpmm (default), async, which is cuMemAllocAsync, or vpmm,async: one after the other\n"
+    "  --allocator LIST       vpmm (default), async, which is cuMemAllocAsync, or vpmm,async: one after the\n"
+    "                         other, if the first has passed\n"
     "  --level L              quick: a minute (default), medium: ten minutes, long: an hour\n"
     "  --seconds N            for each allocator, instead of --level\n"
     "  --threads N            (default 4)\n"
@@ -389,40 +390,52 @@ static bool any_runs(const run *all, unsigned n)
     return false;
 }
 
-/* Everything that can be said of a program that cannot go on, and its end. */
-static void end_stuck(run *all, unsigned n)
+static bool any_failed(const run *all, unsigned n)
 {
-    for (unsigned i = 0; i < n; i++) {
-        fprintf(stderr, "%s: stuck: no thread of device %d has done a step for %d s\n", program_name, all[i].ordinal,
-                STUCK_S);
-        report_progress(&all[i]);
-        if (all[i].target.pool)
-            vpmm_dump(all[i].target.pool, stderr);
-    }
+    for (unsigned i = 0; i < n; i++)
+        if (atomic_load(&all[i].outcome) == FAILED)
+            return true;
+    return false;
+}
+
+/* All that can be said of a program that cannot go on, and its end. What has failed was told. */
+static void end_stuck(const run *all, unsigned n, const run *stuck)
+{
+    fprintf(stderr, "%s: stuck: no thread of device %d has done a step for %d s\n", program_name, stuck->ordinal,
+            STUCK_S);
+    if (stuck->target.pool)
+        vpmm_dump(stuck->target.pool, stderr);
     fflush(NULL);
-    _exit(STUCK);
+    _exit(any_failed(all, n) ? FAILED : STUCK);
 }
 
 /* What the main thread has seen of the time of a run. */
 struct watch {
-    double begun, seconds, report_at, moved_at;
-    uint64_t steps;
+    double begun, seconds, report_at;
+    struct {
+        double moved_at;
+        uint64_t steps;
+    } of[MOST_DEVICES];
 };
+
+static bool is_running(const run *r)
+{
+    return r->begun != 0 && atomic_load(&r->outcome) == PASSED;
+}
 
 /* The threads' births, and what the process uses. */
 static void tend_all(struct watch *w, run *all, unsigned n)
 {
-    uint64_t steps = 0;
     for (unsigned i = 0; i < n; i++) {
         run_tend(&all[i]);
         resources_look(&all[i].resources, (now_seconds() - w->begun) / w->seconds);
-        steps += run_count(&all[i], COUNT_steps);
+        uint64_t steps = run_count(&all[i], COUNT_steps);
+        if (steps != w->of[i].steps || !is_running(&all[i]))
+            w->of[i].moved_at = now_seconds();
+        w->of[i].steps = steps;
+        if (now_seconds() - w->of[i].moved_at > STUCK_S)
+            end_stuck(all, n, &all[i]);
     }
-    if (steps != w->steps)
-        w->moved_at = now_seconds();
-    w->steps = steps;
-    if (now_seconds() - w->moved_at > STUCK_S)
-        end_stuck(all, n);
 }
 
 static void report_all(struct watch *w, run *all, unsigned n)
@@ -431,15 +444,18 @@ static void report_all(struct watch *w, run *all, unsigned n)
         return;
     w->report_at = next_report(w->report_at);
     for (unsigned i = 0; i < n; i++)
-        report_progress(&all[i]);
+        if (is_running(&all[i]))
+            report_progress(&all[i]);
 }
 
 /* Until the time is over, every run has ended, or somebody asks for the end, which is the result. */
 static bool tend(run *all, unsigned n, double seconds)
 {
     const double now = now_seconds(), tick = 0.01;
-    struct watch w = {.begun = now, .seconds = seconds, .report_at = next_report(0), .moved_at = now};
+    struct watch w = {.begun = now, .seconds = seconds, .report_at = next_report(0)};
     bool asked = false;
+    for (unsigned i = 0; i < n; i++)
+        w.of[i].moved_at = now;
     while (!asked && any_runs(all, n) && now_seconds() - w.begun < seconds) {
         asked = wait_for_end(tick);
         tend_all(&w, all, n);
@@ -448,21 +464,26 @@ static bool tend(run *all, unsigned n, double seconds)
     return asked;
 }
 
+struct closing {
+    const run *all;
+    unsigned n;
+};
+
 /* A thread that makes sure of an end: closing may wait for a device that does not answer. */
-static void *watch_closing(void *seconds)
+static void *watch_closing(void *argument)
 {
-    double left = *(double *)seconds;
-    nanosleep(&(struct timespec){(time_t)left, 0}, NULL);
-    fprintf(stderr, "%s: stuck: the end took more than %.0f s\n", program_name, left);
+    const struct closing *closing = argument;
+    nanosleep(&(struct timespec){STUCK_S, 0}, NULL);
+    fprintf(stderr, "%s: stuck: the end took more than %d s\n", program_name, STUCK_S);
     fflush(NULL);
-    _exit(STUCK);
+    _exit(any_failed(closing->all, closing->n) ? FAILED : STUCK);
 }
 
 static void close_all(run *all, unsigned n)
 {
-    static double patience = STUCK_S;
+    struct closing closing = {all, n};
     pthread_t watch;
-    bool watched = pthread_create(&watch, NULL, watch_closing, &patience) == 0;
+    bool watched = pthread_create(&watch, NULL, watch_closing, &closing) == 0;
     for (unsigned i = 0; i < n; i++)
         atomic_store(&all[i].stop, true);
     for (unsigned i = 0; i < n; i++)
@@ -473,11 +494,21 @@ static void close_all(run *all, unsigned n)
     }
 }
 
-/* A long run of everything has to have been everywhere. */
+/* Whether the environment has settings of vpmm's. */
+static bool is_configured(void)
+{
+    for (char **variable = environ; *variable; variable++)
+        if (strncmp(*variable, "VPMM_", 5) == 0)
+            return true;
+    return false;
+}
+
+/* A long run of everything, with shared streams and no settings, has to have been everywhere. */
 static void judge_paths(run *r)
 {
     char missed[512];
-    if (r->options->patterns != (UINT32_C(1) << PATTERN_COUNT) - 1 || r->seconds < PATHS_SECONDS)
+    bool is_all = r->options->patterns == (UINT32_C(1) << PATTERN_COUNT) - 1 && r->options->verify != VERIFY_OFF;
+    if (!is_all || r->options->threads < 2 || r->shareds == 0 || is_configured() || r->seconds < PATHS_SECONDS)
         return;
     report_paths_missed(r, missed, sizeof missed);
     if (missed[0])
@@ -578,12 +609,14 @@ int main(int argc, char **argv)
     if (!open_json(&o, &json) || !metrics_open(o.metrics_port, o.metrics_address, 0, &exporter))
         return end(USAGE);
     run *all = calloc((size_t)2 * devices, sizeof *all);
-    if (!all)
+    if (!all) {
+        fprintf(stderr, "%s: no host memory\n", program_name);
         return end(DEVICE_ERROR);
+    }
     fprintf(stderr, "%s: seed %llu, %u threads, %.0f s\n", program_name, (unsigned long long)o.seed, o.threads,
             o.seconds);
     bool asked = false;
-    for (int is_async = 0; is_async < 2 && !asked; is_async++)
+    for (int is_async = 0; is_async < 2 && !asked && worst_of(all, runs) == PASSED; is_async++)
         if (is_async ? o.async : o.vpmm) {
             asked = run_devices(all + runs, devices, &o, is_async, exporter);
             runs += devices;

@@ -8,7 +8,8 @@
  *   exchange   allocations on their way from one thread to another, each with an event after which it may be used
  *   disturber  a thread that trims the pool, lowers its cap for a moment and reads its statistics, at random
  *   squeezer   another process that takes device memory away for a moment; on the simulated GPU a thread
- *   outcome    passed, failed, could not run, ...: what the exit status says. The first one that is not PASSED stays
+ *   outcome    passed, failed, could not run, ...: what the exit status says. The first one that is not PASSED stays,
+ *              but that FAILED takes the place of DEVICE_ERROR
  *
  * Each allocation is filled on its stream, and checked before its free and after it was given (stress_memory.h). The
  * seed fixes the steps of each thread; what the threads do to one another is up to the machine.
@@ -168,7 +169,8 @@ typedef struct run {
     target target;
     char name[128], uuid[41];
     int driver_version; /* as cuDriverGetVersion has it */
-    size_t memory_bytes, page_size, cap, va_size;
+    size_t memory_bytes, page_size, cap;
+    vpmm_config config;
     stress_memory *memory;
     lane *lanes;
     CUstream shared[MAX_SHARED_STREAMS];
@@ -196,7 +198,6 @@ typedef struct run {
     resources resources;
     /* at the end */
     vpmm_stats stats;
-    vpmm_call_counts calls[VPMM_DRIVER_CALLS];
     uint64_t peak_mapped, races, misuses, bytes_verified;
     bool audited;
     char finding[1024];

@@ -82,7 +82,7 @@ static CUresult refused(enum entry entry)
 {
     static _Thread_local unsigned burst;
     CUresult refusal = refusal_of(entry);
-    if (!atomic_load_explicit(&faults.on, memory_order_relaxed))
+    if (!atomic_load_explicit(&faults.on, memory_order_acquire)) /* pairs with faults_set's release: lost_at */
         return CUDA_SUCCESS;
     if (faults.plant == PLANT_LOST)
         return lost(entry);

@@ -1,12 +1,14 @@
 /*
- * stress_kernels.h - the two kernels that fill and check memory on a real GPU, as PTX that the driver compiles when the
- * program starts: no CUDA compiler is needed, and every GPU from compute capability 7.0 on runs them.
+ * stress_kernels.h - the kernels that fill and check memory on a real GPU, and let a stream wait, as PTX that the
+ * driver compiles when the program starts: no CUDA compiler is needed, and every GPU from compute capability 7.0 on
+ * runs them.
  *
- * A launch works on several pieces of memory, for a launch takes longer than most allocations: with a piece for each
+ * A launch works on several pieces of memory, for a launch takes longer than most allocations: with one for each
  * allocation threads would wait for one another in launches. A piece is rows of words, a pitch apart, from the word
- * `first` of an allocation on; base is aligned to 16 bytes, and first and pitch are multiples of four words. The launch's blocks share the pieces (z), a piece's rows (y) and a row's words (x). The
- * check counts mismatches in a report in pinned host memory, and writes the first few there: atomic additions of one
- * device to such memory are atomic among its own threads.
+ * `first` of an allocation on; base is aligned to 16 bytes, and first and pitch are multiples of four words. The
+ * launch's blocks share the pieces (z), a piece's rows (y) and a row's words (x). The check counts mismatches in a
+ * report in pinned host memory, and writes the first few there: atomic additions of one device to such memory are
+ * atomic among its own threads.
  */
 #ifndef VPMM_STRESS_KERNELS_H
 #define VPMM_STRESS_KERNELS_H

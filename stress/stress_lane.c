@@ -13,7 +13,7 @@ enum {
     RENEW = 512,         /* of so many steps, one destroys a stream and makes another */
     LATE = 64,           /* of so many fills, one begins late, */
     LATE_MOST_US = 300,  /* by up to so much */
-    BEHIND_STEPS = 64,   /* the device may be IN_FLIGHT times so many steps behind the thread */
+    BEHIND_STEPS = 64,   /* a stream may be IN_FLIGHT times so many mallocs behind the thread */
     INHERITED = 4,       /* of so many allocations that a dying thread has, it gives one away */
     FLIP = 500,          /* PLANT_BIT: of so many fills, one */
     REWRITE = 4,         /* of so many that are taken, one is written anew */
@@ -82,12 +82,15 @@ static bool release_stream(lane *l, CUstream stream)
         if (status == VPMM_SUCCESS || status == VPMM_ERROR_INVALID_VALUE) /* or the pool never met it */
             return true;
         if (!r->options->faults || status != VPMM_ERROR_DRIVER) {
-            run_end(r, FAILED, "vpmm_stream_release: %s", vpmm_last_error());
+            run_end(r, status == VPMM_ERROR_DRIVER ? DEVICE_ERROR : FAILED, "vpmm_stream_release: %s",
+                    vpmm_last_error());
             return false;
         }
         bump(l, COUNT_faulted);
     }
-    return true;
+    if (r->target.pool != NULL)
+        run_end(r, FAILED, "vpmm_stream_release was refused %d times: %s", FREE_TRIES, vpmm_last_error());
+    return r->target.pool == NULL;
 }
 
 static bool destroy_stream(lane *l, CUstream *stream)
@@ -161,13 +164,16 @@ static bool allocate(lane *l, size_t bytes, CUstream stream, CUdeviceptr *addres
         result = r->gpu.driver->cuMemAllocFromPoolAsync(address, bytes, r->target.memory_pool, stream);
     note_latency(&l->latency, now_ns() - begin);
     if (status == VPMM_SUCCESS && result == CUDA_SUCCESS) {
+        if (*address == 0 || *address % 256 != 0)
+            run_end(r, FAILED, "a malloc of %zu bytes gave the address 0x%llx", bytes, (unsigned long long)*address);
         bump(l, COUNT_mallocs);
         note_live(r, rounded(r, bytes));
         return true;
     }
     if (status == VPMM_ERROR_OUT_OF_MEMORY || result == CUDA_ERROR_OUT_OF_MEMORY)
         bump(l, COUNT_refused);
-    else if (r->options->faults && status != VPMM_ERROR_INVALID_VALUE && status != VPMM_ERROR_INVALID_POINTER)
+    else if (r->options->faults && r->target.pool != NULL && status != VPMM_ERROR_INVALID_VALUE &&
+             status != VPMM_ERROR_INVALID_POINTER)
         bump(l, COUNT_faulted);
     else if (status == VPMM_ERROR_DRIVER)
         run_end(r, DEVICE_ERROR, "vpmm_malloc: %s", vpmm_last_error());
@@ -255,7 +261,6 @@ static bool fill(lane *l, const block *b, CUstream stream)
 static bool end_block(lane *l, const block *b, CUstream stream)
 {
     struct batch *e = &l->ends;
-    remember(l, b, stream);
     if (e->n != 0 && e->stream != stream && !flush_ends(l))
         return false;
     e->stream = stream;
@@ -329,7 +334,8 @@ static bool do_free(lane *l, unsigned slot)
     CUstream last = stream_at(l, held->stream), stream = last;
     if (draw(l, CROSS) == 0) {
         stream = stream_at(l, (unsigned)draw(l, streams_of(l)));
-        bump(l, COUNT_crossed);
+        if (stream != last)
+            bump(l, COUNT_crossed);
     }
     block b = held->block;
     held->block.address = 0;
@@ -396,7 +402,7 @@ static bool do_step(lane *l, const step *s)
 static bool be_born(lane *l)
 {
     run *r = l->run;
-    bool good = gpu_enter(&r->gpu);
+    bool good = ok(l, "cuCtxSetCurrent", driver_of(l)->cuCtxSetCurrent(r->gpu.context));
     l->owns = r->owns;
     l->current = 0;
     l->most = draw(l, SINGLY) == 0 ? 1 : PROBE_BLOCKS;
@@ -418,7 +424,7 @@ static void die(lane *l, bool good)
     for (unsigned i = 0; i < l->owns && good; i++)
         good =
             ok(l, "cuStreamSynchronize", driver_of(l)->cuStreamSynchronize(l->own[i])) && destroy_stream(l, &l->own[i]);
-    for (unsigned i = 0; i < l->run->shareds && good; i++) /* the probe is the next thread's */
+    for (unsigned i = 0; i < l->run->shareds && good; i++) /* its checks are over when it is gone */
         good = ok(l, "cuStreamSynchronize", driver_of(l)->cuStreamSynchronize(l->run->shared[i]));
     if (l->order)
         driver_of(l)->cuEventDestroy(l->order);
@@ -496,30 +502,18 @@ void exchange_empty(run *r)
 
 /* ---- what was found ---- */
 
-/* Which allocation, of all that are remembered, would have written such a word at this address. */
-static const struct used *who_wrote(const run *r, CUdeviceptr address, uint32_t word)
+/* The newest fill of all that are remembered that fits: one of this number, or else that wrote such a word there. */
+static const struct used *find_fill(const run *r, bool by_number, uint64_t number, CUdeviceptr address, uint32_t word)
 {
     for (unsigned i = 0; i < r->options->threads; i++) {
         const lane *l = &r->lanes[i];
         uint64_t known = l->remembered < HISTORY ? l->remembered : HISTORY;
         for (uint64_t k = 0; k < known; k++) {
             const struct used *u = &l->history[(l->remembered - 1 - k) % HISTORY];
-            if (address >= u->block.address && address - u->block.address < u->block.bytes &&
-                memory_word(u->block.number, u->block.generation, (address - u->block.address) / 4) == word)
-                return u;
-        }
-    }
-    return NULL;
-}
-
-static const struct used *block_of(const run *r, uint64_t number)
-{
-    for (unsigned i = 0; i < r->options->threads; i++) {
-        const lane *l = &r->lanes[i];
-        uint64_t known = l->remembered < HISTORY ? l->remembered : HISTORY;
-        for (uint64_t k = 0; k < known; k++) {
-            const struct used *u = &l->history[(l->remembered - 1 - k) % HISTORY];
-            if (u->block.number == number)
+            bool is_there = address >= u->block.address && address - u->block.address < u->block.bytes;
+            uint64_t place = (address - u->block.address) / 4;
+            if (by_number ? u->block.number == number
+                          : is_there && memory_word(u->block.number, u->block.generation, place) == word)
                 return u;
         }
     }
@@ -536,7 +530,7 @@ static void describe(run *r, const finding *f)
 {
     char name[64], writer[64];
     name_block(name, sizeof name, f->number);
-    const struct used *u = block_of(r, f->number), *w = NULL;
+    const struct used *u = find_fill(r, true, f->number, 0, 0), *w = NULL;
     CUdeviceptr address = u ? u->block.address + f->place * 4 : 0;
     size_t n = (size_t)snprintf(
         r->finding, sizeof r->finding,
@@ -545,7 +539,7 @@ static void describe(run *r, const finding *f)
         name, u ? u->block.bytes : 0, u ? (unsigned long long)u->block.address : 0, u ? (void *)u->stream : NULL,
         (unsigned long long)address, (unsigned long long)f->place * 4, f->expected, f->found, f->expected ^ f->found);
     if (u)
-        w = who_wrote(r, address, f->found);
+        w = find_fill(r, false, 0, address, f->found);
     if (w) {
         name_block(writer, sizeof writer, w->block.number);
         snprintf(r->finding + n, sizeof r->finding - n,

@@ -1,6 +1,6 @@
 /*
  * stress_memory.h - the memory under test: filled on its stream with words that say whose they are, and looked at there
- * before it is freed, handed on, or written again. Nothing waits on the host.
+ * before it is freed or written again, and by who was given it. Nothing waits on the host.
  *
  *   word      of four bytes, at a place of an allocation: a mixture of the allocation's number, its generation (how
  *             often it was written) and the place. So memory that was handed out twice, lost, or mapped elsewhere
@@ -8,7 +8,7 @@
  *   sample    VERIFY_EDGES: the first 64 bytes of each page of the allocation, and its last 64. VERIFY_FULL: all
  *   finding   a word that was not as expected
  *
- * On a real GPU two kernels fill and check, given as PTX, which the driver compiles; a check writes what it finds to
+ * On a real GPU kernels fill and check, given as PTX, which the driver compiles; a check writes what it finds to
  * host memory that the device sees. A stream can be made late, which widens the windows between threads. On the
  * simulated GPU samples are copied to and from host memory, and a host function compares.
  *

@@ -15,7 +15,7 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { PAUSE_LEAST_MS = 20, PAUSE_MOST_MS = 250, CAP_MS = 30, SQUEEZE_MS = 100, SQUEEZE_PART = 32, DRAWS = 16 };
+enum { PAUSE_LEAST_MS = 20, PAUSE_MOST_MS = 250, CAP_MS = 30, SQUEEZE_MS = 100, SQUEEZE_PART = 16, DRAWS = 16 };
 
 extern char **environ;
 
@@ -38,10 +38,10 @@ static void trim(run *r, uint64_t random)
     if (r->target.pool == NULL)
         run_cuda_ok(r, "cuMemPoolTrimTo", r->gpu.driver->cuMemPoolTrimTo(r->target.memory_pool, keep));
     else if (vpmm_trim(r->target.pool, keep, NULL) != VPMM_SUCCESS && !r->options->faults)
-        run_end(r, FAILED, "vpmm_trim: %s", vpmm_last_error());
+        run_end(r, DEVICE_ERROR, "vpmm_trim: %s", vpmm_last_error());
 }
 
-/* Below what is mapped: for a moment the pool has to do with what it has, or refuse. */
+/* To half of what is mapped: for a moment the pool has to do with what it has, or refuse. */
 static void lower_cap(run *r)
 {
     if (r->target.pool == NULL)
@@ -52,7 +52,8 @@ static void lower_cap(run *r)
     pause_ms(CAP_MS);
     vpmm_status back = vpmm_pool_set_attribute(r->target.pool, VPMM_ATTRIBUTE_MAX_MAPPED, r->cap);
     if (low != VPMM_SUCCESS || back != VPMM_SUCCESS)
-        run_end(r, FAILED, "the cap could not be set: %s", vpmm_last_error());
+        run_end(r, low == VPMM_ERROR_DRIVER || back == VPMM_ERROR_DRIVER ? DEVICE_ERROR : FAILED,
+                "the cap could not be set: %s", vpmm_last_error());
 }
 
 static void look(run *r)
@@ -69,7 +70,7 @@ static void look(run *r)
     if (status != VPMM_SUCCESS || vpmm_stats_get(r->target.pool, &stats) != VPMM_SUCCESS ||
         vpmm_latency_get(r->target.pool, &latency) != VPMM_SUCCESS)
         run_end(r, FAILED, "a look at the pool: %s", vpmm_last_error());
-    if ((stats.live_bytes >> 63 | stats.mapped_bytes >> 63 | stats.reusable_bytes >> 63) != 0)
+    else if ((stats.live_bytes >> 63 | stats.mapped_bytes >> 63 | stats.reusable_bytes >> 63) != 0)
         run_end(r, FAILED, "a statistic is below zero");
 }
 
@@ -111,9 +112,10 @@ static CUresult squeeze_once(const vpmm_driver *driver, CUdevice device, size_t 
     return result == CUDA_SUCCESS ? driver->cuMemRelease(handle) : result;
 }
 
+/* All that the cap leaves, and a part of what it does not. */
 static size_t squeezed_bytes(const run *r)
 {
-    return r->memory_bytes / SQUEEZE_PART / r->page_size * r->page_size;
+    return (r->memory_bytes - r->cap + r->cap / SQUEEZE_PART) / r->page_size * r->page_size;
 }
 
 static void *squeeze_here(void *argument)
@@ -180,7 +182,7 @@ static void end_process(run *r)
     close(r->squeezing_pipe);
     r->squeezing_pipe = -1;
     if (waitpid(r->squeezing_process, &status, 0) < 0 || !WIFEXITED(status) || WEXITSTATUS(status) != PASSED)
-        run_end(r, DEVICE_ERROR, "the process that squeezes the device ended badly");
+        fprintf(stderr, "%s: device %d: the process that squeezes the device could not\n", program_name, r->ordinal);
 }
 
 /* ---- both ---- */

@@ -176,7 +176,7 @@ static void mixed(sequence *q, step *s)
     turn_over(q, s, (unsigned)draw(q, 384), draw_size(q, 256, share(q, 256 * MiB, 24)));
 }
 
-/* Many that are small, nine tenths of them freed at random, then large ones beside the rest; then all of it is freed. */
+/* Many that are small, nine tenths of them freed at random, large ones beside the rest; then all is freed. */
 static void fragment(sequence *q, step *s)
 {
     enum { SMALL = 1024, LARGE = 12, ROUND = SMALL + SMALL + LARGE };

@@ -65,12 +65,11 @@ void report_progress(run *r)
     X(handles_given_back, r->stats.extents_released)                                                                   \
     X(everything_taken_back_first, r->stats.reclaims)                                                                  \
     X(refused_for_want_of_memory, r->stats.out_of_memory)                                                              \
-    X(address_chunks_added, r->va_size && r->stats.reserved_bytes ? r->stats.reserved_bytes / r->va_size - 1 : 0)      \
+    X(address_chunks_added, r->stats.reserved_bytes ? r->stats.reserved_bytes / r->config.va_size - 1 : 0)             \
     X(given_to_other_threads, run_count(r, COUNT_taken))                                                               \
     X(freed_on_another_stream, run_count(r, COUNT_crossed))                                                            \
     X(trims, r->trims)                                                                                                 \
-    X(caps_lowered, r->caps)                                                                                           \
-    X(squeezed_by_others, r->options->cuda ? 1 : r->squeezes)
+    X(caps_lowered, r->caps)
 
 /* With planned faults: an unwinding at each of these steps. */
 static const char *const unwound[] = {"cuMemCreate",   "cuMemMap",          "cuMemSetAccess",
@@ -153,7 +152,8 @@ static void json_numbers(FILE *out, const run *r)
 #define NUMBER(name, what) fprintf(out, "\"%s\": %" PRIu64 ", ", #name, run_count(r, COUNT_##name));
     COUNTS(NUMBER)
 #undef NUMBER
-    fprintf(out, "\"trims\": %" PRIu64 ", \"caps\": %" PRIu64 ", \"looks\": %" PRIu64 "}", r->trims, r->caps, r->looks);
+    fprintf(out, "\"trims\": %" PRIu64 ", \"caps\": %" PRIu64 ", \"looks\": %" PRIu64 ", \"squeezes\": %" PRIu64 "}",
+            r->trims, r->caps, r->looks, r->squeezes);
     fprintf(out,
             ",\n     \"mallocs_per_second\": %.1f, \"bytes_verified\": %" PRIu64 ", \"mismatches\": %" PRIu64
             ", \"races\": %" PRIu64 ", \"misuses\": %" PRIu64,
@@ -166,7 +166,7 @@ static void json_numbers(FILE *out, const run *r)
             r->peak_mapped, (uint64_t)r->peak_live, ratio(r->peak_mapped, r->peak_live),
             r->is_async  ? "null"
             : r->audited ? "true"
-                         : "false");
+                         : "null");
     fputs(",\n     \"sequences\": [", out);
     for (unsigned i = 0; r->lanes && i < r->options->threads; i++)
         fprintf(out, "%s\"%016" PRIx64 "\"", i ? ", " : "", (uint64_t)atomic_load(&r->lanes[i].digest));

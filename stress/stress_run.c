@@ -42,15 +42,18 @@ const char *outcome_word(int outcome)
     }
 }
 
+/* Told at once, for nobody knows whether the end is reached. What failed says more than what could not run. */
 void run_end(run *r, enum outcome outcome, const char *format, ...)
 {
     va_list arguments;
     pthread_mutex_lock(&r->message_lock);
-    if (atomic_load(&r->outcome) == PASSED) {
+    int before = atomic_load(&r->outcome);
+    if (before == PASSED || (outcome == FAILED && before == DEVICE_ERROR)) {
         va_start(arguments, format);
         vsnprintf(r->message, sizeof r->message, format, arguments);
         va_end(arguments);
         atomic_store(&r->outcome, (int)outcome);
+        fprintf(stderr, "%s: device %d: %s: %s\n", program_name, r->ordinal, outcome_word(outcome), r->message);
     }
     pthread_mutex_unlock(&r->message_lock);
     atomic_store(&r->stop, true);
@@ -169,42 +172,56 @@ static void describe_device(run *r)
     }
 }
 
-/* The part of what is free now: other processes may have some. */
+/* The part of all memory; so much has to be free now. */
 static bool choose_cap(run *r)
 {
     size_t free_bytes = 0, total = 0;
-    if (!run_cuda_ok(r, "cuMemGetInfo", r->gpu.driver->cuMemGetInfo(&free_bytes, &total)) ||
-        !gpu_page_size(&r->gpu, 0, &r->page_size))
+    if (!run_cuda_ok(r, "cuMemGetInfo", r->gpu.driver->cuMemGetInfo(&free_bytes, &total)))
         return false;
+    if (!gpu_page_size(&r->gpu, r->config.page_size, &r->page_size)) {
+        run_end(r, DEVICE_ERROR, "the device does not say how large a page is: see above");
+        return false;
+    }
     r->cap = (size_t)((double)total * r->options->fraction);
     if (r->cap > free_bytes)
         run_end(r, DEVICE_ERROR,
                 "--fraction %.2f is %zu MiB, and %zu of the device's %zu MiB are free: end what uses it, or use less",
                 r->options->fraction, r->cap >> 20, free_bytes >> 20, total >> 20);
     r->cap = r->cap / r->page_size * r->page_size;
+    if (r->config.max_mapped != 0 && r->config.max_mapped < r->cap)
+        r->cap = r->config.max_mapped;
     return atomic_load(&r->outcome) == PASSED;
+}
+
+/* The environment's settings come first: what the run depends on follows them, or is not theirs. */
+static bool configure(run *r)
+{
+    r->config = vpmm_config_default();
+    r->config.va_size = 0;
+    if (vpmm_config_from_env(&r->config) != VPMM_SUCCESS) {
+        run_end(r, USAGE, "%s", vpmm_last_error());
+        return false;
+    }
+    r->config.device = r->ordinal;
+    return true;
 }
 
 /* Address space in chunks of the cap, so that a pool that keeps old addresses for a while needs several. */
 static bool open_target(run *r)
 {
     const options *o = r->options;
-    vpmm_config config = vpmm_config_default();
-    config.max_mapped = r->cap;
-    config.device = r->ordinal;
-    config.va_size = r->cap;
-    if (!vpmm_ok("the VPMM_* environment", vpmm_config_from_env(&config))) {
-        run_end(r, USAGE, "%s", vpmm_last_error());
-        return false;
-    }
-    r->va_size = config.va_size;
+    r->config.max_mapped = r->cap;
+    if (r->config.va_size == 0)
+        r->config.va_size = r->cap;
     r->seen_by_pool = r->gpu;
     if (o->faults || o->plant != PLANT_NONE)
         r->seen_by_pool.driver = faults_table(r->gpu.driver, o->plant);
-    bool good = target_open(&r->target, &r->seen_by_pool, r->is_async ? NULL : &config);
+    bool good = target_open(&r->target, &r->seen_by_pool, r->is_async ? NULL : &r->config);
     if (!good)
         run_end(r, DEVICE_ERROR, "the allocator could not be made: see above");
-    return good && (r->target.pool == NULL || metrics_add(r->exporter, r->target.pool, "stress"));
+    else if (r->target.pool != NULL && !metrics_add(r->exporter, r->target.pool, "stress"))
+        run_end(r, DEVICE_ERROR, "the metrics cannot be served: see above");
+    return atomic_load(&r->outcome) == PASSED;
 }
 
 static bool open_streams(run *r)
@@ -250,7 +267,7 @@ void run_open(run *r, const options *o, int ordinal, bool is_async, vpmm_exporte
     if (!open_gpu(r))
         return;
     describe_device(r);
-    if (!choose_cap(r) || !open_target(r) || !open_streams(r))
+    if (!configure(r) || !choose_cap(r) || !open_target(r) || !open_streams(r))
         return;
     if (!memory_open(&r->gpu, o->verify, r->page_size, &r->memory)) {
         run_end(r, DEVICE_ERROR, "the checks could not be prepared: see above");
@@ -285,7 +302,7 @@ void run_begin(run *r)
 
 static void look_at_simulator(run *r)
 {
-    if (!r->gpu.sim || atomic_load(&r->outcome) != PASSED)
+    if (!r->gpu.sim)
         return;
     r->races = vpmm_sim_races(r->gpu.sim);
     r->misuses = vpmm_sim_misuses(r->gpu.sim);
@@ -337,7 +354,6 @@ static void read_target(run *r)
     if (r->target.pool == NULL)
         return;
     target_stats(&r->target, &r->stats);
-    vpmm_calls_get(r->target.pool, r->calls);
     if (r->stats.live_bytes != r->stats.slab_bytes || r->stats.slab_live_bytes != 0 || r->stats.requested_bytes != 0)
         run_end(r, FAILED, "everything was freed, and the pool counts %llu bytes live, %llu requested",
                 (unsigned long long)(r->stats.live_bytes - r->stats.slab_bytes + r->stats.slab_live_bytes),
@@ -349,7 +365,7 @@ static void compare_with_device(run *r)
 {
     enum { TRIES = 100, TRY_NS = 10000000 };
     size_t used = 0, counted = 1;
-    if (!r->gpu.sim || r->target.pool == NULL)
+    if (!r->gpu.sim || r->target.pool == NULL || r->config.small != VPMM_SMALL_SLAB)
         return;
     for (int i = 0; i < TRIES && used != counted; i++) {
         nanosleep(&(struct timespec){0, TRY_NS}, NULL);
@@ -397,20 +413,36 @@ static void judge_refusal(run *r)
         atomic_compare_exchange_strong(&r->outcome, &refusal, FAILED);
 }
 
+/* A run in which nothing could be had has tested nothing. */
+static void judge_work(run *r)
+{
+    uint64_t made = run_count(r, COUNT_mallocs), refused = run_count(r, COUNT_refused);
+    if (refused > made)
+        run_end(r, FAILED, "of %llu mallocs %llu were refused", (unsigned long long)(made + refused),
+                (unsigned long long)refused);
+}
+
 /* Whatever the driver refuses, the pool's end comes; what it leaves is nobody's. Allocations live: it says BUSY. */
 static void end_refused_pool(run *r)
 {
-    vpmm_status status = r->target.pool ? vpmm_pool_destroy(r->target.pool) : VPMM_SUCCESS;
+    if (r->target.pool == NULL || !metrics_remove(r->exporter, r->target.pool))
+        return;
+    vpmm_status status = vpmm_pool_destroy(r->target.pool);
     if (status != VPMM_SUCCESS && status != VPMM_ERROR_BUSY && status != VPMM_ERROR_DRIVER)
         run_end(r, FAILED, "vpmm_pool_destroy: %s", vpmm_last_error());
     if (status != VPMM_ERROR_BUSY)
         r->target.pool = NULL;
 }
 
-/* Where the run has ended badly its streams may be in any state, and memory is left to the process's end. */
+/*
+ * Where the run has failed its streams may be in any state, and everything is left to the process's end; where it could
+ * not go on, the pool's end is tried.
+ */
 void run_close(run *r)
 {
     atomic_store(&r->stop, true);
+    if (r->gpu.context != NULL) /* another run's may be current */
+        gpu_enter(&r->gpu);
     others_end(r);
     join_all(r);
     if (r->options->plant != PLANT_LOST)
@@ -422,6 +454,7 @@ void run_close(run *r)
         run_end(r, FAILED, "memory does not hold what was written to it");
     run_describe_finding(r);
     judge_refusal(r);
+    judge_work(r);
     if (r->health && !health_close(r->health, r->health_words, sizeof r->health_words))
         run_end(r, FAILED, "the device's health: %s", r->health_words);
     if (atomic_load(&r->outcome) == DEVICE_ERROR)
@@ -429,9 +462,14 @@ void run_close(run *r)
     if (atomic_load(&r->outcome) != PASSED)
         return;
     for (unsigned i = 0; i < r->shareds; i++)
-        if (target_release_stream(&r->target, r->shared[i]))
+        if (!target_release_stream(&r->target, r->shared[i]))
+            run_end(r, FAILED, "vpmm_stream_release: see above");
+        else
             run_cuda_ok(r, "cuStreamDestroy", r->gpu.driver->cuStreamDestroy(r->shared[i]));
-    close_target(r);
+    if (atomic_load(&r->outcome) == PASSED)
+        close_target(r);
+    if (atomic_load(&r->outcome) != PASSED)
+        return; /* a pool that is still there works on */
     uint64_t verified = run_bytes_verified(r);
     for (unsigned i = 0; i < r->options->threads; i++)
         lane_close(&r->lanes[i]);
