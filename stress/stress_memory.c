@@ -11,7 +11,7 @@
 #include <string.h>
 #include <time.h>
 
-enum { SAMPLE_WORDS = 16 };
+enum { SAMPLE_WORDS = 16, SPARE_WORDS = 1 << 16, ON_THE_WAY_BYTES = 64 << 20 };
 
 /* What a check writes, and a kernel knows the layout of. */
 struct report {
@@ -46,9 +46,10 @@ struct transfer {
 
 struct probe {
     stress_memory *memory;
-    struct report *report;   /* pinned */
-    _Atomic(uint64_t) bytes; /* written by its thread */
-    pthread_mutex_t lock;    /* of the next */
+    struct report *report;      /* pinned */
+    _Atomic(uint64_t) bytes;    /* written by its thread */
+    _Atomic(size_t) on_the_way; /* bytes of transfers in use */
+    pthread_mutex_t lock;       /* of the next */
     struct transfer *spare;
 };
 
@@ -157,6 +158,11 @@ static struct transfer *transfer_take(probe *p, size_t words)
 static void transfer_give(struct transfer *t)
 {
     probe *p = t->probe;
+    atomic_fetch_sub_explicit(&p->on_the_way, t->room * sizeof *t->word, memory_order_relaxed);
+    if (t->room > SPARE_WORDS) {
+        free(t);
+        return;
+    }
     pthread_mutex_lock(&p->lock);
     t->next = p->spare;
     p->spare = t;
@@ -224,14 +230,25 @@ static CUresult copy(const struct transfer *t, bool from_device, CUstream stream
                        : driver->cuMemcpyHtoDAsync(device_tail, tail, at->tail_width * 4, stream);
 }
 
+/* What is on its way is bounded: beyond, the thread waits for the stream. */
+static CUresult bound_transfers(const probe *p, CUstream stream)
+{
+    size_t bytes = atomic_load_explicit(&p->on_the_way, memory_order_relaxed);
+    return bytes < ON_THE_WAY_BYTES ? CUDA_SUCCESS : p->memory->gpu->driver->cuStreamSynchronize(stream);
+}
+
 static CUresult transfer_one(probe *p, bool check, const block *b, CUstream stream)
 {
     struct samples at = samples_of(p->memory, b->bytes);
+    CUresult bound = bound_transfers(p, stream);
+    if (bound != CUDA_SUCCESS)
+        return bound;
     struct transfer *t = at.rows != 0 ? transfer_take(p, words_in(&at)) : NULL;
     if (at.rows == 0)
         return CUDA_SUCCESS;
     if (!t)
         return CUDA_ERROR_OUT_OF_MEMORY;
+    atomic_fetch_add_explicit(&p->on_the_way, t->room * sizeof *t->word, memory_order_relaxed);
     t->block = *b;
     t->at = at;
     uint32_t key = key_of(b->number, b->generation);
