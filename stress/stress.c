@@ -591,7 +591,7 @@ static int end(int outcome)
 /* As another process: see squeeze_process. */
 static int squeeze(char **argv)
 {
-    return end(squeeze_process(atoi(argv[2]), (size_t)strtoull(argv[3], NULL, 10)));
+    return end(squeeze_process((int)strtol(argv[2], NULL, 10), (size_t)strtoull(argv[3], NULL, 10)));
 }
 
 int main(int argc, char **argv)

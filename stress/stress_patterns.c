@@ -183,7 +183,7 @@ static void fragment(sequence *q, step *s)
     uint64_t at = q->turn % ROUND;
     if (at < SMALL) {
         put_and_turn(q, s, (unsigned)at, draw_size(q, 512, share(q, 3 * MiB / 2, SMALL)));
-    } else if (at < 2 * SMALL) {
+    } else if (at < SMALL + SMALL) {
         if (draw(q, 10) == 0)
             q->turn++;
         else if (free_and_turn(q, s, (unsigned)at - SMALL))
@@ -242,13 +242,13 @@ static void larson(sequence *q, step *s)
 static void xmalloc(sequence *q, step *s)
 {
     enum { BATCH = 32 };
-    uint64_t at = q->turn % (3 * BATCH);
+    uint64_t at = q->turn % (BATCH + BATCH + BATCH);
     if (at < BATCH) {
         put_and_turn(q, s, (unsigned)at, draw_size(q, 512, 1 * MiB));
         return;
     }
     q->turn++;
-    if (at < 2 * BATCH && q->bytes[at - BATCH] != 0)
+    if (at < BATCH + BATCH && q->bytes[at - BATCH] != 0)
         give_slot(q, s, (unsigned)(at - BATCH));
     else
         take(s);
@@ -278,7 +278,7 @@ static void mstress(sequence *q, step *s)
 static void rptest(sequence *q, step *s)
 {
     enum { BATCH = 64 };
-    uint64_t at = q->turn % (2 * BATCH);
+    uint64_t at = q->turn % (BATCH + BATCH);
     if (at < BATCH) {
         put_and_turn(q, s, (unsigned)at, 16 * KiB + draw(q, share(q, 8 * MiB, 128)));
         return;
@@ -299,7 +299,7 @@ static void rptest(sequence *q, step *s)
 static void sh6(sequence *q, step *s)
 {
     enum { SIZES = 48 };
-    uint64_t at = q->turn % (2 * SIZES);
+    uint64_t at = q->turn % (SIZES + SIZES);
     unsigned freed = (unsigned)(at - SIZES);
     if (at < SIZES)
         put_and_turn(q, s, (unsigned)at, share(q, (size_t)(256 * pow(1.25, (double)at)), 8));

@@ -7,6 +7,7 @@
 
 #include <dirent.h>
 #include <inttypes.h>
+#include <stdlib.h>
 #include <string.h>
 
 /* What a run may have more of in its second half. */
@@ -17,15 +18,17 @@
 /* The process's own: what the simulated GPU has of memory is a file's, and comes and goes with what lives there. */
 static uint64_t resident_bytes(void)
 {
+    static const char key[] = "RssAnon:"; /* in KiB */
     char line[128];
-    unsigned long long kib = 0;
+    uint64_t kib = 0;
     FILE *status = fopen("/proc/self/status", "r");
     if (!status)
         return 0;
-    while (fgets(line, sizeof line, status) && sscanf(line, "RssAnon: %llu", &kib) != 1)
-        ;
+    while (fgets(line, sizeof line, status))
+        if (strncmp(line, key, sizeof key - 1) == 0)
+            kib = strtoull(line + sizeof key - 1, NULL, 10);
     fclose(status);
-    return (uint64_t)kib << 10;
+    return kib << 10;
 }
 
 static uint64_t entries_in(const char *path)

@@ -354,10 +354,10 @@ static void read_target(run *r)
     if (r->target.pool == NULL)
         return;
     target_stats(&r->target, &r->stats);
-    if (r->stats.live_bytes != r->stats.slab_bytes || r->stats.slab_live_bytes != 0 || r->stats.requested_bytes != 0)
+    uint64_t live = r->stats.live_bytes - r->stats.slab_bytes + r->stats.slab_live_bytes;
+    if (live != 0 || r->stats.requested_bytes != 0)
         run_end(r, FAILED, "everything was freed, and the pool counts %llu bytes live, %llu requested",
-                (unsigned long long)(r->stats.live_bytes - r->stats.slab_bytes + r->stats.slab_live_bytes),
-                (unsigned long long)r->stats.requested_bytes);
+                (unsigned long long)live, (unsigned long long)r->stats.requested_bytes);
 }
 
 /* What the pool says that it holds, beside what the device has handed out; the reaper may be giving something back. */
@@ -418,8 +418,8 @@ static void judge_work(run *r)
 {
     uint64_t made = run_count(r, COUNT_mallocs), refused = run_count(r, COUNT_refused);
     if (refused > made)
-        run_end(r, FAILED, "of %llu mallocs %llu were refused", (unsigned long long)(made + refused),
-                (unsigned long long)refused);
+        run_end(r, FAILED, "%llu mallocs were refused, and %llu were not", (unsigned long long)refused,
+                (unsigned long long)made);
 }
 
 /* Whatever the driver refuses, the pool's end comes; what it leaves is nobody's. Allocations live: it says BUSY. */
