@@ -45,6 +45,7 @@ What to do next
   $build/examples/vpmm-server --help         what else the server example takes, a real GPU among it
   $build/examples/vpmm-quickstart            the smallest program
   $build/examples/vpmm-replay --help         recorded traces on the simulated or a real GPU
+  $build/examples/vpmm-stress --help         tries to break it, on the simulated or a real GPU
   cmake --install $build/examples            libvpmm.a, its headers, pkg-config and CMake files
   $root/tests/run.sh                         every test
 EOF
