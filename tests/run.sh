@@ -234,11 +234,12 @@ run_cached_tests() {
   unset VPMM_TEST_CACHE_BYTES
 }
 
-# Each model is a test, and so is the program in C++; under sanitizers there are none.
+# Each model is a test, and so are the programs in C++; under sanitizers there are none.
 run_models() {
   local model program=$build/$stage/tests/relacy_handovers
   [ "$stage" != asan ] || return 0
   run_check "attributes from C++" "$build/$stage/tests/cpp_attributes"
+  run_check "ownership in C++" "$build/$stage/tests/cpp_ownership"
   run_check relacy "$program" --list
   while read -r model; do
     run_check "relacy $model" "$program" "$model"

@@ -1,0 +1,146 @@
+/*
+ * vpmm.hpp on the simulated GPU: what is owned is given back once, by whom it should be, and errors are the exceptions
+ * that the header names. Exit status 1 and a line for what is not as documented.
+ */
+#include <cstdio>
+#include <cstring>
+#include <type_traits>
+#include <vector>
+
+#include <vpmm/sim.h>
+#include <vpmm/vpmm.hpp>
+
+static int failed;
+
+static void need(bool holds, const char *what)
+{
+    if (holds)
+        return;
+    std::printf("%s\n", what);
+    failed = 1;
+}
+
+static_assert(!std::is_copy_constructible<vpmm::pool>::value && !std::is_copy_constructible<vpmm::buffer>::value,
+              "one owner");
+static_assert(std::is_nothrow_move_constructible<vpmm::buffer>::value &&
+                  std::is_nothrow_move_assignable<vpmm::buffer>::value,
+              "vectors move buffers");
+
+static vpmm_config on(vpmm_sim *sim)
+{
+    vpmm_config config = vpmm_config_default();
+    config.driver = vpmm_sim_driver(sim);
+    config.max_mapped = std::size_t(64) << 20;
+    return config;
+}
+
+/* The status that the call throws, as an error or as std::bad_alloc; VPMM_SUCCESS: it does not. */
+template <class Call> static vpmm_status thrown_by(Call call)
+{
+    try {
+        call();
+    } catch (const vpmm::out_of_memory &e) {
+        need(std::strlen(e.what()) != 0, "out of memory has words");
+        return e.status();
+    } catch (const vpmm::error &e) {
+        need(std::strlen(e.what()) != 0, "an error has words");
+        return e.status();
+    }
+    return VPMM_SUCCESS;
+}
+
+static void buffers(vpmm::pool &pool, CUstream stream, CUstream other)
+{
+    {
+        vpmm::buffer a(pool, 1000, stream), b(pool, std::size_t(3) << 20, stream), empty;
+        CUdeviceptr first = a.data(), second = b.data();
+        need(first != 0 && a.size() == 1000 && a.stream() == stream && empty.empty(), "a buffer knows what it has");
+        need(pool.stats().requested_bytes == 1000 + (std::size_t(3) << 20), "both are live");
+        a = std::move(b);
+        need(a.data() == second && b.empty(), "what is assigned to gives back what it had");
+        need(pool.stats().requested_bytes == std::size_t(3) << 20, "that was freed, once");
+        std::vector<vpmm::buffer> several;
+        several.push_back(std::move(a));
+        several.emplace_back(pool, 4096, stream);
+        several.back().set_stream(other);
+        need(pool.stats().requested_bytes == (std::size_t(3) << 20) + 4096, "a vector owns them");
+        several.front().reset();
+        need(several.front().empty() && pool.stats().requested_bytes == 4096, "reset frees at once");
+    }
+    need(pool.stats().requested_bytes == 0, "the scope's end frees");
+    vpmm::buffer kept(pool, 100, stream);
+    CUdeviceptr address = kept.release();
+    need(kept.empty() && pool.stats().requested_bytes == 100, "what is released stays");
+    pool.deallocate(address, stream);
+}
+
+static void resources(vpmm::pool &pool, CUstream stream, CUstream other)
+{
+    vpmm::resource on_stream(pool, stream), on_other(pool, other);
+    need(on_stream == on_other && on_stream.stream() != on_other.stream(), "one pool: each frees what the other has");
+    for (std::size_t alignment = 1; alignment <= std::size_t(2) << 20; alignment *= 2)
+        for (std::size_t bytes : {std::size_t(0), std::size_t(1), std::size_t(700), std::size_t(70) << 10,
+                                  std::size_t(2) << 20, std::size_t(2400) << 10}) {
+            void *memory = on_stream.allocate(bytes, alignment);
+            need(memory != nullptr && reinterpret_cast<std::size_t>(memory) % alignment == 0, "it is aligned");
+            on_stream.deallocate(memory, bytes, alignment);
+        }
+    void *memory = on_stream.allocate(5000, 256, other);
+    on_other.deallocate(memory, 5000, 256);
+    need(pool.stats().requested_bytes == 0, "all were freed");
+    need(thrown_by([&] { on_stream.allocate(1, 3); }) == VPMM_ERROR_INVALID_VALUE, "3 is no alignment");
+    need(thrown_by([&] { on_stream.allocate(1, std::size_t(1) << 40); }) != VPMM_SUCCESS, "nor is what nothing has");
+    need(pool.stats().requested_bytes == 0, "what is refused leaves nothing");
+}
+
+static void errors(vpmm::pool &pool, CUstream stream)
+{
+    need(thrown_by([&] { pool.allocate(std::size_t(1) << 30, stream); }) == VPMM_ERROR_OUT_OF_MEMORY, "above the cap");
+    bool is_bad_alloc = false;
+    try {
+        vpmm::buffer(pool, std::size_t(1) << 30, stream);
+    } catch (const std::bad_alloc &) {
+        is_bad_alloc = true;
+    }
+    need(is_bad_alloc, "out of memory is a std::bad_alloc");
+    need(thrown_by([&] { pool.deallocate(4096, stream); }) == VPMM_ERROR_INVALID_POINTER, "a pointer of nobody's");
+    vpmm::buffer live(pool, 1, stream);
+    need(thrown_by([&] { pool.close(); }) == VPMM_ERROR_BUSY && pool.get() != nullptr, "a busy pool stays");
+}
+
+int main()
+{
+    vpmm_sim *sim = vpmm_sim_create(nullptr);
+    const vpmm_driver *driver = vpmm_sim_driver(sim);
+    CUcontext context = nullptr;
+    CUstream stream = nullptr, other = nullptr;
+    need(driver->cuInit(0) == CUDA_SUCCESS && driver->cuDevicePrimaryCtxRetain(&context, 0) == CUDA_SUCCESS &&
+             driver->cuCtxSetCurrent(context) == CUDA_SUCCESS &&
+             driver->cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING) == CUDA_SUCCESS &&
+             driver->cuStreamCreate(&other, CU_STREAM_NON_BLOCKING) == CUDA_SUCCESS,
+         "a device");
+    if (failed)
+        return failed;
+    {
+        vpmm::pool first(on(sim)), pool(std::move(first));
+        need(first.get() == nullptr && pool.get() != nullptr, "a pool moves");
+        buffers(pool, stream, other);
+        resources(pool, stream, other);
+        errors(pool, stream);
+        pool.release_stream(other);
+        pool.trim();
+        need(pool.stats().mapped_bytes == 0, "a trim gives all back");
+        pool.release_stream(stream);
+        pool.close();
+        need(pool.get() == nullptr, "a closed pool is gone");
+        vpmm::pool ends_with_its_scope(on(sim));
+    }
+    vpmm_config wrong = on(sim);
+    wrong.page_size = 3;
+    need(thrown_by([&] { vpmm::pool refused(wrong); }) == VPMM_ERROR_INVALID_VALUE, "a wrong setting");
+    driver->cuStreamDestroy(stream);
+    driver->cuStreamDestroy(other);
+    driver->cuDevicePrimaryCtxRelease(0);
+    need(vpmm_sim_destroy(sim) == 0, "nothing is left");
+    return failed;
+}
