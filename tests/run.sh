@@ -11,8 +11,9 @@ simulated GPU.
 
   1  gcc, release                          every test, some a second time with front caches, the examples, the replay
                                            program on tests/traces, the server example's metrics as Prometheus and its
-                                           tools see them, and the images, where they can be built
-  2  gcc, AddressSanitizer and UBSan       the same, but for metrics and images; with the library's assertions
+                                           tools see them, programs outside of this tree that use it as installed,
+                                           and the images, where they can be built
+  2  gcc, AddressSanitizer and UBSan       the same, but for these last four; with the library's assertions
   3  gcc, ThreadSanitizer                  tests/tsan/tsan_*.c and the programs; with the library's assertions
   4  clang, release                        every test
 
@@ -251,7 +252,7 @@ run_image_check() {
   local status=0
   run_program "$logs/$stage/image.log" "$root/tests/image.sh" || status=$?
   case $status in
-  0) passed=$((passed + 1)) ;;
+  0) passed=$((passed + 1)) && say images ;;
   77) say "image: $(tail -n 1 "$logs/$stage/image.log")" ;;
   *) failure "$stage: image: exit status $status" "$logs/$stage/image.log" ;;
   esac
@@ -290,6 +291,7 @@ make_stage -DCMAKE_C_COMPILER=gcc && {
   run_cached_tests
   run_metrics_checks
   run_check "mutations can be made" "$root/tests/mutations.sh" --check
+  run_check install "$root/tests/install.sh" "$build/$stage"
   run_image_check
   # That it works; what it measures means nothing beside other work.
   run_check "vpmm-pairs scraped" "$root/stress/scrapes.py" "$build/$stage" --rate 50 --rounds 3 --limit 1000

@@ -1,0 +1,93 @@
+#!/usr/bin/env bash
+set -euo pipefail
+
+usage() {
+  cat <<'EOT'
+usage: tests/install.sh BUILD_DIR
+
+Installs what is in BUILD_DIR into a folder that is then moved elsewhere, and builds and runs a program outside of this
+tree (examples/quickstart.c, on the simulated GPU) in each way that the README names: find_package, pkg-config
+--static, add_subdirectory and FetchContent; and one in C++. No archive has a global symbol without the prefix vpmm_.
+
+Exit status: 0 all of it works; 1 a line says what does not; 2 wrong usage.
+EOT
+}
+
+case ${1:-} in
+"") usage >&2 && exit 2 ;;
+-h | --help) usage && exit 0 ;;
+esac
+build=$(cd "$1" && pwd)
+root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+failed=0
+
+# The cuda.h of the build, which is not where programs look for it by themselves.
+cuda=$(sed -n 's/^CUDA_INCLUDE_DIR:PATH=//p' "$build/CMakeCache.txt")
+export CUDA_PATH=${cuda%/include}
+
+# attempt <what> <command>...: what it says is shown where it fails.
+attempt() {
+  if "${@:2}" >"$work/said" 2>&1; then
+    echo "ok: $1"
+  else
+    echo "FAILED: $1"
+    tail -n 30 "$work/said"
+    failed=1
+  fi
+}
+
+# program <folder> <source> <language> <line>...: an outside program's CMake project, with these lines to find vpmm.
+program() {
+  mkdir -p "$work/$1"
+  cp "$2" "$work/$1/"
+  {
+    echo "cmake_minimum_required(VERSION 3.25)"
+    echo "project(outside LANGUAGES C CXX)"
+    printf '%s\n' "${@:4}"
+    echo "add_executable(outside $(basename "$2"))"
+    echo "target_compile_features(outside PRIVATE $3)"
+    echo "target_link_libraries(outside PRIVATE vpmm::vpmm_sim vpmm::vpmm)"
+  } >"$work/$1/CMakeLists.txt"
+}
+
+# runs <folder> <argument>...: configured, built and run.
+runs() {
+  cmake -S "$work/$1" -B "$work/$1/build" -DCMAKE_PREFIX_PATH="$work/moved" &&
+    cmake --build "$work/$1/build" --parallel 2 --target outside && "$work/$1/build/outside" "${@:2}"
+}
+
+by_pkg_config() {
+  export PKG_CONFIG_PATH=$work/moved/lib/pkgconfig
+  # shellcheck disable=SC2046 # words, as pkg-config gives them
+  cc -std=c11 "$root/examples/quickstart.c" -o "$work/quickstart" $(pkg-config --static --cflags --libs vpmm_sim vpmm) &&
+    "$work/quickstart" --sim
+}
+
+only_prefixed() {
+  local archive names
+  for archive in "$work"/moved/lib/*.a; do
+    names=$(nm --extern-only --defined-only --format=just-symbols "$archive" | grep -vE '^(vpmm_|$|.*\.o:$)' || true)
+    [ -z "$names" ] || { echo "$archive: $names" && return 1; }
+  done
+}
+
+cmake --install "$build" --prefix "$work/installed" >"$work/said" || { cat "$work/said" && exit 1; }
+[ ! -d "$work/installed/lib64" ] || mv "$work/installed/lib64" "$work/installed/lib"
+mv "$work/installed" "$work/moved"
+
+quickstart=$root/examples/quickstart.c
+program package "$quickstart" c_std_11 "find_package(vpmm 0.1 REQUIRED)"
+program cpp "$root/tests/cpp/ownership.cpp" cxx_std_17 "find_package(vpmm REQUIRED)"
+program tree "$quickstart" c_std_11 "add_subdirectory($root vpmm EXCLUDE_FROM_ALL)"
+program fetched "$quickstart" c_std_11 "include(FetchContent)" "FetchContent_Declare(vpmm SOURCE_DIR $root)" \
+  "FetchContent_MakeAvailable(vpmm)"
+
+attempt "every global symbol begins with vpmm_" only_prefixed
+attempt "pkg-config --static" by_pkg_config
+attempt "find_package" runs package --sim
+attempt "find_package, in C++" runs cpp
+attempt "add_subdirectory" runs tree --sim
+attempt "FetchContent" runs fetched --sim
+exit "$failed"
