@@ -13,7 +13,7 @@ simulated GPU.
                                            program on tests/traces, the server example's metrics as Prometheus and its
                                            tools see them, programs outside of this tree that use it as installed,
                                            and the images, where they can be built
-  2  gcc, AddressSanitizer and UBSan       the same, but for these last four; with the library's assertions
+  2  gcc, AddressSanitizer and UBSan       the same, but for these last three; with the library's assertions
   3  gcc, ThreadSanitizer                  tests/tsan/tsan_*.c and the programs; with the library's assertions
   4  clang, release                        every test
 
