@@ -11,11 +11,12 @@
  *   outcome    passed, failed, could not run, ...: what the exit status says. The first one that is not PASSED stays,
  *              but that FAILED takes the place of DEVICE_ERROR
  *
- * Each allocation is filled on its stream, and checked before its free and after it was given (stress_memory.h). The
- * seed fixes the steps of each thread; what the threads do to one another is up to the machine.
+ * Each allocation is filled on its stream, and checked before its free and after it was given (stress_memory.h). Most
+ * threads collect fills, and checks with their frees, until there are PROBE_BLOCKS of one stream: a launch for each
+ * would be what all threads wait for. The seed fixes the steps of each thread; what the threads do to one another is up to the machine.
  *
  * Who writes what: a lane's numbers are its thread's, and read by the main thread at any time; a lane is reused only
- * after its thread was joined. The run's outcome is set once, by whoever comes first.
+ * after its thread was joined. The run's outcome is set under its lock, by whoever comes first, and once more at most.
  */
 #ifndef VPMM_STRESS_STRESS_H
 #define VPMM_STRESS_STRESS_H

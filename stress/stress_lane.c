@@ -100,7 +100,7 @@ static bool destroy_stream(lane *l, CUstream *stream)
     return gone == NULL || (release_stream(l, gone) && ok(l, "cuStreamDestroy", driver_of(l)->cuStreamDestroy(gone)));
 }
 
-/* The thread waits until the device is no more than so many steps behind. */
+/* The thread waits until its stream is no more than IN_FLIGHT times BEHIND_STEPS mallocs behind. */
 static bool keep_up(lane *l)
 {
     if (++l->since_behind < BEHIND_STEPS)
