@@ -13,7 +13,8 @@
  *
  * Each allocation is filled on its stream, and checked before its free and after it was given (stress_memory.h). Most
  * threads collect fills, and checks with their frees, until there are PROBE_BLOCKS of one stream: a launch for each
- * would be what all threads wait for. The seed fixes the steps of each thread; what the threads do to one another is up to the machine.
+ * would be what all threads wait for. The seed fixes the steps of each thread; what the threads do to one another is
+ * up to the machine.
  *
  * Who writes what: a lane's numbers are its thread's, and read by the main thread at any time; a lane is reused only
  * after its thread was joined. The run's outcome is set under its lock, by whoever comes first, and once more at most.
