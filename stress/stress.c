@@ -101,13 +101,12 @@ static int take_word(const char *option, const char *text, const char *const *wo
 
 static bool take_pattern(const char *name, uint32_t *set)
 {
+    uint32_t named = 0;
     for (int i = 0; i < PATTERN_COUNT; i++)
         if (strcmp(name, patterns[i].name) == 0 || strcmp(name, "all") == 0)
-            *set |= UINT32_C(1) << i;
-    for (int i = 0; i < PATTERN_COUNT; i++)
-        if (strcmp(name, patterns[i].name) == 0 || strcmp(name, "all") == 0)
-            return true;
-    return option_refuse("pattern", name, "not a pattern: see --help for their names");
+            named |= UINT32_C(1) << i;
+    *set |= named;
+    return named != 0 || option_refuse("pattern", name, "not a pattern: see --help for their names");
 }
 
 static bool take_allocator(const char *name, options *o)

@@ -208,7 +208,7 @@ typedef struct run {
 double now_seconds(void);
 uint64_t now_ns(void);
 
-/* The run ends with this outcome, unless it has another already. Any thread. */
+/* The run ends with this outcome, unless it has one that says as much; told on stderr. Any thread. */
 __attribute__((format(printf, 3, 4))) void run_end(run *, enum outcome, const char *format, ...);
 bool run_cuda_ok(run *, const char *what, CUresult); /* false: it ended the run */
 const char *outcome_word(int outcome);

@@ -58,7 +58,7 @@ enum slice_state { SLICE_FREE, SLICE_LIVE, SLICE_CACHED, SLICE_OWN };
 
 /*
  * A line each: the slices of a slab may be in caches of several threads, each of which writes its slices' words in every
- * hit. Side by side they made a hit of sixteen threads on an H200 200 ns instead of 45.
+ * hit. Side by side they made a malloc and a free by sixteen threads on an H200 take 200 ns instead of 45.
  */
 struct slice {
     _Alignas(64) _Atomic(uint64_t) word;
