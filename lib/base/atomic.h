@@ -17,10 +17,15 @@
 #include <stdint.h>
 
 #define VPMM_DEFINE_ATOMIC(type, suffix)                                                                               \
-    /* For assertions: relaxed, and no point of a schedule. */                                                         \
+    /* For assertions, and for what nobody changes meanwhile: relaxed, and no point of a schedule. */                  \
     static inline type peek_##suffix(const _Atomic(type) *p)                                                           \
     {                                                                                                                  \
         return atomic_load_explicit((_Atomic(type) *)p, memory_order_relaxed);                                         \
+    }                                                                                                                  \
+    /* For what says nothing to anyone before another store: relaxed, and no point of a schedule. */                   \
+    static inline void poke_##suffix(_Atomic(type) *p, type v)                                                         \
+    {                                                                                                                  \
+        atomic_store_explicit(p, v, memory_order_relaxed);                                                             \
     }                                                                                                                  \
     static inline type load_relaxed_##suffix(const _Atomic(type) *p)                                                   \
     {                                                                                                                  \

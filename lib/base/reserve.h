@@ -10,6 +10,9 @@
 /* NULL: the process has no such room (ulimit -v, or vm.overcommit_memory 2). */
 void *reserve_zeros(size_t bytes);
 
+/* Takes the memory of this part back, where it is whole pages of the host's: it reads as zeros until it is written. */
+void reserve_forget(void *, size_t bytes);
+
 /* NULL is a no-op. */
 void reserve_free(void *, size_t bytes);
 

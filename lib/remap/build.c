@@ -782,6 +782,7 @@ static uint32_t release_extent(struct arena *arena, struct region kept, struct e
 {
     enum removal removal = remove_extent(arena, extent, spare);
     if (removal != REMOVED_NONE) {
+        cut_forget(arena, kept.page, kept.pages);
         lock_take(&arena->plan_lock);
         hole_add(arena, kept.page, kept.pages);
         pthread_mutex_unlock(&arena->plan_lock);

@@ -1,5 +1,7 @@
 #include "remap/cut.h"
 
+#include "base/assert.h"
+#include "base/reserve.h"
 #include "cache/slab.h"
 
 /*
@@ -44,11 +46,69 @@ bool cut_possible(const struct arena *arena, const struct region *region)
            end * arena->cut.page_granules <= arena->cut.pages.chunk_pages;
 }
 
+/* ---- a page's granules ---- */
+
+static struct page *granules_of(const struct arena *arena, uint64_t page)
+{
+    return page_at(&arena->cut.pages, first_granule(arena, page));
+}
+
+/* For the page's owner, as are the next two. */
+static bool are_described(const struct arena *arena, uint64_t page)
+{
+    return peek_u64(&granules_of(arena, page)->word);
+}
+
+static void describe(struct arena *arena, uint64_t page)
+{
+    struct page *granule = granules_of(arena, page);
+    uint64_t none = word_make(PAGE_NONE, 0, load_relaxed_u64(&page_at(&arena->space.pages, page)->word));
+    for (uint64_t i = 0; i < arena->cut.page_granules; i++)
+        poke_u64(&granule[i].word, none);
+}
+
+/* Raises the page's generation. False: there is nothing to forget, or generations are too high for it. */
+static bool begin_to_forget(struct arena *arena, uint64_t page)
+{
+    _Atomic(uint64_t) *word = &page_at(&arena->space.pages, page)->word;
+    struct page *granule = granules_of(arena, page);
+    uint64_t highest = word_generation(load_relaxed_u64(word));
+    if (!are_described(arena, page))
+        return false;
+    for (uint64_t i = 0; i < arena->cut.page_granules; i++) {
+        uint64_t generation = word_generation(peek_u64(&granule[i].word));
+        vpmm_assert(word_state(peek_u64(&granule[i].word)) == PAGE_NONE);
+        highest = generation > highest ? generation : highest;
+    }
+    if (highest >> (PAGE_GENERATION_BITS - 1))
+        return false;
+    /* The caller's store of what the page becomes is the release. */
+    store_relaxed_u64(word, word_of_generation(load_relaxed_u64(word), highest));
+    return true;
+}
+
+void cut_forget(struct arena *arena, uint64_t page, uint64_t pages)
+{
+    size_t bytes = arena->cut.page_granules * sizeof(struct page);
+    for (uint64_t i = page, run; i < page + pages; i += run + 1) {
+        for (run = 0; i + run < page + pages; run++) {
+            struct region one = {i + run, 1, FENCE_PASSED, false};
+            if (!cut_possible(arena, &one) || !begin_to_forget(arena, i + run))
+                break;
+        }
+        if (run)
+            reserve_forget(granules_of(arena, i), run * bytes);
+    }
+}
+
 struct region cut_pages(struct arena *arena, struct region pages)
 {
     uint64_t bytes = pages.pages << arena->space.pages.page_shift;
     struct region granules = {first_granule(arena, pages.page), pages.pages * arena->cut.page_granules, pages.fence,
                               false};
+    for (uint64_t i = 0; i < pages.pages; i++)
+        if (!are_described(arena, pages.page + i))
+            describe(arena, pages.page + i);
     page_set(page_at(&arena->cut.pages, granules.page), PAGE_OWN, granules.pages);
     stats_begin_live(arena->stats, STAT_live_bytes, bytes, 0);
     stats_add(arena->stats, STAT_slab_bytes, bytes);

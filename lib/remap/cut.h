@@ -15,6 +15,9 @@
  *
  * Who has all granules of a page in a region of its own (OWN) has the page, and alone changes its word from CUT; who
  * has a region of pages (OWN) makes them CUT. Everything here is lock-free.
+ *
+ * The descriptors of a page's granules are written when it is first cut, and forgotten when its address is unmapped:
+ * none of their words is 0, or all are.
  */
 #ifndef VPMM_LIB_CUT_H
 #define VPMM_LIB_CUT_H
@@ -59,6 +62,17 @@ static inline void cut_tidy(struct arena *arena)
  * back whole pages.
  */
 void cut_flush(struct arena *);
+
+/*
+ * Of pages in the caller's hands that are about to become a hole: gives the memory of their granules' descriptors back
+ * to the host. Else what wanders through address space would leave 16 KiB behind for each page.
+ *
+ * No word comes again by it. The descriptors read as 0 then, and begin anew when their page is cut the next time, with
+ * the page's generation; that is raised first to the highest of its granules. A thread that has read a word before, and
+ * would exchange it after, meets it again only when generations have gone round from there: they are raised below half
+ * their range alone (pages with higher ones keep their descriptors), so that is 2^33 transitions later.
+ */
+void cut_forget(struct arena *, uint64_t page, uint64_t pages);
 
 /* Whether there is anything that cut_flush might free. */
 bool cut_noted(const struct arena *);

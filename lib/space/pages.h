@@ -21,9 +21,10 @@
  * call
  *
  * The word is state:4 | pages:26 | generation:34, and every transition raises the generation. An exchange of the
- * whole word therefore fails if the region changed hands in between, however often (ABA needs 2^34 transitions of one
- * page within one operation), and what was read of a FREE region's other fields before a successful exchange was true
- * at the exchange: those fields are written only in state OWN.
+ * whole word therefore fails if the region changed hands in between, however often (ABA needs 2^33 transitions of one
+ * page within one operation; it would be 2^34 if cut_forget did not raise generations), and what was read of a FREE
+ * region's other fields before a successful exchange was true at the exchange: those fields are written only in state
+ * OWN.
  *
  * Fields other than the word are written by the owner and read by others as hints, so they are atomics with relaxed
  * order; the word's release (every store of FREE, LIVE, CACHED) and acquire (every load that leads to an exchange)
@@ -42,7 +43,7 @@
 
 enum page_state { PAGE_NONE, PAGE_LIVE, PAGE_FREE, PAGE_CACHED, PAGE_OWN, PAGE_HOLE, PAGE_ZOMBIE, PAGE_CUT };
 
-enum { PAGE_STATE_BITS = 4, PAGE_COUNT_BITS = 26, PAGES_MAX_CHUNKS = 1024 };
+enum { PAGE_STATE_BITS = 4, PAGE_COUNT_BITS = 26, PAGE_GENERATION_BITS = 34, PAGES_MAX_CHUNKS = 1024 };
 #define PAGES_A_CHUNK_MAX ((UINT64_C(1) << PAGE_COUNT_BITS) - 1)
 
 /* A point in a stream: `stream` is the slot of its record, 0 for memory that waits for nothing. */
@@ -132,6 +133,17 @@ static inline enum page_state word_state(uint64_t word)
 static inline uint64_t word_pages(uint64_t word)
 {
     return word >> PAGE_STATE_BITS & ((UINT64_C(1) << PAGE_COUNT_BITS) - 1);
+}
+
+static inline uint64_t word_generation(uint64_t word)
+{
+    return word >> (PAGE_STATE_BITS + PAGE_COUNT_BITS);
+}
+
+/* The word as it would be later on. */
+static inline uint64_t word_of_generation(uint64_t word, uint64_t generation)
+{
+    return word + ((generation - word_generation(word)) << (PAGE_STATE_BITS + PAGE_COUNT_BITS));
 }
 
 static inline uint64_t page_index(const struct pages *pages, uint64_t page)

@@ -1,6 +1,7 @@
 /*
  * What the pool's records cost the host: a pair of a thread and a stream that has been quiet, before its stream is
- * released and after, and what a malloc past the cache takes among thousands of such pairs.
+ * released and after, what a malloc past the cache takes among thousands of such pairs, and pages that were cut for
+ * small requests when their memory has moved on.
  *
  * Host memory is what the kernel says the process has resident. Of the sanitizers' builds it would say something else:
  * there the figures are not looked at.
@@ -111,7 +112,7 @@ Test(host_memory, a_quiet_pair_costs_a_kilobyte, .timeout = 300)
         cr_assert_eq(pthread_create(&thread[i], NULL, meet_every_stream, NULL), 0);
     pthread_barrier_wait(&shared.turn);
     settle();
-    size_t with_pairs = resident(), first = 0, pairs = (size_t)PAIR_THREADS * PAIR_STREAMS;
+    size_t with_pairs = resident(), second = 0, pairs = (size_t)PAIR_THREADS * PAIR_STREAMS;
     const size_t a_thread = THREAD_BYTES + 2 * FRONT_BINS * BIN_BYTES;
     if (figures_count())
         cr_expect_leq(with_pairs - before, pairs * PAIR_BYTES + PAIR_THREADS * a_thread, "%zu bytes a pair",
@@ -122,17 +123,150 @@ Test(host_memory, a_quiet_pair_costs_a_kilobyte, .timeout = 300)
         pthread_barrier_wait(&shared.turn);
         pthread_barrier_wait(&shared.turn);
         settle();
-        if (i == 0)
-            first = resident(); /* the records of the streams before are in use again from here on */
+        if (i == 1)
+            second = resident(); /* the records of the streams before are in use again from here on */
     }
     size_t after = resident();
     if (figures_count())
-        cr_expect_leq(after, first + first / 5, "%zu bytes after %d rounds of other streams, %zu after the first", after,
-                      ROUNDS, first);
+        cr_expect_leq(after, second + second / 5, "%zu bytes after %d rounds of other streams, %zu after two", after,
+                      ROUNDS, second);
     for (int i = 0; i < PAIR_THREADS; i++)
         pthread_join(thread[i], NULL);
     cr_assert(!shared.failed, "a thread failed");
     for (int i = 0; i < PAIR_STREAMS; i++)
         cr_assert_eq(shared.w.driver->cuStreamDestroy(shared.stream[i]), CUDA_SUCCESS);
     world_close(&shared.w);
+}
+
+/* --- cut pages --- */
+
+enum { CUTS = 512, PIECES = 2 * CUTS, DESCRIPTORS = 16384 /* bytes for a page's granules */ };
+
+/* Half a page each, so that each page is cut, and nothing else is needed for them. */
+static void cut_pages_of(struct world *w, CUdeviceptr p[PIECES], CUstream s)
+{
+    for (int i = 0; i < PIECES; i++)
+        p[i] = take_bytes(w, PAGE / 2, s);
+}
+
+static void give_those_of(struct world *w, CUdeviceptr p[PIECES], uint64_t page, CUstream s)
+{
+    for (int i = 0; i < PIECES; i++)
+        if (p[i] / PAGE % 2 == page)
+            give(w, p[i], s);
+}
+
+static struct setup without_races(void)
+{
+    struct setup setup = setup_default();
+    setup.sim.detect_races = false;
+    return setup;
+}
+
+/* At the same addresses, if they are the lowest. */
+static void expect_use_again(struct world *w, CUstream s)
+{
+    static CUdeviceptr p[PIECES];
+    cut_pages_of(w, p, s);
+    for (int i = 0; i < PIECES; i++)
+        fill(w, p[i], 1, (uint32_t)i, s);
+    for (int i = 0; i < PIECES; i++)
+        require(expect_later(w, p[i], 1, (uint32_t)i, s), "cuLaunchHostFunc");
+    world_step(w);
+    cr_expect_eq(w->mismatches, 0);
+    world_audit(w);
+    give_those_of(w, p, 0, s);
+    give_those_of(w, p, 1, s);
+}
+
+Test(host_memory, what_was_cut_costs_nothing_once_it_is_given_back)
+{
+    needs_simulator();
+    static CUdeviceptr p[PIECES];
+    struct setup setup = without_races();
+    struct world w;
+    world_open(&w, &setup);
+    CUstream s = world_stream(&w);
+    cut_pages_of(&w, p, s);
+    size_t with = resident();
+    give_those_of(&w, p, 0, s);
+    give_those_of(&w, p, 1, s);
+    world_drain(&w);
+    must_work(vpmm_trim(w.pool, 0, NULL));
+    cr_assert_eq(stats_of(&w).mapped_bytes, 0);
+    if (figures_count())
+        cr_expect_leq(resident() + CUTS * DESCRIPTORS / 10 * 9, with, "%zu KiB before, %zu after", with >> 10,
+                      resident() >> 10);
+    expect_use_again(&w, s);
+    world_close(&w);
+}
+
+Test(host_memory, what_was_cut_costs_nothing_once_its_memory_has_moved)
+{
+    needs_simulator();
+    static CUdeviceptr p[PIECES];
+    struct setup setup = without_races();
+    setup.pool.extent_size = PAGE;       /* so that a handle is free as its page is, */
+    setup.pool.max_mapped = CUTS * PAGE; /* and has to move */
+    struct world w;
+    world_open(&w, &setup);
+    CUstream s = world_stream(&w);
+    cut_pages_of(&w, p, s);
+    give_those_of(&w, p, 0, s);
+    world_drain(&w);
+    size_t with = resident();
+    CUdeviceptr moved = take(&w, CUTS / 2, s);
+    world_drain(&w);
+    cr_assert_eq(stats_of(&w).pending_unmap_bytes, 0);
+    if (figures_count())
+        cr_expect_leq(resident() + CUTS / 2 * DESCRIPTORS / 10 * 8, with, "%zu KiB before, %zu after", with >> 10,
+                      resident() >> 10);
+    give_those_of(&w, p, 1, s);
+    give(&w, moved, s);
+    expect_use_again(&w, s);
+    world_close(&w);
+}
+
+static uint64_t generation_at(const struct world *w, CUdeviceptr address)
+{
+    return word_generation(peek_u64(&page_at_address(&w->pool->arena.cut.pages, address)->word));
+}
+
+/*
+ * Who has read a word before the descriptors went, and exchanges it after they came back, must fail. Where generations
+ * are too high to go on from, the descriptors stay.
+ */
+static void generations_go_on(struct world *w, uint64_t above, bool forgets)
+{
+    CUstream s = world_stream(w);
+    CUdeviceptr p = take_bytes(w, PAGE / 2, s), again;
+    atomic_fetch_add(&page_at_address(&w->pool->arena.cut.pages, p)->word, above << (64 - PAGE_GENERATION_BITS));
+    for (int i = 0; i < 50; i++) {
+        give(w, p, s);
+        cr_assert_eq(take_bytes(w, PAGE / 2, s), p);
+    }
+    uint64_t before = generation_at(w, p);
+    cr_assert_geq(before, above + 100);
+    give(w, p, s);
+    world_drain(w);
+    must_work(vpmm_trim(w->pool, 0, NULL));
+    cr_expect_eq(generation_at(w, p) == 0, forgets, "the descriptor's generation is %llu",
+                 (unsigned long long)generation_at(w, p));
+    again = take_bytes(w, PAGE / 2, s);
+    cr_assert_eq(again, p, "the test shows nothing: another address");
+    cr_expect_gt(generation_at(w, p), before, "generation %llu, after %llu", (unsigned long long)generation_at(w, p),
+                 (unsigned long long)before);
+    give(w, again, s);
+}
+
+Test(host_memory, no_word_of_a_granule_comes_again)
+{
+    needs_simulator();
+    struct setup setup = without_races();
+    struct world w;
+    world_open(&w, &setup);
+    generations_go_on(&w, 0, true);
+    generations_go_on(&w, UINT64_C(1) << 30, true);
+    generations_go_on(&w, UINT64_C(1) << (PAGE_GENERATION_BITS - 1), false);
+    world_close(&w);
 }
