@@ -226,10 +226,9 @@ static struct cache_bin *ready_bin(struct cache *cache, uint32_t index, uint64_t
 static void count_taken(struct front *front, _Atomic(uint64_t) *hits, uint64_t length, size_t bytes)
 {
     uint64_t size = length << front->fronts->space->pages.page_shift;
-    add_alone_u64(hits, 1);
     front->stock += size;
     front_set_floor(front);
-    if (front_count(front, size, bytes))
+    if (front_count_malloc(front, hits, size, bytes))
         front_look(front);
 }
 
@@ -548,9 +547,7 @@ static bool undo_give(struct cache *cache, uint32_t index, CUdeviceptr address)
     if (!cache_exchange(cache, first, length))
         return false;
     store_relaxed_u32(&bin->count, load_relaxed_u32(&bin->count) - 1);
-    add_alone_u64(&front->tally.frees, UINT64_MAX);
-    add_alone_u64(&front->tally.requested_bytes, load_relaxed_u64(&first->requested));
-    add_alone_u64(&front->tally.live_bytes, length << front->fronts->space->pages.page_shift);
+    front_uncount_free(front, length << front->fronts->space->pages.page_shift, load_relaxed_u64(&first->requested));
     return true;
 }
 
@@ -600,9 +597,7 @@ bool cache_give(struct cache *cache, CUdeviceptr address)
         return false;                          /* freed by another thread meanwhile */
     store_relaxed_u32(&bin->count, count + 1); /* as in a hit, the stock is the same */
     cache_touch(cache);
-    add_alone_u64(&front->tally.frees, 1);
-    add_alone_u64(&front->tally.requested_bytes, 0 - requested);
-    add_alone_u64(&front->tally.live_bytes, 0 - (length << front->fronts->space->pages.page_shift));
+    front_count_free(front, length << front->fronts->space->pages.page_shift, requested);
     if (!front_has_room(front, 0))
         front_tell_of_free(front, 0, 0);
     return load_sc_u64(&cache->noted) >> index & 1 || cache_note(cache, index, address);

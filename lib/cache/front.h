@@ -345,14 +345,31 @@ static inline void cache_touch(struct cache *cache)
         store_relaxed_u32(&cache->idle, 0);
 }
 
-/* Of a malloc. True: front_look is due. */
-static inline bool front_count(struct front *front, uint64_t live, uint64_t requested)
+/* A malloc; `hits`: of the tally's, that of its kind. True: front_look is due. */
+static inline bool front_count_malloc(struct front *front, _Atomic(uint64_t) *hits, uint64_t live, uint64_t requested)
 {
     struct stats_tally *tally = &front->tally;
+    add_alone_u64(hits, 1);
     live = advance_alone_u64(&tally->live_bytes, live);
     requested = advance_alone_u64(&tally->requested_bytes, requested);
     return above_relaxed_u64(live, &tally->mark[PEAK_LIVE]) ||
            above_relaxed_u64(requested, &tally->mark[PEAK_REQUESTED]);
+}
+
+/* A free. */
+static inline void front_count_free(struct front *front, uint64_t live, uint64_t requested)
+{
+    add_alone_u64(&front->tally.frees, 1);
+    add_alone_u64(&front->tally.requested_bytes, 0 - requested);
+    add_alone_u64(&front->tally.live_bytes, 0 - live);
+}
+
+/* A free that is undone. */
+static inline void front_uncount_free(struct front *front, uint64_t live, uint64_t requested)
+{
+    add_alone_u64(&front->tally.frees, UINT64_MAX);
+    add_alone_u64(&front->tally.requested_bytes, requested);
+    add_alone_u64(&front->tally.live_bytes, live);
 }
 
 /*
@@ -365,7 +382,6 @@ static inline __attribute__((always_inline)) bool cache_take_newest(struct cache
                                                                     uint64_t length, size_t bytes, CUdeviceptr *out,
                                                                     bool *look)
 {
-    struct front *front = cache->front;
     struct cache_bin *bin = cache_bin_at(cache, cache_bin_of(cache, length));
     uint32_t count = load_relaxed_u32(&bin->count);
     if (load_relaxed_u32(&bin->pages) != length || !count)
@@ -377,9 +393,8 @@ static inline __attribute__((always_inline)) bool cache_take_newest(struct cache
     store_relaxed_u32(&bin->count, count - 1);
     cache_touch(cache);
     store_relaxed_u64(&first->requested, bytes);
-    add_alone_u64(&front->tally.hits, 1);
     *out = address;
-    *look = front_count(front, length << pages->page_shift, bytes);
+    *look = front_count_malloc(cache->front, &cache->front->tally.hits, length << pages->page_shift, bytes);
     return true;
 }
 
@@ -387,16 +402,17 @@ static inline __attribute__((always_inline)) bool cache_take_newest(struct cache
  * True: freed; *unnoted: the bin, if cache_note is due for it, else CACHE_BINS. `first` and `word`: the address's page,
  * and its word as it was read: LIVE.
  */
-static inline bool cache_give_newest(struct cache *cache, const struct pages *pages, CUdeviceptr address,
-                                     struct page *first, uint64_t word, uint32_t *unnoted)
+static inline __attribute__((always_inline)) bool cache_give_newest(struct cache *cache, const struct pages *pages,
+                                                                    CUdeviceptr address, struct page *first,
+                                                                    uint64_t word, uint32_t *unnoted)
 {
     struct front *front = cache->front;
-    uint64_t length = word_pages(word);
+    uint64_t length = word_pages(word), bytes = length << pages->page_shift;
     uint32_t index = cache_bin_of(cache, length);
     struct cache_bin *bin = cache_bin_at(cache, index);
     uint32_t count = load_relaxed_u32(&bin->count);
-    uint64_t requested = load_relaxed_u64(&first->requested), size = length << pages->page_shift;
-    if (load_relaxed_u32(&bin->pages) != length || count == CACHE_SLOTS || !front_has_room(front, size) ||
+    uint64_t requested = load_relaxed_u64(&first->requested);
+    if (load_relaxed_u32(&bin->pages) != length || count == CACHE_SLOTS || !front_has_room(front, bytes) ||
         load_relaxed_u32(&first->fence_stream) != cache->slot)
         return false;
     store_relaxed_u64(&bin->slot[count], address);
@@ -404,9 +420,7 @@ static inline bool cache_give_newest(struct cache *cache, const struct pages *pa
         return false; /* freed by another thread meanwhile */
     store_relaxed_u32(&bin->count, count + 1);
     cache_touch(cache);
-    add_alone_u64(&front->tally.frees, 1);
-    add_alone_u64(&front->tally.requested_bytes, 0 - requested);
-    add_alone_u64(&front->tally.live_bytes, 0 - size);
+    front_count_free(front, bytes, requested);
     *unnoted = !(load_sc_u64(&cache->noted) >> index & 1) ? index : CACHE_BINS;
     return true;
 }

@@ -150,7 +150,6 @@ static void note(struct cache *cache, unsigned class)
 static bool undo_give(struct cache *cache, unsigned class)
 {
     struct slice_bin *bin = slice_bin_at(load_relaxed_ptr(&cache->slices), class);
-    struct stats_tally *tally = &cache->front->tally;
     vpmm_assert(peek_u32(&bin->count) > 0);
     uint32_t count = load_relaxed_u32(&bin->count) - 1;
     struct slice *slice = load_relaxed_ptr(&bin->slot[count]);
@@ -158,9 +157,7 @@ static bool undo_give(struct cache *cache, unsigned class)
     if (!cas_sc_u64(&slice->word, &word, slice_word(SLICE_LIVE, 0, class, bin->bytes))) /* what was asked for is lost */
         return false;
     store_relaxed_u32(&bin->count, count);
-    add_alone_u64(&tally->frees, UINT64_MAX);
-    add_alone_u64(&tally->requested_bytes, bin->bytes);
-    add_alone_u64(&tally->live_bytes, bin->bytes);
+    front_uncount_free(cache->front, bin->bytes, bin->bytes);
     return true;
 }
 

@@ -97,23 +97,20 @@ static inline bool slices_take_newest(struct cache *cache, unsigned class, size_
     uint32_t count = bin ? load_relaxed_u32(&bin->count) : 0;
     if (!count)
         return false;
-    struct front *front = cache->front;
     struct slice *slice = load_relaxed_ptr(&bin->slot[count - 1]);
     uint64_t word = slice_word(SLICE_CACHED, cache->slot, class, 0);
     if (!cas_sc_u64(&slice->word, &word, slice_word(SLICE_LIVE, 0, class, bytes)))
         return false;
     store_relaxed_u32(&bin->count, count - 1);
     cache_touch(cache);
-    add_alone_u64(&front->tally.hits, 1);
     *out = load_relaxed_u64(&slice->address);
-    *look = front_count(front, bin->bytes, bytes);
+    *look = front_count_malloc(cache->front, &cache->front->tally.hits, bin->bytes, bytes);
     return true;
 }
 
 /* True: freed; *unnoted: the class, if slices_note is due for it, else SLICE_CLASSES. */
 static inline bool slices_give_newest(struct cache *cache, struct slice *slice, CUdeviceptr address, unsigned *unnoted)
 {
-    struct front *front = cache->front;
     struct slice_cache *slices = load_relaxed_ptr(&cache->slices);
     uint64_t word;
     if (!slices || !slice_is_live(slice, address, &word))
@@ -121,19 +118,15 @@ static inline bool slices_give_newest(struct cache *cache, struct slice *slice, 
     unsigned class = slice_class_of(word);
     struct slice_bin *bin = slice_bin_at(slices, class);
     uint32_t count = load_relaxed_u32(&bin->count);
-    uint64_t bytes = bin->bytes;
-    if (count >= bin->most || !front_has_room(front, bytes))
+    if (count >= bin->most || !front_has_room(cache->front, bin->bytes))
         return false;
     /* Pairs with the acquire of who empties the cache, who may not have met the slice's record before. */
     store_release_ptr(&bin->slot[count], slice);
-    uint64_t requested = slice_requested(word);
     if (!cas_sc_u64(&slice->word, &word, slice_word(SLICE_CACHED, cache->slot, class, 0)))
         return false; /* freed by another thread meanwhile */
     store_relaxed_u32(&bin->count, count + 1);
     cache_touch(cache);
-    add_alone_u64(&front->tally.frees, 1);
-    add_alone_u64(&front->tally.requested_bytes, 0 - requested);
-    add_alone_u64(&front->tally.live_bytes, 0 - bytes);
+    front_count_free(cache->front, bin->bytes, slice_requested(word));
     *unnoted = !(load_sc_u64(&slices->noted) >> class & 1) ? class : SLICE_CLASSES;
     return true;
 }

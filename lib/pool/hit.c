@@ -14,9 +14,10 @@
  *
  * Whatever is not served so goes to slow_malloc or slow_free (slow.h), which check the arguments.
  *
- * Every call that leaves one of these functions stands in tail position, and what is seldom needed is not inlined, so a
- * hit saves no register and is one function to the processor: see cache_take_newest (cache/front.h), which says what
- * that is worth.
+ * Every call that leaves one of these functions stands in tail position, what a hit needs is inlined, and what is seldom
+ * needed is not: so a hit calls nothing, saves few registers, and is one function to the processor. A malloc and a free
+ * of 2 MiB are 196 instructions together, of 1 KiB 223 (trusted, gcc 12, x86-64); with cache_give_newest as a call they
+ * were 226 and 240.
  */
 #include "cache/slices.h"
 #include "pool/piece.h"
@@ -73,8 +74,7 @@ static __attribute__((noinline)) vpmm_status after_rise(struct cache *cache)
     return VPMM_SUCCESS;
 }
 
-/* Tier 1 where it is no more than an exchange; else all tiers. Its calls are in tail position: see cache_take_newest.
- */
+/* Tier 1 where it is no more than an exchange; else all tiers. */
 static inline vpmm_status malloc_at_once(vpmm_pool *pool, size_t bytes, CUstream handle, CUdeviceptr *out,
                                          struct cache *cache)
 {
@@ -104,7 +104,7 @@ static __attribute__((noinline)) vpmm_status malloc_granules_at_once(vpmm_pool *
     return look ? after_rise(cache) : VPMM_SUCCESS;
 }
 
-/* Tier 1 for what is cut from pages. Its calls, too, are in tail position. */
+/* Tier 1 for what is cut from pages. */
 static inline vpmm_status malloc_piece_at_once(vpmm_pool *pool, size_t bytes, CUstream handle, CUdeviceptr *out,
                                                struct cache *cache)
 {
