@@ -136,7 +136,7 @@ static __attribute__((noinline)) vpmm_status malloc_piece(vpmm_pool *pool, size_
 vpmm_status vpmm_malloc(vpmm_pool *pool, size_t bytes, CUstream handle, CUdeviceptr *out)
 {
     struct cache *cache;
-    if (pool && bytes & pool->cut_mask && piece_serves(pool, bytes))
+    if (pool && bytes & pool->arena.cut_mask && piece_serves(&pool->arena, bytes))
         return malloc_piece(pool, bytes, handle, out);
     if (!pool || !out || !hit_cache(pool, &pool->fronts, handle, &cache))
         return slow_malloc(pool, bytes, handle, out);
@@ -192,7 +192,7 @@ static __attribute__((noinline)) vpmm_status free_piece(vpmm_pool *pool, CUdevic
     const struct pages *granules = &pool->arena.cut.pages;
     uint64_t granule = (address - granules->chunk[0].base) / GRANULE_BYTES;
     struct cache *cache;
-    if (!pool->cut_mask || !hit_cache(pool, &pool->cut_fronts, handle, &cache) || cache->is_default ||
+    if (!pool->arena.cut_mask || !hit_cache(pool, &pool->cut_fronts, handle, &cache) || cache->is_default ||
         granule >= granules->chunk_pages)
         return slow_free(pool, address, handle);
     struct slab *slab = load_acquire_ptr(&granules->chunk[0].page[granule].extent);

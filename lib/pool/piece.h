@@ -11,24 +11,24 @@
 #ifndef VPMM_LIB_PIECE_H
 #define VPMM_LIB_PIECE_H
 
-#include "pool/pool.h"
+#include "remap/arena.h"
 
 enum { PIECE_MAX_PAGES = 7 }; /* from eight pages on, rounding up to pages wastes less than an eighth */
 
 /* Whether a request is cut from pages. */
-static inline bool piece_serves(const struct vpmm_pool *pool, size_t bytes)
+static inline bool piece_serves(const struct arena *arena, size_t bytes)
 {
-    size_t page = pool->arena.space.pages.page_size, waste = -bytes & (page - 1);
-    return bytes < pool->cut_below && (bytes < page || waste > (bytes + waste) / 8);
+    size_t page = arena->space.pages.page_size, waste = -bytes & (page - 1);
+    return bytes < arena->cut_below && (bytes < page || waste > (bytes + waste) / 8);
 }
 
-/* Past the hit. The thread is one of the stream's users. Errors as for vpmm_malloc; counted if it succeeds. */
-vpmm_status piece_malloc(struct vpmm_pool *, size_t bytes, struct stream *, CUdeviceptr *);
+/* Past the hit. The thread is one of the stream's users. Errors as of tiers_take_pages; counted if it succeeds. */
+vpmm_status piece_malloc(struct arena *, size_t bytes, struct stream *, CUdeviceptr *);
 
 /* Whether the address lies in a page that is cut. */
-bool piece_is_at(const struct vpmm_pool *, CUdeviceptr);
+bool piece_is_at(const struct arena *, CUdeviceptr);
 
 /* Likewise. INVALID_POINTER: no live piece begins there. */
-vpmm_status piece_free(struct vpmm_pool *, CUdeviceptr, struct stream *);
+vpmm_status piece_free(struct arena *, CUdeviceptr, struct stream *);
 
 #endif

@@ -82,8 +82,8 @@ static vpmm_status init_fronts(struct vpmm_pool *pool)
     pool->cut_fronts.slabs = &pool->arena.slabs;
     pool->arena.space.fronts = &pool->fronts;
     pool->arena.cut.fronts = &pool->cut_fronts;
-    pool->cut_mask = cuts ? pool->config.page_size - 1 : 0;
-    pool->cut_below = cuts ? PIECE_MAX_PAGES * pool->config.page_size : 0;
+    pool->arena.cut_mask = cuts ? pool->config.page_size - 1 : 0;
+    pool->arena.cut_below = cuts ? PIECE_MAX_PAGES * pool->config.page_size : 0;
     return status;
 }
 
@@ -107,6 +107,7 @@ static vpmm_status fill_pool(struct vpmm_pool *pool)
     if (status == VPMM_SUCCESS)
         status = init_fronts(pool);
     arena_set_up(&pool->arena, &pool->config);
+    pool->arena.async = &pool->async;
     if (status == VPMM_SUCCESS && pool->paged)
         status = arena_init(&pool->arena, &pool->device, &pool->stats, &pool->config);
     if (status == VPMM_SUCCESS && pool->paged)
@@ -283,7 +284,7 @@ vpmm_status vpmm_trim(vpmm_pool *pool, size_t keep_bytes, size_t *released)
     if (status != VPMM_SUCCESS)
         return status;
     if (pool->paged) {
-        tiers_flush(pool);
+        tiers_flush(&pool->arena);
         status = pass_now(&pool->arena);
         if (status == VPMM_SUCCESS && streams_unmarkable(&pool->arena.streams))
             pass_wait_for_contexts(&pool->arena); /* what cannot be waited for now stays */

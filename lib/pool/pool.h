@@ -4,7 +4,9 @@
  *   pool.c        its beginning and end, and what gives memory back by hand: vpmm_stream_release, vpmm_trim, vpmm_poll
  *   hit.c         vpmm_malloc and vpmm_free as far as the thread's own cache serves them
  *   slow.c        the same past the cache: arguments checked, tiers in their order
- *   tiers.c       pages: from memory that is free to memory that is built, and what is done before a request fails
+ *   find.c        memory that is free already
+ *   tiers.c       pages: from memory that is free to memory that is built, and what is done before a request fails; of
+ *                 an arena, as is the next
  *   piece.c       parts of pages
  *   attribute.c   what a program changes while the pool runs
  *   observe.c     statistics, audit, and what an exporter asks
@@ -20,8 +22,6 @@
 
 struct vpmm_pool {
     vpmm_config config; /* with page_size filled in */
-    size_t cut_below;   /* bytes: smaller requests may be cut from pages, if a page fits them badly; 0: none, */
-    size_t cut_mask;    /* and not if these bits are all clear: whole pages */
     struct device device;
     struct stats stats;
     struct fronts fronts;     /* caches of pages, */

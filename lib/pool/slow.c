@@ -4,6 +4,8 @@
 #include "pool/tiers.h"
 #include "remap/pass.h"
 
+#include <inttypes.h>
+
 /* ---- malloc ---- */
 
 bool slow_malloc_cached(struct vpmm_pool *pool, size_t bytes, struct cache *cache, CUdeviceptr *out)
@@ -24,16 +26,14 @@ static vpmm_status malloc_small(struct vpmm_pool *pool, size_t bytes, CUstream s
                     bytes, pool->config.page_size);
     vpmm_status status = async_pool_malloc(&pool->async, bytes, stream, out);
     if (status == VPMM_ERROR_OUT_OF_MEMORY && pool->paged) {
-        tiers_release_pages(pool);
+        tiers_release_pages(&pool->arena);
         status = async_pool_malloc(&pool->async, bytes, stream, out);
     }
     if (status == VPMM_ERROR_OUT_OF_MEMORY && pool->paged) {
         pass_settle(&pool->arena);
-        tiers_release_pages(pool);
+        tiers_release_pages(&pool->arena);
         status = async_pool_malloc(&pool->async, bytes, stream, out);
     }
-    if (status == VPMM_ERROR_OUT_OF_MEMORY)
-        return tiers_out_of_memory(pool, bytes);
     if (status == VPMM_SUCCESS) {
         stats_count(&pool->stats, STAT_mallocs);
         stats_count(&pool->stats, STAT_hits_small);
@@ -49,11 +49,11 @@ static vpmm_status malloc_pages(struct vpmm_pool *pool, size_t bytes, struct str
     struct cache *cache = front_cache(&pool->fronts, stream);
     if (cache && slow_malloc_cached(pool, bytes, cache, out))
         return VPMM_SUCCESS;
-    vpmm_status status = tiers_take_pages(pool, pages, pages, stream, &region, &source);
+    vpmm_status status = tiers_take_pages(&pool->arena, pages, pages, stream, &region, &source);
     if (status != VPMM_SUCCESS)
-        return status == VPMM_ERROR_OUT_OF_MEMORY ? tiers_out_of_memory(pool, bytes) : status;
+        return status;
     stats_count(&pool->stats, STAT_mallocs);
-    tiers_count(pool, source);
+    tiers_count(&pool->arena, source);
     *out = region_hand_out(&pool->arena.space, region, pages, bytes);
     return status;
 }
@@ -73,7 +73,7 @@ static vpmm_status check_size(const struct vpmm_pool *pool, size_t bytes)
 /* Whether the driver's pool serves it. */
 static bool is_small(const struct vpmm_pool *pool, size_t bytes)
 {
-    return !pool->paged || (!pool->cut_below && bytes < pool->config.page_size);
+    return !pool->paged || (!pool->arena.cut_below && bytes < pool->config.page_size);
 }
 
 /* A pool without pages keeps no streams: the driver's pool knows them. */
@@ -104,10 +104,28 @@ static vpmm_status answer(struct vpmm_pool *pool, vpmm_status status)
 static void look_at_levels(struct vpmm_pool *pool)
 {
     bool pages = pool->paged && fronts_look(&pool->fronts);
-    if (pool->paged && pool->cut_below)
+    if (pool->paged && pool->arena.cut_below)
         fronts_look(&pool->cut_fronts);
     if (!pages) /* which alone have live_bytes */
         stats_look_past_tallies(&pool->stats);
+}
+
+/* Of a request that fails: counts it, and says what there is. */
+static vpmm_status out_of_memory(struct vpmm_pool *pool, size_t bytes)
+{
+    vpmm_stats stats;
+    char cap[64] = "none";
+    stats_read(&pool->stats, &stats);
+    stats_count(&pool->stats, STAT_out_of_memory);
+    uint64_t max_mapped = load_relaxed_u64(&pool->arena.max_mapped);
+    if (max_mapped)
+        snprintf(cap, sizeof cap, "%" PRIu64, max_mapped);
+    return fail(VPMM_ERROR_OUT_OF_MEMORY,
+                "%zu bytes were asked for: mapped %" PRIu64 ", live %" PRIu64 ", reusable %" PRIu64
+                " (in pieces that cannot be joined), quarantined %" PRIu64
+                ", in the driver's pool for small requests %" PRIu64 ", cap %s, of %zu on device %d",
+                bytes, stats.mapped_bytes, stats.live_bytes, stats.reusable_bytes, stats.quarantined_bytes,
+                stats.async_bytes, cap, pool->device.total_bytes, pool->device.ordinal);
 }
 
 static vpmm_status malloc_by_tiers(vpmm_pool *pool, size_t bytes, CUstream handle, CUdeviceptr *out)
@@ -124,10 +142,12 @@ static vpmm_status malloc_by_tiers(vpmm_pool *pool, size_t bytes, CUstream handl
         return status;
     if (is_small(pool, bytes))
         status = malloc_small(pool, bytes, handle, out);
-    else if (piece_serves(pool, bytes))
-        status = piece_malloc(pool, bytes, stream, out);
+    else if (piece_serves(&pool->arena, bytes))
+        status = piece_malloc(&pool->arena, bytes, stream, out);
     else
         status = malloc_pages(pool, bytes, stream, out);
+    if (status == VPMM_ERROR_OUT_OF_MEMORY)
+        status = out_of_memory(pool, bytes);
     leave(pool, stream);
     look_at_levels(pool);
     return status;
@@ -182,7 +202,7 @@ static bool is_paged(const struct vpmm_pool *pool, CUdeviceptr address)
 {
     uint64_t page;
     return pool->paged &&
-           (page_around(&pool->arena.space.pages, address, &page) || pool->cut_below || !pool->device.has_pools);
+           (page_around(&pool->arena.space.pages, address, &page) || pool->arena.cut_below || !pool->device.has_pools);
 }
 
 static vpmm_status free_checked(vpmm_pool *pool, CUdeviceptr address, CUstream handle)
@@ -194,8 +214,8 @@ static vpmm_status free_checked(vpmm_pool *pool, CUdeviceptr address, CUstream h
     status = enter(pool, handle, &stream);
     if (status != VPMM_SUCCESS)
         return status;
-    if (pool->cut_below && piece_is_at(pool, address))
-        status = piece_free(pool, address, stream);
+    if (pool->arena.cut_below && piece_is_at(&pool->arena, address))
+        status = piece_free(&pool->arena, address, stream);
     else if (is_paged(pool, address))
         status = free_or_cache(pool, address, stream);
     else

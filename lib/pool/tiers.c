@@ -5,9 +5,7 @@
 #include "remap/cut.h"
 #include "remap/pass.h"
 
-#include <inttypes.h>
-
-void tiers_count(struct vpmm_pool *pool, enum region_source source)
+void tiers_count(struct arena *arena, enum region_source source)
 {
     static const enum stat counter[] = {
         [REGION_NONE] = STAT_builds, /* found nowhere, so built */
@@ -15,57 +13,7 @@ void tiers_count(struct vpmm_pool *pool, enum region_source source)
         [REGION_COMPLETED] = STAT_hits_completed,
         [REGION_WAITED] = STAT_hits_waited,
     };
-    stats_count(&pool->stats, counter[source]);
-}
-
-/* A region that another stream has freed, made safe by a wait. What cannot be waited for is put back; what is not
- * needed is free before the wait, which may be one on the host: its own stream and its own fence. */
-static enum region_source take_waiting(struct arena *arena, struct space *space, struct stream *stream, uint64_t pages,
-                                       bool every_bin, struct region *region)
-{
-    if (!region_take_waiting(space, stream, pages, every_bin, region))
-        return REGION_NONE;
-    if (region->pages > pages)
-        *region = region_keep_front(space, *region, pages);
-    bool passed = fence_passed(&arena->streams, region->fence);
-    vpmm_status status = load_relaxed_u32(&arena->reuse) == VPMM_REUSE_WAIT_HOST
-                             ? stream_wait_host(&arena->streams, region->fence)
-                             : stream_wait(&arena->streams, stream, region->fence);
-    if (status != VPMM_SUCCESS) {
-        region_publish(space, *region);
-        return REGION_NONE;
-    }
-    return passed ? REGION_COMPLETED : REGION_WAITED;
-}
-
-/* What is found by less than a full search is asked for with room for its alignment. */
-enum region_source tiers_find(struct arena *arena, struct space *space, struct stream *stream, struct want want,
-                              bool may_wait, bool every_bin, struct region *region)
-{
-    uint64_t pages = want.pages + want.align - 1;
-    enum region_source source = region_take(space, stream, want, every_bin, region);
-    if (source == REGION_NONE)
-        source = region_join(space, stream, pages, region);
-    if (source == REGION_NONE && region_take_part(space, stream, pages, region))
-        source = REGION_COMPLETED;
-    if (source == REGION_NONE && may_wait)
-        source = take_waiting(arena, space, stream, pages, every_bin, region);
-    return source;
-}
-
-/* The bits of bins cannot spoil the last look. */
-enum region_source tiers_find_thoroughly(struct arena *arena, struct space *space, struct stream *stream,
-                                         struct want want, bool may_wait, struct region *region)
-{
-    enum { LAST_LOOKS = 3 };
-    enum region_source source = tiers_find(arena, space, stream, want, may_wait, false, region);
-    for (int i = 0; source == REGION_NONE && i < LAST_LOOKS; i++) {
-        uint64_t seen = load_sc_u64(&space->publications);
-        source = tiers_find(arena, space, stream, want, may_wait, true, region);
-        if (load_sc_u64(&space->publications) == seen)
-            break;
-    }
-    return source;
+    stats_count(arena->stats, counter[source]);
 }
 
 bool tiers_is_shortage(vpmm_status status)
@@ -73,38 +21,37 @@ bool tiers_is_shortage(vpmm_status status)
     return status == VPMM_ERROR_OUT_OF_MEMORY || status == VPMM_ERROR_OUT_OF_ADDRESS_SPACE;
 }
 
-void tiers_flush(struct vpmm_pool *pool)
+void tiers_flush(struct arena *arena)
 {
-    cut_flush(&pool->arena);
-    fronts_flush(&pool->fronts, NULL, true);
+    cut_flush(arena);
+    fronts_flush(arena->space.fronts, NULL, true);
 }
 
 /* Tiers 2 and 3. */
-static enum region_source find_pages(struct vpmm_pool *pool, struct stream *stream, uint64_t pages,
-                                     struct region *region)
+static enum region_source find_pages(struct arena *arena, struct stream *stream, uint64_t pages, struct region *region)
 {
-    return tiers_find(&pool->arena, &pool->arena.space, stream, (struct want){pages, 1}, false, false, region);
+    return find_free(&arena->space, stream, (struct want){pages, 1}, false, false, region);
 }
 
 /* Tiers 2 to 4, and before them what the thread itself has cached for the stream in another shape. */
-static enum region_source find_with_own_cache(struct vpmm_pool *pool, struct stream *stream, uint64_t pages,
+static enum region_source find_with_own_cache(struct arena *arena, struct stream *stream, uint64_t pages,
                                               struct region *region)
 {
-    enum region_source source = find_pages(pool, stream, pages, region);
-    struct cache *cache = source == REGION_NONE ? front_cache(&pool->fronts, stream) : NULL;
+    enum region_source source = find_pages(arena, stream, pages, region);
+    struct cache *cache = source == REGION_NONE ? front_cache(arena->space.fronts, stream) : NULL;
     if (cache && cache_take_longer(cache, pages, region))
         source = REGION_OWN_STREAM;
-    if (source == REGION_NONE && fronts_flush(&pool->fronts, stream, false))
-        source = find_pages(pool, stream, pages, region);
+    if (source == REGION_NONE && fronts_flush(arena->space.fronts, stream, false))
+        source = find_pages(arena, stream, pages, region);
     return source;
 }
 
 /* What has passed by now, and with it tiers 2 to 4 once more. */
-static enum region_source refresh_and_find(struct vpmm_pool *pool, struct stream *stream, uint64_t pages,
-                                           bool may_wait, struct region *region)
+static enum region_source refresh_and_find(struct arena *arena, struct stream *stream, uint64_t pages, bool may_wait,
+                                           struct region *region)
 {
-    pass_refresh(&pool->arena);
-    return tiers_find_thoroughly(&pool->arena, &pool->arena.space, stream, (struct want){pages, 1}, may_wait, region);
+    pass_refresh(arena);
+    return find_thoroughly(&arena->space, stream, (struct want){pages, 1}, may_wait, region);
 }
 
 /* Where the setting lets the stream wait on the device, what others have freed is used before the pool grows. */
@@ -125,36 +72,35 @@ static vpmm_status build_or_grow(struct arena *arena, struct stream *stream, uin
  * Tier 5 with the turn, or what became free meanwhile. Before the pool grows, the caches of all threads and streams give
  * what they have, and so do the pages that are cut.
  */
-static vpmm_status build_at_turn(struct vpmm_pool *pool, struct stream *stream, uint64_t pages, bool may_wait,
+static vpmm_status build_at_turn(struct arena *arena, struct stream *stream, uint64_t pages, bool may_wait,
                                  struct build_limits *limits, struct region *region, enum region_source *source)
 {
-    struct arena *arena = &pool->arena;
     struct build_limits keeping = *limits;
     keeping.keep_size = true;
-    *source = refresh_and_find(pool, stream, pages, may_wait, region);
+    *source = refresh_and_find(arena, stream, pages, may_wait, region);
     if (*source != REGION_NONE)
         return VPMM_SUCCESS;
     vpmm_status status = build_region(arena, stream, pages, &keeping, region, source);
     if (!tiers_is_shortage(status))
         return status;
-    if (fronts_noted(&pool->fronts) || cut_noted(arena)) {
-        tiers_flush(pool);
-        *source = refresh_and_find(pool, stream, pages, may_wait, region);
+    if (fronts_noted(arena->space.fronts) || cut_noted(arena)) {
+        tiers_flush(arena);
+        *source = refresh_and_find(arena, stream, pages, may_wait, region);
     }
     return *source != REGION_NONE ? VPMM_SUCCESS : build_or_grow(arena, stream, pages, limits, region, source);
 }
 
 /* Enters the queue of builders. REGION_NONE: it is the caller's turn. Else memory was published meanwhile. */
-static enum region_source await_turn(struct vpmm_pool *pool, struct stream *stream, uint64_t pages,
+static enum region_source await_turn(struct arena *arena, struct stream *stream, uint64_t pages,
                                      struct turn_place *place, struct region *region)
 {
-    struct turn *turn = &pool->arena.turn;
+    struct turn *turn = &arena->turn;
     enum region_source source = REGION_NONE;
     if (turn_enter(turn, place, pages, stream->slot))
         return REGION_NONE;
     do {
         turn_read(turn, place);
-        source = find_pages(pool, stream, pages, region);
+        source = find_pages(arena, stream, pages, region);
     } while (source == REGION_NONE && turn_wait(turn, place));
     return source;
 }
@@ -163,36 +109,36 @@ static enum region_source await_turn(struct vpmm_pool *pool, struct stream *stre
  * Tiers 2 to 5. Where another thread builds, tier 4 comes before the queue: it waits for no turn and no lock of the
  * queue's, and who waits on the host for the memory that it has found keeps nobody behind it from building.
  */
-static vpmm_status find_or_build(struct vpmm_pool *pool, struct stream *stream, uint64_t pages, bool may_wait,
+static vpmm_status find_or_build(struct arena *arena, struct stream *stream, uint64_t pages, bool may_wait,
                                  struct build_limits *limits, struct region *region, enum region_source *source)
 {
-    struct turn *turn = &pool->arena.turn;
+    struct turn *turn = &arena->turn;
     struct turn_place place;
     vpmm_status status = VPMM_SUCCESS;
-    *source = find_with_own_cache(pool, stream, pages, region);
+    *source = find_with_own_cache(arena, stream, pages, region);
     if (*source != REGION_NONE)
         return VPMM_SUCCESS;
     if (!limits->since_ns)
         limits->since_ns = clock_now_ns();
     bool has_turn = turn_try(turn, &place);
     if (!has_turn && may_wait)
-        *source = take_waiting(&pool->arena, &pool->arena.space, stream, pages, false, region);
+        *source = region_take_waiting(&arena->space, stream, pages, false, region);
     if (*source != REGION_NONE)
         return VPMM_SUCCESS;
     if (!has_turn)
-        *source = await_turn(pool, stream, pages, &place, region);
+        *source = await_turn(arena, stream, pages, &place, region);
     if (*source == REGION_NONE)
-        status = build_at_turn(pool, stream, pages, may_wait, limits, region, source);
+        status = build_at_turn(arena, stream, pages, may_wait, limits, region, source);
     if (status == VPMM_SUCCESS && region->pages > pages)
-        *region = region_keep_front(&pool->arena.space, *region, pages); /* the next one is to see the rest */
+        *region = region_keep_front(&arena->space, *region, pages); /* the next one is to see the rest */
     turn_leave(turn, &place);
     return status;
 }
 
 /* Memory in other threads' hands comes back in a moment: at most 10 ms. */
-static void await_builders(struct vpmm_pool *pool)
+static void await_builders(struct arena *arena)
 {
-    for (int i = 0; i < 100 && load_sc_u32(&pool->arena.builders); i++)
+    for (int i = 0; i < 100 && load_sc_u32(&arena->builders); i++)
         clock_sleep_us(100);
 }
 
@@ -202,75 +148,56 @@ static bool policy_waits(const struct arena *arena)
 }
 
 /* Tier 6: before a request fails, everything is taken back, cheapest first. */
-static vpmm_status reclaim(struct vpmm_pool *pool, struct stream *stream, uint64_t pages, uint64_t device_gave,
+static vpmm_status reclaim(struct arena *arena, struct stream *stream, uint64_t pages, uint64_t device_gave,
                            struct region *region, enum region_source *source)
 {
-    struct arena *arena = &pool->arena;
     struct build_limits usable = {.reach = VIEW_USABLE, .creatable_pages = device_gave};
     struct build_limits all = {.reach = VIEW_ALL, .creatable_pages = device_gave};
-    stats_count(&pool->stats, STAT_reclaims);
-    tiers_flush(pool);
+    stats_count(arena->stats, STAT_reclaims);
+    tiers_flush(arena);
     pass_now(arena);
     cut_flush(arena); /* now that slices have passed, slabs are empty */
-    vpmm_status status = find_or_build(pool, stream, pages, policy_waits(arena), &usable, region, source);
+    vpmm_status status = find_or_build(arena, stream, pages, policy_waits(arena), &usable, region, source);
     if (tiers_is_shortage(status)) {
-        await_builders(pool);
-        status = find_or_build(pool, stream, pages, true, &all, region, source);
+        await_builders(arena);
+        status = find_or_build(arena, stream, pages, true, &all, region, source);
     }
     if (tiers_is_shortage(status)) {
         pass_settle(arena); /* for what could not be waited for, and so that the driver's pool can let go */
-        async_pool_trim(&pool->async);
+        async_pool_trim(arena->async);
         cut_flush(arena);
         all.creatable_pages = UINT64_MAX;
-        status = find_or_build(pool, stream, pages, true, &all, region, source);
+        status = find_or_build(arena, stream, pages, true, &all, region, source);
     }
     if (tiers_is_shortage(status)) /* the device gave less than was asked of it: with just that */
-        status = find_or_build(pool, stream, pages, true, &all, region, source);
+        status = find_or_build(arena, stream, pages, true, &all, region, source);
     return status;
 }
 
-vpmm_status tiers_out_of_memory(struct vpmm_pool *pool, size_t bytes)
-{
-    vpmm_stats stats;
-    char cap[64] = "none";
-    stats_read(&pool->stats, &stats);
-    stats_count(&pool->stats, STAT_out_of_memory);
-    uint64_t max_mapped = load_relaxed_u64(&pool->arena.max_mapped);
-    if (max_mapped)
-        snprintf(cap, sizeof cap, "%" PRIu64, max_mapped);
-    return fail(VPMM_ERROR_OUT_OF_MEMORY,
-                "%zu bytes were asked for: mapped %" PRIu64 ", live %" PRIu64 ", reusable %" PRIu64
-                " (in pieces that cannot be joined), quarantined %" PRIu64
-                ", in the driver's pool for small requests %" PRIu64 ", cap %s, of %zu on device %d",
-                bytes, stats.mapped_bytes, stats.live_bytes, stats.reusable_bytes, stats.quarantined_bytes,
-                stats.async_bytes, cap, pool->device.total_bytes, pool->device.ordinal);
-}
-
-vpmm_status tiers_take_pages(struct vpmm_pool *pool, uint64_t pages, uint64_t enough, struct stream *stream,
+vpmm_status tiers_take_pages(struct arena *arena, uint64_t pages, uint64_t enough, struct stream *stream,
                              struct region *region, enum region_source *source)
 {
-    struct arena *arena = &pool->arena;
     struct build_limits limits = {.reach = VIEW_USABLE, .creatable_pages = UINT64_MAX};
-    vpmm_status status = find_or_build(pool, stream, pages, policy_waits(arena), &limits, region, source);
+    vpmm_status status = find_or_build(arena, stream, pages, policy_waits(arena), &limits, region, source);
     if (tiers_is_shortage(status) && enough < pages) {
         pages = enough;
-        status = find_or_build(pool, stream, pages, policy_waits(arena), &limits, region, source);
+        status = find_or_build(arena, stream, pages, policy_waits(arena), &limits, region, source);
     }
     if (tiers_is_shortage(status) && pages <= arena->space.pages.chunk_pages)
-        status = reclaim(pool, stream, pages, limits.creatable_pages, region, source);
+        status = reclaim(arena, stream, pages, limits.creatable_pages, region, source);
     if (limits.since_ns)
-        stats_note_latency(&pool->stats, clock_now_ns() - limits.since_ns);
+        stats_note_latency(arena->stats, clock_now_ns() - limits.since_ns);
     return status;
 }
 
-void tiers_release_pages(struct vpmm_pool *pool)
+void tiers_release_pages(struct arena *arena)
 {
     struct device_scope scope;
     uint64_t released = 0;
-    if (device_enter(&pool->device, &scope) != VPMM_SUCCESS)
+    if (device_enter(arena->device, &scope) != VPMM_SUCCESS)
         return;
-    tiers_flush(pool);
-    pass_now(&pool->arena);
-    pass_release(&pool->arena, 0, &released);
-    device_leave(&pool->device, &scope);
+    tiers_flush(arena);
+    pass_now(arena);
+    pass_release(arena, 0, &released);
+    device_leave(arena->device, &scope);
 }

@@ -17,6 +17,7 @@ static void init_space(struct arena *arena, struct space *space, enum space_leve
     space->streams = &arena->streams;
     space->bell = &arena->bell;
     space->growths = &arena->growths;
+    space->reuse = &arena->reuse;
     space->level = level;
     space->live_stat = live[level];
     space->cached_stat = cached[level];

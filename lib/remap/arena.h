@@ -30,6 +30,7 @@
 #define VPMM_LIB_ARENA_H
 
 #include "cache/slab.h"
+#include "driver/async_pool.h"
 #include "driver/device.h"
 #include "remap/decay.h"
 #include "remap/policy.h"
@@ -48,9 +49,12 @@ struct arena {
     _Atomic(uint64_t) max_mapped;       /* bytes; 0: no cap */
     _Atomic(uint32_t) exportable, rdma; /* cleared if the device refuses the first handle for it */
 
-    struct space space; /* of pages */
-    struct space cut;   /* of granules (cut.h), */
-    struct slabs slabs; /* and the slabs among them (slab.h) */
+    struct space space;       /* of pages */
+    struct space cut;         /* of granules (cut.h), */
+    struct slabs slabs;       /* and the slabs among them (slab.h) */
+    size_t cut_below;         /* bytes: smaller requests may be cut from pages, if a page fits them badly; 0: none, */
+    size_t cut_mask;          /* and not if these bits are all clear: whole pages. Both constant, as is the next */
+    struct async_pool *async; /* the driver's own pool, for small requests: it takes from the same device */
     struct streams streams;
 
     struct turn turn; /* of those who build, or give memory back to the device */

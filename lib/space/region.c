@@ -452,8 +452,9 @@ bool region_take_part(struct space *space, struct stream *stream, uint64_t pages
     return false;
 }
 
-bool region_take_waiting(struct space *space, struct stream *stream, uint64_t pages, bool every_bin,
-                         struct region *region)
+/* The best fit among what other streams have freed, and can be waited for. */
+static bool take_freed_elsewhere(struct space *space, const struct stream *stream, uint64_t pages, bool every_bin,
+                                 struct region *region)
 {
     struct want want = {pages, 1};
     for (;;) { /* lock-free, as region_take */
@@ -473,6 +474,25 @@ bool region_take_waiting(struct space *space, struct stream *stream, uint64_t pa
     }
 }
 
+/* What cannot be waited for is put back. What is not needed is free, behind its own fence, before the wait. */
+enum region_source region_take_waiting(struct space *space, struct stream *stream, uint64_t pages, bool every_bin,
+                                       struct region *region)
+{
+    if (!take_freed_elsewhere(space, stream, pages, every_bin, region))
+        return REGION_NONE;
+    if (region->pages > pages)
+        *region = region_keep_front(space, *region, pages);
+    bool passed = fence_passed(space->streams, region->fence);
+    vpmm_status status = load_relaxed_u32(space->reuse) == VPMM_REUSE_WAIT_HOST
+                             ? stream_wait_host(space->streams, region->fence)
+                             : stream_wait(space->streams, stream, region->fence);
+    if (status != VPMM_SUCCESS) {
+        region_publish(space, *region);
+        return REGION_NONE;
+    }
+    return passed ? REGION_COMPLETED : REGION_WAITED;
+}
+
 /* ---- handing out and taking back ---- */
 
 CUdeviceptr region_hand_out(struct space *space, struct region region, uint64_t pages, uint64_t requested)
@@ -485,10 +505,10 @@ CUdeviceptr region_hand_out(struct space *space, struct region region, uint64_t 
         page_set(at(space, rest.page), PAGE_OWN, rest.pages);
     }
     store_relaxed_u64(&first->requested, requested);
-    stats_begin_live(space->stats, space->live_stat, pages << space->pages.page_shift, requested);
     page_set(first, PAGE_LIVE, pages); /* release: pairs with the acquire in region_take_back */
     if (rest.pages)
         region_publish(space, rest);
+    stats_begin_live(space->stats, space->live_stat, pages << space->pages.page_shift, requested);
     return page_address(&space->pages, region.page);
 }
 

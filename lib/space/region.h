@@ -1,8 +1,8 @@
 /*
  * region.h - free regions: published, merged, found, joined, split, handed out.
  *
- * Every function is lock-free: it waits for no other thread, and a thread stopped
- * anywhere in it hides at most the regions that it has in its own hands (OWN) from the others.
+ * Every function is lock-free, but for the wait at the end of region_take_waiting: it waits for no other thread, and a
+ * thread stopped anywhere in it hides at most the regions that it has in its own hands (OWN) from the others.
  *
  * Merging. Two adjacent FREE regions of a chunk merge unless they wait for two different streams; the larger fence
  * counts. (Only what has passed with what has passed: on a GPU that lags 64 events behind, held rises from 1.04 to 1.21
@@ -46,8 +46,12 @@ struct region region_take_out(struct space *, struct region, uint64_t page, uint
 /* A run of passed pieces inside a longer region of another stream that has not passed as a whole. */
 bool region_take_part(struct space *, struct stream *, uint64_t pages, struct region *);
 
-/* The best fit among what other streams have freed; the caller waits for its fence. */
-bool region_take_waiting(struct space *, struct stream *, uint64_t pages, bool every_bin, struct region *);
+/*
+ * The best fit among what other streams have freed, and a wait for its fence: of the stream on the device, or of the
+ * calling thread, as the setting is (vpmm_reuse). REGION_COMPLETED: it had passed meanwhile.
+ */
+enum region_source region_take_waiting(struct space *, struct stream *, uint64_t pages, bool every_bin,
+                                       struct region *);
 
 /* Takes a FREE region as it was seen; false: it has changed. */
 bool region_claim(struct space *, const struct found *, struct region *);

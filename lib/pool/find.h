@@ -1,0 +1,24 @@
+/*
+ * find.h - memory that is free already, for a request: the tiers past the caches that make no call that changes
+ * mappings, in either space.
+ *
+ *   2 own stream, 3 completed   a region that the stream may use without waiting
+ *   4 waited                    a region that another stream has freed, and a wait for it
+ *
+ * Each function returns a region in the caller's hands, which may be longer than the want, and where it comes from;
+ * REGION_NONE: there is none. The thread is one of the stream's users. Tiers 2 and 3 are lock-free; what tier 4 waits
+ * for is the setting's (vpmm_reuse).
+ */
+#ifndef VPMM_LIB_FIND_H
+#define VPMM_LIB_FIND_H
+
+#include "space/region.h"
+
+/* Tiers 2 to 4, 4 only if `may_wait`. `every_bin`: also regions whose bins are just being emptied or filled. */
+enum region_source find_free(struct space *, struct stream *, struct want, bool may_wait, bool every_bin,
+                             struct region *);
+
+/* The same with a last look, and again while memory keeps being published. */
+enum region_source find_thoroughly(struct space *, struct stream *, struct want, bool may_wait, struct region *);
+
+#endif
