@@ -85,11 +85,11 @@ static vpmm_status check_free(struct auditor *auditor, enum page_state left)
         return violation(auditor, "it is free and not hinted where its fence says");
     if (load_relaxed_u32(&at(auditor, auditor->page + auditor->pages - 1)->back) != auditor->pages)
         return violation(auditor, "its last page does not know its length");
-    uint64_t pieces = 0;
-    while (pieces < auditor->pages && load_relaxed_u32(&at(auditor, auditor->page + pieces)->piece_pages))
-        pieces += load_relaxed_u32(&at(auditor, auditor->page + pieces)->piece_pages);
-    if (pieces != auditor->pages)
-        return violation(auditor, "its pieces have %" PRIu64 " pages", pieces);
+    uint64_t pages = 0;
+    while (pages < auditor->pages && load_relaxed_u32(&at(auditor, auditor->page + pages)->span_pages))
+        pages += load_relaxed_u32(&at(auditor, auditor->page + pages)->span_pages);
+    if (pages != auditor->pages)
+        return violation(auditor, "its spans have %" PRIu64 " pages", pages);
     if (left == PAGE_FREE) {
         uint64_t length = load_relaxed_u32(&at(auditor, auditor->page - 1)->back);
         struct fence other = page_fence(at(auditor, auditor->page - length));

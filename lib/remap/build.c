@@ -10,7 +10,7 @@
 
 #include <stdlib.h>
 
-/* A contiguous piece of claimed memory that moves: extents [first, first + extents) of the build, in order. */
+/* A contiguous run of claimed memory that moves: extents [first, first + extents) of the build, in order. */
 struct donor {
     struct region region;
     size_t first, extents;
@@ -334,7 +334,7 @@ static vpmm_status wait_for_donors(struct build *build, bool *waited)
 
 /* ---- the two ways out ---- */
 
-/* The latest of the pieces' fences; they are all of the stream, or passed. */
+/* The latest of the donors' fences; they are all of the stream, or passed. */
 static struct fence joint_fence(const struct build *build, bool waited)
 {
     const struct arena *arena = build->arena;

@@ -137,9 +137,9 @@ static struct region uncut(struct arena *arena, struct region granules)
 struct extension {
     const struct arena *arena;
     const struct stream *stream;
-    uint64_t wanted;    /* granules */
-    struct found pages; /* the free region of pages that follows */
-    uint64_t take;      /* pages of it; 0: none found yet */
+    uint64_t wanted;          /* granules */
+    struct seen_region pages; /* the free region of pages that follows */
+    uint64_t take;            /* pages of it; 0: none found yet */
     unsigned looked;
 };
 
@@ -149,7 +149,7 @@ static bool is_usable(const struct space *space, const struct stream *stream, ui
 }
 
 /* The run that needs the fewest pages. */
-static bool look_for_extension(const struct found *found, void *data)
+static bool look_for_extension(const struct seen_region *found, void *data)
 {
     enum { REGIONS_LOOKED_AT = 256 };
     struct extension *extension = data;
@@ -160,7 +160,7 @@ static bool look_for_extension(const struct found *found, void *data)
         page_index(&arena->cut.pages, end) == arena->cut.pages.chunk_pages ||
         (extension->take && take >= extension->take) || !is_usable(&arena->cut, extension->stream, found->page))
         return ++extension->looked < REGIONS_LOOKED_AT;
-    struct found pages = {.page = page_of_granule(arena, end)};
+    struct seen_region pages = {.page = page_of_granule(arena, end)};
     pages.word = load_sc_u64(&page_at(&arena->space.pages, pages.page)->word);
     pages.pages = word_pages(pages.word);
     if (word_state(pages.word) == PAGE_FREE && pages.pages >= take &&
@@ -192,12 +192,12 @@ bool cut_extend(struct arena *arena, const struct stream *stream, struct want wa
 
 struct whole {
     const struct arena *arena;
-    uint64_t most;        /* pages to be taken at once */
-    struct found in;      /* the region */
-    uint64_t page, pages; /* the granules of whole pages in it; pages 0: none found */
+    uint64_t most;         /* pages to be taken at once */
+    struct seen_region in; /* the region */
+    uint64_t page, pages;  /* the granules of whole pages in it; pages 0: none found */
 };
 
-static bool look_for_whole(const struct found *found, void *data)
+static bool look_for_whole(const struct seen_region *found, void *data)
 {
     struct whole *whole = data;
     uint64_t a_page = whole->arena->cut.page_granules;

@@ -17,10 +17,10 @@
  * 2. The missing pages are extents that move, longest first, a last longer one covering the rest, or new memory: every
  *    such end is priced, and a page created is dear. So is each candidate for the place; the cheapest wins.
  *    [a page created costs its driver time alone: 20.0 %, 10.2 ms | 23.9 %, 46.4 ms]
- * 3. New memory is cut into equal pieces: 40 pages while nothing is stuck in partly free extents, 10 when 2 % is; fewer
- *    where a malloc would take longer than 0.9 ms.
+ * 3. New memory is created in equal handles: of 40 pages while nothing is stuck in partly free extents, of 10 when 2 %
+ *    is; in fewer where a malloc would take longer than 0.9 ms.
  *    [always 40: 7.7 %, 5.2 ms | 14.8 %, 25.6 ms; always 10: 5.7 %, 14.7 ms | 10.5 %, 68.8 ms]
- * 4. But no piece is longer than 48 pages, or a 32nd of the growth, however long the malloc takes: what is left of a
+ * 4. But no handle is longer than 48 pages, or a 32nd of the growth, however long the malloc takes: what is left of a
  *    long one is stuck beside whatever lives in it. A 32nd: a giant request moves in as many handles.
  *    [no bound: 7.2 %, 10.6 ms | 13.3 %, 59.5 ms; 48 without the 32nd: the longest malloc 0.95 ms for 0.83]
  * 5. Memory behind another stream's fence is planned with before the pool grows, where the stream may wait for it. It
@@ -34,26 +34,26 @@
  * 10.8 ms | 9.0 %, 59.7 ms. That price was taken out: it bought a longest malloc of 3.1 ms instead of 3.9, on average,
  * with four threads and a GPU that lags, and nothing elsewhere. Prices of a surplus page and of a stuck page that is put
  * to use had no gain either, nor had work ahead of need by the reaper: extents joined to the longest run, growth, long
- * extents made anew as short ones. In the first study, which cannot be run from this tree, these had none: pieces of the
- * sizes lately asked for or lately live; pieces that grow geometrically; filling a hole between two free runs; steering
+ * extents made anew as short ones. In the first study, which cannot be run from this tree, these had none: handles of the
+ * sizes lately asked for or lately live; handles that grow geometrically; filling a hole between two free runs; steering
  * by held instead of by stuck.
  */
-static const double PIECE_MAX = 40; /* pages of a piece while nothing is stuck, */
-static const double PIECE_MIN = 10; /* and when this share of mapped is: */
+static const double HANDLE_MOST = 40;  /* pages of a handle while nothing is stuck, */
+static const double HANDLE_LEAST = 10; /* and when this share of mapped is: */
 static const double STUCK_HIGH = 0.02;
 
 static const double CREATED_PAGE_US = 8; /* what a page created is worth, beside its driver time */
 
-static const double SLOW_US = 900; /* driver time of one malloc, beyond which growth is cut into fewer pieces */
+static const double SLOW_US = 900; /* driver time of one malloc, beyond which growth is created in fewer handles */
 
 static const double WAIT_US = 40; /* what an extent that the stream must wait for is dearer than another */
 
 static const double FRESH_TIMES = 16;  /* ample room: so many times what is built, */
 static const double FRESH_SHARE = 0.5; /* and this share of what is mapped */
 
-enum { PIECE_LONGEST = 48 }; /* pages of a piece, however short the time for it, */
-enum { GROWTH_PIECES = 32 }; /* or this part of the growth */
-enum { CANDIDATES = 32 };    /* runs looked at for extension, the longest: a bound; 16, all: the same */
+enum { HANDLE_LONGEST = 48 }; /* pages of a handle, however short the time for it, */
+enum { GROWTH_HANDLES = 32 }; /* or this part of the growth */
+enum { CANDIDATES = 32 };     /* runs looked at for extension, the longest: a bound; 16, all: the same */
 
 /*
  * The cost model: h200.md's driver prices, linear between the measured sizes.
@@ -94,7 +94,7 @@ void policy_init(struct policy *p, uint64_t page_size_bytes, uint32_t max_extent
     memset(p, 0, sizeof *p);
     p->page_mib = (double)page_size_bytes / (1 << 20);
     p->max_extent = max_extent_pages ? max_extent_pages : UINT32_MAX;
-    p->piece_pages = PIECE_MAX;
+    p->handle_pages = HANDLE_MOST;
 }
 
 void policy_destroy(struct policy *p)
@@ -352,7 +352,7 @@ static uint32_t sorted(const struct policy *p, size_t i)
 }
 
 /*
- * Growth is cut into equal pieces: small ones while much memory is stuck, large ones while little is, but never into
+ * Growth is created in equal handles: small ones while much memory is stuck, large ones while little is, but never into
  * more than there is time for.
  */
 static double interpolate(double at_none, double at_high, double stuck, double high)
@@ -360,44 +360,44 @@ static double interpolate(double at_none, double at_high, double stuck, double h
     return stuck >= high ? at_high : at_none + (at_high - at_none) * stuck / high;
 }
 
-static void steer_pieces(struct policy *p, const struct policy_view *v)
+static void steer_handles(struct policy *p, const struct policy_view *v)
 {
-    p->piece_pages = interpolate(PIECE_MAX, PIECE_MIN, stuck_share(v), STUCK_HIGH);
+    p->handle_pages = interpolate(HANDLE_MOST, HANDLE_LEAST, stuck_share(v), STUCK_HIGH);
 }
 
-static uint32_t pieces_of(const struct policy *p, uint32_t pages)
+static uint32_t handles_of(const struct policy *p, uint32_t pages)
 {
-    double piece = p->piece_pages;
-    if (piece > p->max_extent)
-        piece = p->max_extent;
-    uint32_t whole = (uint32_t)piece;
+    double handle = p->handle_pages;
+    if (handle > p->max_extent)
+        handle = p->max_extent;
+    uint32_t whole = (uint32_t)handle;
     return pages / whole + (pages % whole != 0);
 }
 
-static double growth_us(const struct policy *p, uint32_t pages, uint32_t pieces)
+static double growth_us(const struct policy *p, uint32_t pages, uint32_t handles)
 {
-    return pieces ? pieces * create_us(p, (pages + pieces - 1) / pieces) : 0;
+    return handles ? handles * create_us(p, (pages + handles - 1) / handles) : 0;
 }
 
-/* Of growth by so many pages. A long piece is seldom wholly free again, and what is left of it is stuck. */
-static uint32_t longest_piece(const struct policy *p, uint32_t pages)
+/* Of growth by so many pages. A long handle is seldom wholly free again, and what is left of it is stuck. */
+static uint32_t longest_handle(const struct policy *p, uint32_t pages)
 {
-    uint32_t longest = pages / GROWTH_PIECES > PIECE_LONGEST ? pages / GROWTH_PIECES : PIECE_LONGEST;
+    uint32_t longest = pages / GROWTH_HANDLES > HANDLE_LONGEST ? pages / GROWTH_HANDLES : HANDLE_LONGEST;
     return longest < p->max_extent ? longest : p->max_extent;
 }
 
 /* Fewer and larger ones where the time left does not suffice, as far as the cap on extents allows. */
-static uint32_t pieces_within(const struct policy *p, uint32_t pages, double us)
+static uint32_t handles_within(const struct policy *p, uint32_t pages, double us)
 {
-    uint32_t pieces = pieces_of(p, pages);
-    uint32_t longest = longest_piece(p, pages);
+    uint32_t handles = handles_of(p, pages);
+    uint32_t longest = longest_handle(p, pages);
     uint32_t fewest = pages ? (pages - 1) / longest + 1 : 0;
     double most = us / create_us(p, 1); /* of the cheapest */
-    if (pieces > most)
-        pieces = most > fewest ? (uint32_t)most : fewest;
-    while (pieces > fewest && growth_us(p, pages, pieces) > us)
-        pieces--;
-    return pieces;
+    if (handles > most)
+        handles = most > fewest ? (uint32_t)most : fewest;
+    while (handles > fewest && growth_us(p, pages, handles) > us)
+        handles--;
+    return handles;
 }
 
 /*
@@ -411,8 +411,8 @@ struct filling {
     size_t stop;
     uint32_t cover; /* UINT32_MAX: none */
     uint32_t grow;
-    uint32_t pieces; /* of what grows */
-    uint64_t pages;  /* in sum */
+    uint32_t handles; /* of what grows */
+    uint64_t pages;   /* in sum */
 };
 
 static double wait_us(const struct policy_view *v, uint32_t extent)
@@ -442,8 +442,8 @@ static void finish(const struct policy *p, const struct policy_view *v, struct f
     struct filling g = f;
     g.cover = UINT32_MAX;
     g.grow = rest;
-    g.pieces = pieces_within(p, rest, SLOW_US - f.us);
-    g.us += growth_us(p, rest, g.pieces);
+    g.handles = handles_within(p, rest, SLOW_US - f.us);
+    g.us += growth_us(p, rest, g.handles);
     g.pages += rest;
     if (rest <= v->creatable_pages)
         consider(best, g, room);
@@ -508,7 +508,7 @@ static bool add_filling(const struct policy *p, const struct policy_view *v, con
         return false;
     if (plan->moves > 1)
         qsort(plan->move, plan->moves, sizeof *plan->move, ascending);
-    return add_creates(plan, f->grow, f->pieces);
+    return add_creates(plan, f->grow, f->handles);
 }
 
 /*
@@ -602,7 +602,7 @@ static bool plan_extents(struct policy *p, const struct policy_view *v, uint32_t
     struct candidate best = {0}, fresh = {.place = POLICY_FRESH, .run = NO_RUN, .missing = pages};
     if (!sort_by_size(p, v))
         return false;
-    steer_pieces(p, v);
+    steer_handles(p, v);
     fresh.room = longest_hole_pages(v);
     if (fresh.room >= pages)
         try_candidate(p, v, fresh, &best); /* first, so that of equals it wins: by 0.001 in held */

@@ -52,8 +52,8 @@ struct policy_view {
 
 enum policy_place {
     POLICY_FRESH,       /* at `page`, inside a hole */
-    POLICY_EXTEND_UP,   /* run `run` stays, new pieces are mapped right after it */
-    POLICY_EXTEND_DOWN, /* run `run` stays, new pieces are mapped right before it */
+    POLICY_EXTEND_UP,   /* run `run` stays, new handles are mapped right after it */
+    POLICY_EXTEND_DOWN, /* run `run` stays, new handles are mapped right before it */
     POLICY_NO_HOLE,     /* no hole is long enough: reserve a chunk, plan again */
     POLICY_NO_MEMORY,   /* creatable_pages and what can be moved do not suffice */
 };
@@ -79,8 +79,8 @@ struct policy {
     uint32_t max_extent; /* pages of the largest handle, UINT32_MAX: no limit; 1: the specification's mode */
     double page_mib;
 
-    double piece_pages;      /* what growth is cut into, by the last look at how much memory is stuck */
-    uint64_t *by_size;       /* scratch: the view's extents, longest first */
+    double handle_pages; /* pages of a handle that growth is created in, by the last look at how much memory is stuck */
+    uint64_t *by_size;   /* scratch: the view's extents, longest first */
     size_t by_size_capacity;
 };
 

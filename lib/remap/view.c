@@ -26,7 +26,7 @@ struct collector {
 };
 
 /* By the region's own fence, not by where its hint was: see region.c. What of it is in reach; pages 0: nothing. */
-static struct view_region in_reach(const struct collector *collector, const struct found *found)
+static struct view_region in_reach(const struct collector *collector, const struct seen_region *found)
 {
     const struct streams *streams = &collector->arena->streams;
     struct fence fence = page_fence(page_at(&collector->arena->space.pages, found->page));
@@ -40,7 +40,7 @@ static struct view_region in_reach(const struct collector *collector, const stru
     return region;
 }
 
-static bool add_region(const struct found *found, void *data)
+static bool add_region(const struct seen_region *found, void *data)
 {
     const struct collector *collector = data;
     struct view *view = collector->view;
@@ -55,7 +55,7 @@ static bool add_region(const struct found *found, void *data)
     return true;
 }
 
-static bool add_hole(const struct found *found, void *data)
+static bool add_hole(const struct seen_region *found, void *data)
 {
     struct view *view = data;
     if (!room((void **)&view->hole, &view->hole_capacity, view->holes, sizeof *view->hole)) {
@@ -110,7 +110,8 @@ static bool is_usable(const struct arena *arena, const struct stream *stream, co
 }
 
 /* How many regions from the ith on, which is usable without waiting, adjoin and are so too; at least 1. */
-static uint32_t count_pieces(const struct view *view, const struct arena *arena, const struct stream *stream, size_t i)
+static uint32_t count_adjoining(const struct view *view, const struct arena *arena, const struct stream *stream,
+                                size_t i)
 {
     uint32_t n = 1;
     while (i + n < view->regions &&
@@ -124,11 +125,11 @@ static bool add_run(struct view *view, struct arena *arena, size_t first, uint32
 {
     const struct view_region *last = &view->region[first + regions - 1];
     if (!room((void **)&view->run, &view->run_capacity, view->runs, sizeof *view->run) ||
-        !room((void **)&view->pieces, &view->pieces_capacity, view->runs, sizeof *view->pieces))
+        !room((void **)&view->members, &view->members_capacity, view->runs, sizeof *view->members))
         return false;
     uint64_t page = view->region[first].page, end = last->page + last->pages;
     bool at_end = last->pages == pages_to_chunk_end(&arena->space.pages, last->page);
-    view->pieces[view->runs] = (struct view_pieces){(uint32_t)first, regions};
+    view->members[view->runs] = (struct view_members){(uint32_t)first, regions};
     view->run[view->runs] = (struct policy_run){.page = page,
                                                 .pages = (uint32_t)(end - page),
                                                 .hole_before = cut_off(hole_until(arena, page)),
@@ -143,14 +144,14 @@ static bool add_runs(struct view *view, struct arena *arena, const struct stream
     uint32_t regions;
     for (size_t i = 0; i < view->regions; i += regions) {
         bool waits = !is_usable(arena, stream, &view->region[i]);
-        regions = waits ? 1 : count_pieces(view, arena, stream, i);
+        regions = waits ? 1 : count_adjoining(view, arena, stream, i);
         if (!add_run(view, arena, i, regions, waits))
             return false;
     }
     return true;
 }
 
-static bool claim_piece(const struct view_region *seen, struct arena *arena, struct region *region)
+static bool claim_member(const struct view_region *seen, struct arena *arena, struct region *region)
 {
     if (!region_claim(&arena->space, &seen->found, region))
         return false;
@@ -161,12 +162,12 @@ static bool claim_piece(const struct view_region *seen, struct arena *arena, str
 
 bool view_claim_run(const struct view *view, struct arena *arena, uint32_t run, struct region *region)
 {
-    const struct view_pieces *pieces = &view->pieces[run];
+    const struct view_members *members = &view->members[run];
     struct region next;
-    if (!claim_piece(&view->region[pieces->first], arena, region))
+    if (!claim_member(&view->region[members->first], arena, region))
         return false;
-    for (uint32_t i = 1; i < pieces->regions; i++) {
-        if (!claim_piece(&view->region[pieces->first + i], arena, &next)) {
+    for (uint32_t i = 1; i < members->regions; i++) {
+        if (!claim_member(&view->region[members->first + i], arena, &next)) {
             region_publish(&arena->space, *region);
             return false;
         }
@@ -212,7 +213,7 @@ bool view_make(struct view *view, struct arena *arena, const struct stream *stre
 void view_free(struct view *view)
 {
     free(view->region);
-    free(view->pieces);
+    free(view->members);
     free(view->run);
     free(view->extent);
     free(view->hole);

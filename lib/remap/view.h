@@ -17,27 +17,27 @@ enum view_reach {
     VIEW_ALL,    /* all free memory: its user may have to wait */
 };
 
-/* A free region, and what of it is in reach: all, or of another stream's the longest run of pieces that has passed. */
+/* A free region, and what of it is in reach: all, or of another stream's the longest run of spans that has passed. */
 struct view_region {
     uint64_t page, pages; /* first: views are sorted by it */
-    struct found found;
+    struct seen_region found;
     bool part; /* of a region that has not passed as a whole */
 };
 
 /* The regions of a run: view.region[first .. first + regions), adjacent, kept apart by their fences alone. */
-struct view_pieces {
+struct view_members {
     uint32_t first, regions;
 };
 
 struct view {
     struct view_region *region;
     size_t regions;
-    struct view_pieces *pieces; /* parallel to run */
+    struct view_members *members; /* parallel to run */
     struct policy_run *run;
     struct policy_extent *extent;
     struct policy_hole *hole;
     size_t runs, extents, holes;
-    size_t run_capacity, pieces_capacity, region_capacity, extent_capacity, hole_capacity;
+    size_t run_capacity, members_capacity, region_capacity, extent_capacity, hole_capacity;
     bool out_of_memory;
 };
 

@@ -9,7 +9,7 @@
  * makes the region FREE, and then looks at the wants; all sequentially consistent, so one of the two sees the other.
  * A thread for which there is no place is woken by nobody, and sleeps for short times.
  *
- * What serves a want without being published so wakes nobody: a piece that has passed inside another stream's region,
+ * What serves a want without being published so wakes nobody: a span that has passed inside another stream's region,
  * what only a wait makes usable, a region that the search misses while another thread empties its bin (hints.h). Who
  * sleeps finds these when it has the turn and looks thoroughly.
  *

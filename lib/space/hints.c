@@ -178,7 +178,7 @@ void hints_remove(struct page *descriptor)
 /* ---- searching ---- */
 
 static bool look(const struct pages *pages, const struct hint_block *block, int slot, enum page_state state,
-                 struct found *found)
+                 struct seen_region *found)
 {
     uint32_t entry = load_sc_u32(&block->slot[slot]);
     if (!entry)
@@ -201,21 +201,21 @@ static const struct hint_block *walk_next(const struct hint_bin *bin, const stru
     return *wrapped && next == start ? NULL : next;
 }
 
-static bool fits(struct want want, const struct found *found)
+static bool fits(struct want want, const struct seen_region *found)
 {
     return want_place(want, found->page) + want.pages <= found->page + found->pages;
 }
 
 /* The shortest fitting region of the first `most` of a bin; in an exact bin, the first. */
 static bool best_of_bin(struct hint_bin *bin, const struct pages *pages, enum page_state state, struct want want,
-                        bool exact, int most, struct found *best)
+                        bool exact, int most, struct seen_region *best)
 {
     const struct hint_block *start = load_acquire_ptr(&bin->full);
     bool wrapped = false, any = false;
     int compared = 0;
     for (const struct hint_block *block = start; block; block = walk_next(bin, start, block, &wrapped)) {
         for (uint64_t used = load_relaxed_u64(&block->used); used; used &= used - 1) {
-            struct found found;
+            struct seen_region found;
             if (!look(pages, block, __builtin_ctzll(used), state, &found))
                 continue;
             if (!fits(want, &found)) {
@@ -238,7 +238,7 @@ static bool best_of_bin(struct hint_bin *bin, const struct pages *pages, enum pa
 }
 
 bool hints_best(const struct hints *set, const struct pages *pages, enum page_state state, struct want want,
-                bool every_bin, struct found *best)
+                bool every_bin, struct seen_region *best)
 {
     struct hints *hints = (struct hints *)set; /* searches keep where they found something */
     int most = every_bin ? INT32_MAX : HINTS_COMPARED_IN_A_BIN;
@@ -259,7 +259,7 @@ bool hints_best(const struct hints *set, const struct pages *pages, enum page_st
 }
 
 void hints_each(const struct hints *hints, const struct pages *pages, enum page_state state,
-                bool (*visit)(const struct found *, void *), void *data)
+                bool (*visit)(const struct seen_region *, void *), void *data)
 {
     for (unsigned bin = 0; bin < HINT_BINS; bin++) {
         if (!load_sc_u64(&hints->bin[bin].count))
@@ -267,7 +267,7 @@ void hints_each(const struct hints *hints, const struct pages *pages, enum page_
         for (const struct hint_block *block = load_acquire_ptr(&hints->bin[bin].first); block;
              block = next_block(block))
             for (uint64_t used = load_relaxed_u64(&block->used); used; used &= used - 1) {
-                struct found found;
+                struct seen_region found;
                 if (look(pages, block, __builtin_ctzll(used), state, &found) && !visit(&found, data))
                     return;
             }
@@ -297,7 +297,7 @@ uint64_t hints_longest(const struct hints *hints, const struct pages *pages, enu
         const struct hint_block *block = load_acquire_ptr(&hints->bin[bin].first);
         for (; block && load_relaxed_u64(&hints->bin[bin].count); block = next_block(block))
             for (uint64_t used = load_relaxed_u64(&block->used); used; used &= used - 1) {
-                struct found found;
+                struct seen_region found;
                 if (look(pages, block, __builtin_ctzll(used), state, &found) && found.pages > longest)
                     longest = found.pages;
             }

@@ -51,7 +51,7 @@ struct hints {
 };
 
 /* A region that a search found: FREE, or HOLE, when its word was read. */
-struct found {
+struct seen_region {
     uint64_t page, pages, word;
 };
 
@@ -81,12 +81,12 @@ static inline uint64_t want_place(struct want want, uint64_t page)
  * bit that is just being cleared must not spoil. false: none.
  */
 bool hints_best(const struct hints *, const struct pages *, enum page_state state, struct want, bool every_bin,
-                struct found *best);
+                struct seen_region *best);
 
 /* Calls visit for each region in state `state`, until it answers false. A region may be missed or met twice if it
    changes meanwhile. */
 void hints_each(const struct hints *, const struct pages *, enum page_state state,
-                bool (*visit)(const struct found *, void *), void *data);
+                bool (*visit)(const struct seen_region *, void *), void *data);
 
 uint64_t hints_count(const struct hints *);
 bool hints_holds(const struct hints *, const struct page *, uint64_t page);          /* for the audit */

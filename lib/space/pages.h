@@ -81,8 +81,8 @@ struct page {
     _Atomic(uint64_t) where;     /* on a hinted region's first page: its hint (hints.h), the owner's */
     _Atomic(uint64_t) requested; /* on a LIVE region's first page: bytes asked for */
     _Atomic(void *) extent;      /* struct extent: of every mapped page */
-    _Atomic(uint32_t) piece_pages, piece_stream; /* on the first page of a piece of a FREE region: see region.h */
-    _Atomic(uint64_t) piece_number;
+    _Atomic(uint32_t) span_pages, span_stream; /* on the first page of a span of a FREE region: see region.h */
+    _Atomic(uint64_t) span_number;
 };
 
 _Static_assert(sizeof(struct page) == 64, "a page descriptor is a cache line");

@@ -31,68 +31,68 @@ static bool may_merge(const struct space *space, struct fence a, struct fence b,
     return a.stream == b.stream || !a.stream || !b.stream;
 }
 
-/* ---- pieces ---- */
+/* ---- spans ---- */
 
-static void write_piece(struct space *space, uint64_t page, uint64_t pages, struct fence fence)
+static void write_span(struct space *space, uint64_t page, uint64_t pages, struct fence fence)
 {
     struct page *first = at(space, page);
-    store_relaxed_u32(&first->piece_pages, (uint32_t)pages);
-    store_relaxed_u32(&first->piece_stream, fence.stream);
-    store_relaxed_u64(&first->piece_number, fence.number);
+    store_relaxed_u32(&first->span_pages, (uint32_t)pages);
+    store_relaxed_u32(&first->span_stream, fence.stream);
+    store_relaxed_u64(&first->span_number, fence.number);
 }
 
-static uint64_t piece_pages(const struct space *space, uint64_t page)
+static uint64_t span_pages(const struct space *space, uint64_t page)
 {
-    return load_relaxed_u32(&at(space, page)->piece_pages);
+    return load_relaxed_u32(&at(space, page)->span_pages);
 }
 
-static struct fence piece_fence(const struct space *space, uint64_t page)
+static struct fence span_fence(const struct space *space, uint64_t page)
 {
     const struct page *first = at(space, page);
-    return (struct fence){load_relaxed_u32(&first->piece_stream), load_relaxed_u64(&first->piece_number)};
+    return (struct fence){load_relaxed_u32(&first->span_stream), load_relaxed_u64(&first->span_number)};
 }
 
-static void ensure_pieces(struct space *space, struct region region)
+static void ensure_spans(struct space *space, struct region region)
 {
-    if (!region.has_pieces)
-        write_piece(space, region.page, region.pages, region.fence);
+    if (!region.has_spans)
+        write_span(space, region.page, region.pages, region.fence);
 }
 
-/* For assertions: the pieces follow each other from the region's first page to its end. */
-static bool pieces_fill(const struct space *space, struct region region)
+/* For assertions: the spans follow each other from the region's first page to its end. */
+static bool spans_fill(const struct space *space, struct region region)
 {
     uint64_t page = region.page, end = region.page + region.pages;
-    while (page < end && piece_pages(space, page))
-        page += piece_pages(space, page);
+    while (page < end && span_pages(space, page))
+        page += span_pages(space, page);
     return page == end;
 }
 
-/* The latest of a region's pieces, which are all of one stream or passed. */
+/* The latest of a region's spans, which are all of one stream or passed. */
 static struct fence latest_fence(const struct space *space, uint64_t page, uint64_t end)
 {
     struct fence latest = FENCE_PASSED;
-    for (; page < end; page += piece_pages(space, page)) {
-        struct fence fence = settled(space, piece_fence(space, page));
+    for (; page < end; page += span_pages(space, page)) {
+        struct fence fence = settled(space, span_fence(space, page));
         latest = fence.number > latest.number ? fence : latest;
     }
     return latest;
 }
 
-/* Cuts an owned region in two at `pages`; the piece that lies across becomes two. */
-static struct region cut_off_front(struct space *space, struct region region, uint64_t pages)
+/* Splits an owned region in two at `pages`; the span that lies across becomes two. */
+static struct region split(struct space *space, struct region region, uint64_t pages)
 {
     vpmm_assert(is_owned(space, region.page) && pages > 0 && pages < region.pages);
-    struct region rest = {region.page + pages, region.pages - pages, region.fence, region.has_pieces};
-    if (!region.has_pieces)
+    struct region rest = {region.page + pages, region.pages - pages, region.fence, region.has_spans};
+    if (!region.has_spans)
         return rest;
-    uint64_t piece = region.page;
-    while (piece + piece_pages(space, piece) <= rest.page)
-        piece += piece_pages(space, piece);
-    uint64_t end = piece + piece_pages(space, piece);
-    if (piece < rest.page) {
-        struct fence fence = piece_fence(space, piece);
-        write_piece(space, rest.page, end - rest.page, fence);
-        write_piece(space, piece, rest.page - piece, fence);
+    uint64_t span = region.page;
+    while (span + span_pages(space, span) <= rest.page)
+        span += span_pages(space, span);
+    uint64_t end = span + span_pages(space, span);
+    if (span < rest.page) {
+        struct fence fence = span_fence(space, span);
+        write_span(space, rest.page, end - rest.page, fence);
+        write_span(space, span, rest.page - span, fence);
     }
     rest.fence = latest_fence(space, rest.page, rest.page + rest.pages);
     return rest;
@@ -101,7 +101,7 @@ static struct region cut_off_front(struct space *space, struct region region, ui
 /* ---- neighbours ---- */
 
 /* The FREE region that ends before this page, if its hint on its last page still holds. */
-static bool left_of(const struct space *space, uint64_t page, struct found *left)
+static bool left_of(const struct space *space, uint64_t page, struct seen_region *left)
 {
     uint64_t index = page_index(&space->pages, page);
     if (!index)
@@ -115,7 +115,7 @@ static bool left_of(const struct space *space, uint64_t page, struct found *left
     return word_state(left->word) == PAGE_FREE && word_pages(left->word) == length;
 }
 
-static bool right_of(const struct space *space, uint64_t page, uint64_t pages, struct found *right)
+static bool right_of(const struct space *space, uint64_t page, uint64_t pages, struct seen_region *right)
 {
     if (pages == pages_to_chunk_end(&space->pages, page))
         return false;
@@ -141,7 +141,7 @@ static void count_whole(struct space *space, uint64_t whole)
         fetch_add_relaxed_u64(&space->whole, whole);
 }
 
-bool region_claim(struct space *space, const struct found *found, struct region *region)
+bool region_claim(struct space *space, const struct seen_region *found, struct region *region)
 {
     struct page *first = at(space, found->page);
     struct fence fence = page_fence(first);
@@ -154,14 +154,14 @@ bool region_claim(struct space *space, const struct found *found, struct region 
     return true;
 }
 
-static bool claim_mergeable(struct space *space, const struct found *neighbour, struct fence fence,
+static bool claim_mergeable(struct space *space, const struct seen_region *neighbour, struct fence fence,
                             struct region *claimed, struct fence *merged)
 {
     return may_merge(space, page_fence(at(space, neighbour->page)), fence, merged) &&
            region_claim(space, neighbour, claimed);
 }
 
-/* Whether pieces of it may pass on their own. */
+/* Whether spans of it may pass on their own. */
 static void note_mixture(struct space *space, struct fence a, struct fence b)
 {
     if (a.stream != b.stream && !load_relaxed_u32(&space->mixed))
@@ -173,8 +173,8 @@ static struct region unite(struct space *space, struct region left, struct regio
 {
     vpmm_assert(is_owned(space, left.page) && is_owned(space, right.page) && left.page + left.pages == right.page);
     note_mixture(space, left.fence, right.fence);
-    ensure_pieces(space, left);
-    ensure_pieces(space, right);
+    ensure_spans(space, left);
+    ensure_spans(space, right);
     page_set(at(space, right.page), PAGE_NONE, 0);
     return (struct region){left.page, left.pages + right.pages, fence, true};
 }
@@ -182,7 +182,7 @@ static struct region unite(struct space *space, struct region left, struct regio
 /* Takes mergeable neighbours in until there are none. Lock-free: each failed claim is another thread's progress. */
 static struct region grow(struct space *space, struct region region)
 {
-    struct found neighbour;
+    struct seen_region neighbour;
     struct region claimed;
     struct fence merged;
     while (left_of(space, region.page, &neighbour) &&
@@ -195,19 +195,19 @@ static struct region grow(struct space *space, struct region region)
 }
 
 /* The word that makes it FREE. The hint is entered first: a FREE region is always hinted. */
-static struct found set_free(struct space *space, struct region region)
+static struct seen_region set_free(struct space *space, struct region region)
 {
     struct page *first = at(space, region.page);
     vpmm_assert(is_owned(space, region.page) && region.pages <= pages_to_chunk_end(&space->pages, region.page));
-    region.has_pieces = region.has_pieces && region.fence.stream;
-    ensure_pieces(space, region);
-    vpmm_assert_walk(pieces_fill(space, region));
+    region.has_spans = region.has_spans && region.fence.stream;
+    ensure_spans(space, region);
+    vpmm_assert_walk(spans_fill(space, region));
     page_set_fence(first, region.fence);
     store_sc_u32(&at(space, region.page + region.pages - 1)->back, (uint32_t)region.pages);
     hints_enter(shard_of(space, region.fence), &space->hint_arena, first, region.page, region.pages);
     count_whole(space, whole_pages(space, region.page, region.pages));
     uint64_t word = page_set(first, PAGE_FREE, region.pages);
-    return (struct found){region.page, region.pages, word};
+    return (struct seen_region){region.page, region.pages, word};
 }
 
 /*
@@ -219,9 +219,9 @@ static struct found set_free(struct space *space, struct region region)
  * both threads want A first, so one of them gets it, and then gets B unless B has gone elsewhere. Who fails on the
  * first claim is done: the winner, or whoever has it now, looks at its neighbours again when it publishes.
  */
-static bool take_again(struct space *space, struct found self, struct region *region)
+static bool take_again(struct space *space, struct seen_region self, struct region *region)
 {
-    struct found neighbour;
+    struct seen_region neighbour;
     struct region claimed, own;
     struct fence merged;
     struct fence fence = region->fence;
@@ -242,7 +242,7 @@ static bool take_again(struct space *space, struct found self, struct region *re
  * one FREE: then no later pass would find a reason to move it. The passer stores completed and then looks for FREE
  * words, this stores the word and then looks at completed, all sequentially consistent: one of the two sees the other.
  */
-static bool passed_meanwhile(struct space *space, struct found self, struct region *region)
+static bool passed_meanwhile(struct space *space, struct seen_region self, struct region *region)
 {
     return region->fence.stream && fence_passed(space->streams, region->fence) && region_claim(space, &self, region);
 }
@@ -253,7 +253,7 @@ void region_publish(struct space *space, struct region region)
     do {
         region.fence = settled(space, region.fence);
         region = grow(space, region);
-        struct found self = set_free(space, region);
+        struct seen_region self = set_free(space, region);
         if (!take_again(space, self, &region) && !passed_meanwhile(space, self, &region))
             break;
     } while (true);
@@ -278,13 +278,13 @@ enum region_source region_take(struct space *space, struct stream *stream, struc
                                struct region *region)
 {
     for (;;) { /* lock-free: a failed claim means that another thread took, merged or moved the region */
-        struct found own, passed;
+        struct seen_region own, passed;
         bool has_own = hints_best(&stream->free[space->level], &space->pages, PAGE_FREE, want, every_bin, &own);
         bool has_passed = hints_best(&space->passed, &space->pages, PAGE_FREE, want, every_bin, &passed);
         if (!has_own && !has_passed)
             return REGION_NONE;
         bool take_own = has_own && (!has_passed || own.pages <= passed.pages);
-        const struct found *found = take_own ? &own : &passed;
+        const struct seen_region *found = take_own ? &own : &passed;
         if (usable(space, stream, found->page) && region_claim(space, found, region))
             return take_own ? REGION_OWN_STREAM : REGION_COMPLETED;
     }
@@ -299,11 +299,11 @@ struct join {
 };
 
 /* The run of usable free regions around one of them, as far as it need be. */
-static bool look_around(const struct found *found, void *data)
+static bool look_around(const struct seen_region *found, void *data)
 {
     enum { REGIONS_LOOKED_AT = 128 }; /* a malloc that finds nothing here builds, and a build sees all runs */
     struct join *join = data;
-    struct found next;
+    struct seen_region next;
     uint64_t page = found->page, pages = found->pages;
     while (pages < join->wanted && left_of(join->space, page, &next) && usable(join->space, join->stream, next.page)) {
         page = next.page;
@@ -330,19 +330,19 @@ struct region region_unite(struct space *space, struct region left, struct regio
 static bool claim_run(struct space *space, const struct stream *stream, uint64_t page, uint64_t wanted,
                       struct region *region)
 {
-    struct found next = {.page = page, .word = load_sc_u64(&at(space, page)->word)};
-    struct region piece;
+    struct seen_region next = {.page = page, .word = load_sc_u64(&at(space, page)->word)};
+    struct region span;
     next.pages = word_pages(next.word);
     if (word_state(next.word) != PAGE_FREE || !usable(space, stream, page) || !region_claim(space, &next, region))
         return false;
     while (region->pages < wanted) {
         if (!right_of(space, region->page, region->pages, &next) || !usable(space, stream, next.page) ||
-            !region_claim(space, &next, &piece)) {
-            /* As one region: its pieces keep the fences that they had. */
+            !region_claim(space, &next, &span)) {
+            /* As one region: its spans keep the fences that they had. */
             region_publish(space, *region);
             return false;
         }
-        *region = region_unite(space, *region, piece);
+        *region = region_unite(space, *region, span);
     }
     return true;
 }
@@ -364,30 +364,30 @@ enum region_source region_join(struct space *space, struct stream *stream, uint6
 struct part {
     struct space *space;
     uint64_t wanted;
-    struct found in;      /* the region */
-    uint64_t page, pages; /* the run in it; pages 0: none found */
+    struct seen_region in; /* the region */
+    uint64_t page, pages;  /* the run in it; pages 0: none found */
     unsigned looked;
 };
 
-/* The pieces may be changing: lengths are held against the region's, and the claim by its word decides. */
-void region_longest_part(const struct space *space, const struct found *found, uint64_t *page, uint64_t *pages)
+/* The spans may be changing: lengths are held against the region's, and the claim by its word decides. */
+void region_longest_part(const struct space *space, const struct seen_region *found, uint64_t *page, uint64_t *pages)
 {
     uint64_t end = found->page + found->pages, run = found->page, length;
     *pages = 0;
-    for (uint64_t piece = run; piece < end; piece += length) {
-        length = piece_pages(space, piece);
-        if (!length || piece + length > end)
+    for (uint64_t span = run; span < end; span += length) {
+        length = span_pages(space, span);
+        if (!length || span + length > end)
             break;
-        if (!fence_passed(space->streams, piece_fence(space, piece))) {
-            run = piece + length;
-        } else if (piece + length - run > *pages) {
+        if (!fence_passed(space->streams, span_fence(space, span))) {
+            run = span + length;
+        } else if (span + length - run > *pages) {
             *page = run;
-            *pages = piece + length - run;
+            *pages = span + length - run;
         }
     }
 }
 
-static bool look_inside(const struct found *found, void *data)
+static bool look_inside(const struct seen_region *found, void *data)
 {
     enum { REGIONS_LOOKED_AT = 128 };
     struct part *part = data;
@@ -404,7 +404,7 @@ static bool look_inside(const struct found *found, void *data)
 
 struct region region_drop_front(struct space *space, struct region region, uint64_t pages)
 {
-    struct region rest = cut_off_front(space, region, pages);
+    struct region rest = split(space, region, pages);
     page_set(at(space, rest.page), PAGE_OWN, rest.pages);
     region.pages = pages;
     region_publish(space, region);
@@ -413,7 +413,7 @@ struct region region_drop_front(struct space *space, struct region region, uint6
 
 struct region region_keep_front(struct space *space, struct region region, uint64_t pages)
 {
-    struct region rest = cut_off_front(space, region, pages);
+    struct region rest = split(space, region, pages);
     page_set(at(space, rest.page), PAGE_OWN, rest.pages);
     region.pages = pages;
     region_publish(space, rest);
@@ -458,7 +458,7 @@ static bool take_freed_elsewhere(struct space *space, const struct stream *strea
 {
     struct want want = {pages, 1};
     for (;;) { /* lock-free, as region_take */
-        struct found best = {0}, found;
+        struct seen_region best = {0}, found;
         for (uint32_t slot = 1, n = load_acquire_u32(&space->streams->slots); slot < n; slot++) {
             struct stream *other = stream_at(space->streams, slot);
             if (other != stream &&
@@ -501,7 +501,7 @@ CUdeviceptr region_hand_out(struct space *space, struct region region, uint64_t 
     struct region rest = {0};
     vpmm_assert(is_owned(space, region.page) && pages > 0 && pages <= region.pages);
     if (region.pages > pages) {
-        rest = cut_off_front(space, region, pages);
+        rest = split(space, region, pages);
         page_set(at(space, rest.page), PAGE_OWN, rest.pages);
     }
     store_relaxed_u64(&first->requested, requested);
@@ -536,7 +536,7 @@ vpmm_status region_take_back(struct space *space, CUdeviceptr address, struct re
     return VPMM_SUCCESS;
 }
 
-static bool pass_one(const struct found *found, void *data)
+static bool pass_one(const struct seen_region *found, void *data)
 {
     struct space *space = data;
     struct region region;

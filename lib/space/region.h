@@ -7,9 +7,9 @@
  * Merging. Two adjacent FREE regions of a chunk merge unless they wait for two different streams; the larger fence
  * counts. (Only what has passed with what has passed: on a GPU that lags 64 events behind, held rises from 1.04 to 1.21
  * with one stream, from 1.05 to 1.11 with four.) Idle memory is not made to look busy by it, because a region remembers
- * its pieces: runs of it whose fences passed or will pass on their own. Another stream finds the passed ones
+ * its spans: runs of it whose fences passed or will pass on their own. Another stream finds the passed ones
  * (region_take_part) before it waits or builds.
- *   sum of the pieces' pages = the region's pages; the region's fence is the latest of the pieces'
+ *   sum of the spans' pages = the region's pages; the region's fence is the latest of the spans'
  * Pieces are chained by length from the region's first page; merging leaves them as they are, and a region that has
  * passed is a single one. That two neighbours which are published at the same time do not both miss each other is
  * argued at take_again (region.c).
@@ -23,7 +23,7 @@
 struct region {
     uint64_t page, pages;
     struct fence fence;
-    bool has_pieces; /* written in its pages; not so: it is a single one, with its fence */
+    bool has_spans; /* written in its pages; not so: it is a single one, with its fence */
 };
 
 enum region_source { REGION_NONE, REGION_OWN_STREAM, REGION_COMPLETED, REGION_WAITED };
@@ -37,13 +37,13 @@ enum region_source region_take(struct space *, struct stream *, struct want, boo
 /* A run of adjacent free regions that only their fences keep apart, all usable by the stream without waiting. */
 enum region_source region_join(struct space *, struct stream *, uint64_t pages, struct region *);
 
-/* The longest run of pieces in a region, as it was seen, that have passed; pages 0: none. */
-void region_longest_part(const struct space *, const struct found *, uint64_t *page, uint64_t *pages);
+/* The longest run of spans in a region, as it was seen, that have passed; pages 0: none. */
+void region_longest_part(const struct space *, const struct seen_region *, uint64_t *page, uint64_t *pages);
 
 /* Publishes what lies before and after such a run in an owned region, under their latest fences, and keeps the run. */
 struct region region_take_out(struct space *, struct region, uint64_t page, uint64_t pages);
 
-/* A run of passed pieces inside a longer region of another stream that has not passed as a whole. */
+/* A run of passed spans inside a longer region of another stream that has not passed as a whole. */
 bool region_take_part(struct space *, struct stream *, uint64_t pages, struct region *);
 
 /*
@@ -54,7 +54,7 @@ enum region_source region_take_waiting(struct space *, struct stream *, uint64_t
                                        struct region *);
 
 /* Takes a FREE region as it was seen; false: it has changed. */
-bool region_claim(struct space *, const struct found *, struct region *);
+bool region_claim(struct space *, const struct seen_region *, struct region *);
 
 /* Two adjacent owned regions that one stream may use without waiting, as one behind the later of their fences. */
 struct region region_unite(struct space *, struct region left, struct region right);

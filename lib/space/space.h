@@ -39,7 +39,7 @@ struct space {
     struct hint_arena hint_arena;
     struct hints passed;
     _Atomic(uint64_t) whole;        /* pages in FREE regions of granules, each region by itself */
-    _Atomic(uint32_t) mixed;        /* set once: there may be regions whose pieces have passed in part */
+    _Atomic(uint32_t) mixed;        /* set once: there may be regions whose spans have passed in part */
     _Atomic(uint64_t) publications; /* counts memory that became FREE: a search that saw it move looks again */
     struct await await;             /* threads that wait for some */
 };
