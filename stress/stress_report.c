@@ -62,6 +62,8 @@ void report_progress(run *r)
     X(built, r->stats.builds)                                                                                          \
     X(handles_moved, r->stats.extents_remapped)                                                                        \
     X(old_addresses_unmapped, r->stats.zombies_retired)                                                                \
+    X(regions_split, r->stats.splits)                                                                                  \
+    X(slabs_adopted, r->stats.adoptions)                                                                               \
     X(handles_given_back, r->stats.extents_released)                                                                   \
     X(everything_taken_back_first, r->stats.reclaims)                                                                  \
     X(refused_for_want_of_memory, r->stats.out_of_memory)                                                              \
@@ -71,8 +73,14 @@ void report_progress(run *r)
     X(trims, r->trims)                                                                                                 \
     X(caps_lowered, r->caps)
 
-/* With planned faults: an unwinding at each of these steps. */
-static const char *const unwound[] = {"cuMemCreate",   "cuMemMap",          "cuMemSetAccess",
+/* With planned faults: builds given up at each step that one refused call ends, */
+#define UNWINDINGS(X)                                                                                                  \
+    X(unwound_create, r->stats.unwound_create)                                                                         \
+    X(unwound_map, r->stats.unwound_map)                                                                               \
+    X(unwound_access, r->stats.unwound_access)
+
+/* and these calls refused. */
+static const char *const refused[] = {"cuMemCreate",   "cuMemMap",          "cuMemSetAccess",
                                       "cuMemUnmap",    "cuMemRelease",      "cuEventCreate",
                                       "cuEventRecord", "cuStreamWaitEvent", "cuStreamGetId"};
 
@@ -91,10 +99,13 @@ void report_paths_missed(const run *r, char *words, size_t length)
     if ((value) == 0)                                                                                                  \
         append(words, length, #name);
     PATHS(MISSED)
+    if (!r->options->faults)
+        return;
+    UNWINDINGS(MISSED)
 #undef MISSED
-    for (size_t i = 0; r->options->faults && i < sizeof unwound / sizeof *unwound; i++)
-        if (faults_made(unwound[i]) == 0)
-            append(words, length, unwound[i]);
+    for (size_t i = 0; i < sizeof refused / sizeof *refused; i++)
+        if (faults_made(refused[i]) == 0)
+            append(words, length, refused[i]);
 }
 
 /* ---- for people ---- */
@@ -191,10 +202,11 @@ static void json_pool(FILE *out, const run *r)
     fputs(",\n     \"paths\": {", out);
 #define PATH(name, value) fprintf(out, "%s\"" #name "\": %" PRIu64, comma, (uint64_t)(value)), comma = ", ";
     PATHS(PATH)
+    UNWINDINGS(PATH)
 #undef PATH
     fputs("},\n     \"refused_on_purpose\": {", out);
-    for (size_t i = 0; i < sizeof unwound / sizeof *unwound; i++)
-        fprintf(out, "%s\"%s\": %" PRIu64, i ? ", " : "", unwound[i], faults_made(unwound[i]));
+    for (size_t i = 0; i < sizeof refused / sizeof *refused; i++)
+        fprintf(out, "%s\"%s\": %" PRIu64, i ? ", " : "", refused[i], faults_made(refused[i]));
     fputs("},\n     \"stats\": {", out);
     comma = "";
 #define STAT(name, kind, help) fprintf(out, "%s\"" #name "\": %" PRIu64, comma, r->stats.name), comma = ", ";

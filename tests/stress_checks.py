@@ -51,6 +51,9 @@ def check_passes(program):
     check(refused and all(refused[call] for call in ("cuMemMap", "cuMemSetAccess", "cuEventRecord")),
           "driver calls were refused", refused)
     check(result.get("operations", {}).get("taken"), "memory went from thread to thread", result)
+    paths = result.get("paths", {})
+    check(paths.get("regions_split") and paths.get("slabs_adopted") and paths.get("unwound_map"),
+          "rare paths were taken and counted", paths)
 
 
 def check_planted(program):

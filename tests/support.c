@@ -175,9 +175,10 @@ vpmm_stats stats_of(struct world *w)
 #define PART_counter_part_of(sum, label) PART_OF_##sum
 #define PART_OF_mallocs(value, which)    ((which) == OF_MALLOCS ? (value) : 0)
 #define PART_OF_frees(value, which)      ((which) == OF_FREES ? (value) : 0)
-#define PART_OF_failures(value, which)   0
+#define PART_OF_unwound(value, which)    ((which) == OF_UNWOUND ? (value) : 0)
+#define PART_OF_failures(value, which)   ((which) == OF_FAILURES ? (value) : 0)
 
-enum counted { OF_MALLOCS, OF_FREES };
+enum counted { OF_MALLOCS, OF_FREES, OF_UNWOUND, OF_FAILURES };
 
 static uint64_t sum_of_parts(const vpmm_stats *s, enum counted which)
 {
@@ -198,6 +199,10 @@ const char *stats_violation(const vpmm_stats *s)
         return "mallocs are not the sum of the tiers";
     if (s->frees != sum_of_parts(s, OF_FREES))
         return "frees are not the sum of the tiers";
+    if (s->unwound != sum_of_parts(s, OF_UNWOUND))
+        return "what was unwound is not the sum of the steps";
+    if (s->failures != sum_of_parts(s, OF_FAILURES))
+        return "failures are not the sum of the errors";
     if (s->frees > s->mallocs)
         return "more frees than mallocs";
     if (s->cached_bytes > s->reusable_bytes)

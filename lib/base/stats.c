@@ -413,6 +413,8 @@ void stats_read(const struct stats *stats, vpmm_stats *out)
     out->failures = out->failed_invalid_value + out->failed_invalid_pointer + out->failed_out_of_memory +
                     out->failed_address_space + out->failed_not_supported + out->failed_driver +
                     out->failed_host_memory;
+    out->unwound =
+        out->unwound_context + out->unwound_create + out->unwound_wait + out->unwound_map + out->unwound_access;
     sum_calls(stats, out);
     out->slab_free_bytes = difference(out->slab_bytes, out->slab_live_bytes);
     out->reusable_bytes = difference(out->mapped_bytes, out->live_bytes);

@@ -7,7 +7,7 @@
  *
  *   slab_free = slab - slab_live
  *   reusable = mapped - live             hole = reserved - mapped - pending          (derived, never stored)
- *   frees, failures, driver_calls, driver_errors = the sums of their parts           (likewise)
+ *   frees, unwound, failures, driver_calls, driver_errors = the sums of their parts  (likewise)
  *
  * A tally is what one thread's front cache counts. It has one writer, so that its additions need not be atomic, only
  * the loads and stores in them.

@@ -397,9 +397,11 @@ static bool adopt(struct slabs *slabs, struct slab *slab, uint32_t from, struct 
         set_number(slab, epoch_of(word) + 1, 0);
     set_owner(slab, is_ours ? to->slot : from, epoch_of(word) + is_ours);
     list(slabs, slab, is_ours ? to->slot : from);
-    if (is_ours)
-        unlist(slabs, slab, from, class);
-    return is_ours;
+    if (!is_ours)
+        return false;
+    unlist(slabs, slab, from, class);
+    stats_count(slabs->space->stats, STAT_adoptions);
+    return true;
 }
 
 /* The next streams after its own, around. */

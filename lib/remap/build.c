@@ -268,13 +268,20 @@ static CUresult create_handle(struct arena *arena, struct extent *extent)
     return result;
 }
 
+/* A driver call of the build's was refused: what it was at, and the counter of builds that end there. */
+static vpmm_status step_failed(const struct build *build, const char *doing, enum stat unwound)
+{
+    stats_count(build->arena->stats, unwound);
+    return device_failed(build->arena->device, doing);
+}
+
 static vpmm_status create_handles(struct build *build)
 {
     for (size_t i = build->moved; i < build->extents; i++) {
         CUresult result = create_handle(build->arena, build->extent[i]);
         build->created += result == CUDA_SUCCESS || build->extent[i]->handle;
         if (result != CUDA_SUCCESS)
-            return device_failed(build->arena->device, "creating physical memory");
+            return step_failed(build, "creating physical memory", STAT_unwound_create);
     }
     return VPMM_SUCCESS;
 }
@@ -287,11 +294,11 @@ static vpmm_status map_all(struct build *build)
         struct extent *extent = build->extent[i];
         build->mapped = i + 1; /* an attempt counts: unmapping what is not mapped does no harm */
         if (mapping_map(arena, page, extent) != CUDA_SUCCESS)
-            return device_failed(arena->device, "mapping memory");
+            return step_failed(build, "mapping memory", STAT_unwound_map);
         page += extent->pages;
     }
     if (mapping_allow(arena, build->target.page, build->target.pages) != CUDA_SUCCESS)
-        return device_failed(arena->device, "giving the device access to a mapping");
+        return step_failed(build, "giving the device access to a mapping", STAT_unwound_access);
     return VPMM_SUCCESS;
 }
 
@@ -329,6 +336,8 @@ static vpmm_status wait_for_donors(struct build *build, bool *waited)
         *waited = true;
         status = wait_for_region(build, region->fence);
     }
+    if (status != VPMM_SUCCESS)
+        stats_count(arena->stats, STAT_unwound_wait);
     return status;
 }
 
@@ -528,6 +537,7 @@ static vpmm_status carry_out(struct build *build, struct build_limits *limits, s
             unwind(build);
         device_leave(build->arena->device, &scope);
     } else {
+        stats_count(build->arena->stats, STAT_unwound_context);
         unwind(build);
     }
     return status;

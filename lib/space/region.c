@@ -83,6 +83,7 @@ static struct region split(struct space *space, struct region region, uint64_t p
 {
     vpmm_assert(is_owned(space, region.page) && pages > 0 && pages < region.pages);
     struct region rest = {region.page + pages, region.pages - pages, region.fence, region.has_spans};
+    stats_count(space->stats, STAT_splits);
     if (!region.has_spans)
         return rest;
     uint64_t span = region.page;

@@ -1220,6 +1220,26 @@ Test(slab, a_slab_of_memory_that_is_waited_for_is_not_adopted)
     shelf_close(&s);
 }
 
+/* A slab whose slices have passed becomes another stream's, and is counted then. */
+Test(slab, a_slab_that_is_adopted_is_counted)
+{
+    struct setup setup = slab_setup();
+    setup.pool.cache_bytes = 0;
+    setup.pool.reuse = VPMM_REUSE_COMPLETED;
+    struct world w;
+    world_open(&w, &setup);
+    CUstream one = world_stream(&w), other = world_stream(&w);
+    CUdeviceptr kept = take_bytes(&w, 1000, one);
+    give(&w, take_bytes(&w, 1000, one), one);
+    world_drain(&w);
+    cr_expect_eq(stats_of(&w).adoptions, 0);
+    CUdeviceptr p = take_bytes(&w, 1000, other);
+    cr_expect_eq(stats_of(&w).adoptions, 1);
+    give(&w, p, other);
+    give(&w, kept, one);
+    world_close(&w);
+}
+
 /* Neither a page of free granules nor an empty slab stands beside a page that is built. */
 static void page_after_a_piece(size_t bytes)
 {

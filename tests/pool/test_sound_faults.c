@@ -181,6 +181,36 @@ Test(sound_faults, another_handle_that_is_not_mapped_at_once_fails_the_request)
     a_map_is_refused_once(false, VPMM_ERROR_DRIVER);
 }
 
+/* ---- what is given up is counted ---- */
+
+static void given_up(const char *call, vpmm_stats expected)
+{
+    struct world w;
+    struct setup setup = setup_default();
+    setup.pool.reuse = VPMM_REUSE_WAIT_DEVICE;
+    world_open(&w, &setup);
+    CUstream s = world_stream(&w);
+    CUdeviceptr p = 0;
+    vpmm_sim_fail(w.sim, call, 1, CUDA_ERROR_UNKNOWN, false);
+    must_fail(VPMM_ERROR_DRIVER, vpmm_malloc(w.pool, 4 * PAGE, s, &p));
+    give(&w, take(&w, 4, s), s);
+    vpmm_stats stats = stats_of(&w);
+    cr_expect_eq(stats.unwound, 1, "%s: %llu are unwound", call, (unsigned long long)stats.unwound);
+    cr_expect_eq(stats.unwound_create, expected.unwound_create, "%s", call);
+    cr_expect_eq(stats.unwound_map, expected.unwound_map, "%s", call);
+    cr_expect_eq(stats.unwound_access, expected.unwound_access, "%s", call);
+    world_audit(&w);
+    world_close(&w);
+}
+
+Test(sound_faults, a_build_that_is_given_up_is_counted_by_its_step)
+{
+    needs_simulator();
+    given_up("cuMemCreate", (vpmm_stats){.unwound_create = 1});
+    given_up("cuMemMap", (vpmm_stats){.unwound_map = 1});
+    given_up("cuMemSetAccess", (vpmm_stats){.unwound_access = 1});
+}
+
 /* The page that is unmapped where it is now is mapped at its old address as well, so it is not yet the device's. */
 Test(sound_faults, memory_with_an_old_mapping_left_stays_under_the_cap)
 {

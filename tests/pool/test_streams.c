@@ -46,6 +46,21 @@ Test(streams, own_memory_is_used_again_at_once)
     world_close(&w);
 }
 
+Test(streams, what_is_longer_than_the_request_is_split_and_counted)
+{
+    struct world w;
+    world_open(&w, NULL);
+    CUstream s = world_stream(&w);
+    give(&w, take(&w, 4, s), s);
+    uint64_t splits = stats_of(&w).splits;
+    give(&w, take(&w, 4, s), s);
+    cr_expect_eq(stats_of(&w).splits, splits, "a request that fits splits a region");
+    CUdeviceptr p = take(&w, 1, s);
+    cr_expect_eq(stats_of(&w).splits, splits + 1);
+    give(&w, p, s);
+    world_close(&w);
+}
+
 Test(streams, memory_whose_fence_has_passed_is_everyone_s)
 {
     struct world w;
