@@ -1,6 +1,7 @@
 /*
  * The threads' front caches: what is hit, what is not, and that nothing is lost or handed out too early by them.
  */
+#include "pool/pool.h"
 #include "support.h"
 
 #include <dirent.h>
@@ -1087,6 +1088,41 @@ Test(front, records_that_four_threads_share_are_used_again, .timeout = 60)
 Test(front, records_are_used_again_where_streams_are_trusted, .timeout = 60)
 {
     streams_come_and_go(0, VPMM_STREAMS_TRUSTED);
+}
+
+/* Threads that have ended leave caches of a stream that is gone without a release, and whose handle is another's. */
+Test(front, the_record_of_an_unreleased_stream_is_used_again_when_its_threads_have_ended, .timeout = 60)
+{
+    enum { THREADS = 4 };
+    needs_simulator();
+    struct setup setup = cached(CACHE);
+    setup.sim.stepped = false;
+    struct world w;
+    world_open(&w, &setup);
+    struct helper h[THREADS];
+    CUstream s = world_stream(&w), before = s;
+    give(&w, take(&w, 2, s), s); /* so that this thread has caches of its own, and does not adopt a helper's */
+    for (int i = 0; i < THREADS; i++) {
+        helper_start(&h[i], &w);
+        helper_give(&h[i], helper_take(&h[i], 2, s), s);
+    }
+    for (int i = 0; i < THREADS; i++)
+        helper_end(&h[i]);
+    world_stream_destroy(&w, s);
+    s = world_stream(&w);
+    cr_assert_eq(s, before, "the simulator does not hand the handle out again");
+    give(&w, take(&w, 2, s), s);
+    for (int i = 0; i < 6; i++, sleep_ms(FRONT_IDLE_US / 1000 + 1))
+        must_work(vpmm_poll(w.pool));
+    must_work(vpmm_trim(w.pool, 0, NULL)); /* what nobody can mark any more has passed then, */
+    give(&w, take(&w, 3, s), s);           /* and this thread comes by, and lets go of the stream that is gone */
+    must_work(vpmm_poll(w.pool));
+    uint32_t records = load_acquire_u32(&w.pool->arena.streams.slots);
+    CUstream other = world_stream(&w);
+    give(&w, take(&w, 2, other), other);
+    cr_expect_eq(load_acquire_u32(&w.pool->arena.streams.slots), records, "the record is not used again");
+    world_audit(&w);
+    world_close(&w);
 }
 
 /* Without a word to the pool: the handle's next stream is told from it by the id, and the memory waits. */
