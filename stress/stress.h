@@ -249,6 +249,14 @@ const vpmm_driver *faults_table(const vpmm_driver *, enum plant);
 void faults_set(bool on);
 uint64_t faults_made(const char *call); /* so far; NULL: of all calls */
 
+/* ---- stress_host_memory.c: the host's memory, which fails at random in calls of the pool's ---- */
+
+void host_memory_set(bool fails);
+void host_memory_enter(void);         /* this thread calls the pool; */
+bool host_memory_leave(void);         /* it is out of it again, or in the driver; whether it was in, */
+void host_memory_return(bool was_in); /* which this restores */
+uint64_t host_memory_refused(void);   /* requests, so far */
+
 /* ---- stress_health.c: what NVML says of a device ---- */
 
 struct health;

@@ -101,8 +101,12 @@ static CUresult refused(enum entry entry)
 #define REFUSE_AT_RANDOM(name, version, parameters, arguments)                                                         \
     static CUresult CUDAAPI before_##name parameters                                                                   \
     {                                                                                                                  \
-        CUresult refusal = refused(ENTRY_##name);                                                                      \
-        return refusal != CUDA_SUCCESS ? refusal : faults.real->name arguments;                                        \
+        CUresult result = refused(ENTRY_##name);                                                                       \
+        bool in_pool = host_memory_leave();                                                                            \
+        if (result == CUDA_SUCCESS)                                                                                    \
+            result = faults.real->name arguments;                                                                      \
+        host_memory_return(in_pool);                                                                                   \
+        return result;                                                                                                 \
     }
 VPMM_DRIVER_ENTRIES(REFUSE_AT_RANDOM)
 

@@ -78,10 +78,12 @@ static bool release_stream(lane *l, CUstream stream)
 {
     run *r = l->run;
     for (unsigned tries = 0; r->target.pool != NULL && tries < FREE_TRIES; tries++) {
+        host_memory_enter();
         vpmm_status status = vpmm_stream_release(r->target.pool, stream);
+        host_memory_leave();
         if (status == VPMM_SUCCESS || status == VPMM_ERROR_INVALID_VALUE) /* or the pool never met it */
             return true;
-        if (!r->options->faults || status != VPMM_ERROR_DRIVER) {
+        if (!r->options->faults || (status != VPMM_ERROR_DRIVER && status != VPMM_ERROR_HOST_MEMORY)) {
             run_end(r, status == VPMM_ERROR_DRIVER ? DEVICE_ERROR : FAILED, "vpmm_stream_release: %s",
                     vpmm_last_error());
             return false;
@@ -158,10 +160,12 @@ static bool allocate(lane *l, size_t bytes, CUstream stream, CUdeviceptr *addres
     vpmm_status status = VPMM_SUCCESS;
     CUresult result = CUDA_SUCCESS;
     uint64_t begin = now_ns();
+    host_memory_enter();
     if (r->target.pool != NULL)
         status = vpmm_malloc(r->target.pool, bytes, stream, address);
     else
         result = r->gpu.driver->cuMemAllocFromPoolAsync(address, bytes, r->target.memory_pool, stream);
+    host_memory_leave();
     note_latency(&l->latency, now_ns() - begin);
     if (status == VPMM_SUCCESS && result == CUDA_SUCCESS) {
         if (*address == 0 || *address % 256 != 0)
@@ -191,7 +195,9 @@ static bool give_back(lane *l, const block *b, CUstream stream)
     if (r->target.pool == NULL)
         return ok(l, "cuMemFreeAsync", r->gpu.driver->cuMemFreeAsync(b->address, stream));
     for (unsigned tries = 0; tries < FREE_TRIES; tries++) {
+        host_memory_enter();
         status = vpmm_free(r->target.pool, b->address, stream);
+        host_memory_leave();
         if (status == VPMM_SUCCESS)
             return true;
         if (!r->options->faults || status == VPMM_ERROR_INVALID_POINTER || status == VPMM_ERROR_INVALID_VALUE)

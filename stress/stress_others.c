@@ -35,9 +35,14 @@ static void trim(run *r, uint64_t random)
 {
     uint64_t keep = random % 2 ? run_mapped(r) / 4 * 3 : 0;
     count(&r->trims);
-    if (r->target.pool == NULL)
+    if (r->target.pool == NULL) {
         run_cuda_ok(r, "cuMemPoolTrimTo", r->gpu.driver->cuMemPoolTrimTo(r->target.memory_pool, keep));
-    else if (vpmm_trim(r->target.pool, keep, NULL) != VPMM_SUCCESS && !r->options->faults)
+        return;
+    }
+    host_memory_enter();
+    vpmm_status status = vpmm_trim(r->target.pool, keep, NULL);
+    host_memory_leave();
+    if (status != VPMM_SUCCESS && !r->options->faults)
         run_end(r, DEVICE_ERROR, "vpmm_trim: %s", vpmm_last_error());
 }
 

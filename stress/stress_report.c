@@ -106,6 +106,8 @@ void report_paths_missed(const run *r, char *words, size_t length)
     for (size_t i = 0; i < sizeof refused / sizeof *refused; i++)
         if (faults_made(refused[i]) == 0)
             append(words, length, refused[i]);
+    if (host_memory_refused() == 0)
+        append(words, length, "host_memory");
 }
 
 /* ---- for people ---- */
@@ -137,8 +139,10 @@ void report_result(FILE *out, run *r)
             : r->audited ? ", audit passed"
                          : "");
     if (r->options->faults)
-        fprintf(out, "  %" PRIu64 " driver calls refused on purpose, and %" PRIu64 " of the program's calls by them\n",
-                faults_made(NULL), run_count(r, COUNT_faulted));
+        fprintf(out,
+                "  refused on purpose: %" PRIu64 " driver calls, host memory %" PRIu64 " times; and by them %" PRIu64
+                " of the program's calls\n",
+                faults_made(NULL), host_memory_refused(), run_count(r, COUNT_faulted));
     if (r->health_words[0])
         fprintf(out, "  health: %s\n", r->health_words);
 }
@@ -206,7 +210,8 @@ static void json_pool(FILE *out, const run *r)
 #undef PATH
     fputs("},\n     \"refused_on_purpose\": {", out);
     for (size_t i = 0; i < sizeof refused / sizeof *refused; i++)
-        fprintf(out, "%s\"%s\": %" PRIu64, i ? ", " : "", refused[i], faults_made(refused[i]));
+        fprintf(out, "\"%s\": %" PRIu64 ", ", refused[i], faults_made(refused[i]));
+    fprintf(out, "\"host_memory\": %" PRIu64, host_memory_refused());
     fputs("},\n     \"stats\": {", out);
     comma = "";
 #define STAT(name, kind, help) fprintf(out, "%s\"" #name "\": %" PRIu64, comma, r->stats.name), comma = ", ";

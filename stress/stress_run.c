@@ -295,6 +295,7 @@ void run_begin(run *r)
         return;
     r->begun = now_seconds();
     faults_set(r->options->faults || r->options->plant != PLANT_NONE);
+    host_memory_set(r->options->faults);
     for (unsigned i = 0; i < r->options->threads; i++)
         bear(r, &r->lanes[i]);
     others_begin(r);
@@ -447,6 +448,7 @@ void run_close(run *r)
     join_all(r);
     if (r->options->plant != PLANT_LOST)
         faults_set(false);
+    host_memory_set(false);
     r->seconds = r->begun != 0 ? now_seconds() - r->begun : 0;
     if (atomic_load(&r->outcome) == PASSED)
         exchange_empty(r);

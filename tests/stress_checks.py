@@ -48,8 +48,8 @@ def check_passes(program):
     result = said["results"][0] if said else {}
     check(status == PASSED and said["outcome"] == "passed" and result["audit"], "a run with faults passes", errors)
     refused = result.get("refused_on_purpose", {})
-    check(refused and all(refused[call] for call in ("cuMemMap", "cuMemSetAccess", "cuEventRecord")),
-          "driver calls were refused", refused)
+    check(refused and all(refused[call] for call in ("cuMemMap", "cuMemSetAccess", "cuEventRecord", "host_memory")),
+          "driver calls and host memory were refused", refused)
     check(result.get("operations", {}).get("taken"), "memory went from thread to thread", result)
     paths = result.get("paths", {})
     check(paths.get("regions_split") and paths.get("slabs_adopted") and paths.get("unwound_map"),

@@ -1,0 +1,95 @@
+/*
+ * stress_host_memory.c - the host's memory as the pool sees it when it is to fail: with planned faults, the C library's
+ * functions refuse now and then what a call of the pool's asks them for. What the program and the simulated GPU ask for
+ * they have: a thread says when it is in a call of the pool's, and the driver's table (stress_faults.c) that it has left
+ * it for a while.
+ *
+ * The program is linked with --wrap for each function that stands here.
+ */
+#include "stress.h"
+
+#include <sys/mman.h>
+
+enum { SELDOM = 128 /* of so many requests, one is refused */ };
+
+static atomic_bool may_fail;
+static _Thread_local bool in_pool;
+static _Atomic(uint64_t) refusals, seeds;
+
+void host_memory_set(bool fails)
+{
+    atomic_store(&may_fail, fails);
+}
+
+void host_memory_enter(void)
+{
+    in_pool = true;
+}
+
+bool host_memory_leave(void)
+{
+    bool was_in = in_pool;
+    in_pool = false;
+    return was_in;
+}
+
+void host_memory_return(bool was_in)
+{
+    in_pool = was_in;
+}
+
+uint64_t host_memory_refused(void)
+{
+    return atomic_load(&refusals);
+}
+
+static bool is_refused(void)
+{
+    static _Thread_local uint64_t random;
+    if (!in_pool || !atomic_load_explicit(&may_fail, memory_order_relaxed))
+        return false;
+    if (random == 0)
+        random = (atomic_fetch_add(&seeds, 1) + 1) * UINT64_C(0x9E3779B97F4A7C15);
+    if (random_below(&random, SELDOM) != 0)
+        return false;
+    atomic_fetch_add_explicit(&refusals, 1, memory_order_relaxed);
+    return true;
+}
+
+/* ---- the C library's functions, as the linker names them ---- */
+
+void *__real_malloc(size_t);
+void *__real_calloc(size_t, size_t);
+void *__real_realloc(void *, size_t);
+void *__real_aligned_alloc(size_t, size_t);
+void *__real_mmap(void *, size_t, int, int, int, off_t);
+
+void *__wrap_malloc(size_t);
+void *__wrap_malloc(size_t size)
+{
+    return is_refused() ? NULL : __real_malloc(size);
+}
+
+void *__wrap_calloc(size_t, size_t);
+void *__wrap_calloc(size_t count, size_t size)
+{
+    return is_refused() ? NULL : __real_calloc(count, size);
+}
+
+void *__wrap_realloc(void *, size_t);
+void *__wrap_realloc(void *at, size_t size)
+{
+    return is_refused() ? NULL : __real_realloc(at, size);
+}
+
+void *__wrap_aligned_alloc(size_t, size_t);
+void *__wrap_aligned_alloc(size_t alignment, size_t size)
+{
+    return is_refused() ? NULL : __real_aligned_alloc(alignment, size);
+}
+
+void *__wrap_mmap(void *, size_t, int, int, int, off_t);
+void *__wrap_mmap(void *at, size_t bytes, int protection, int flags, int file, off_t offset)
+{
+    return is_refused() ? MAP_FAILED : __real_mmap(at, bytes, protection, flags, file, offset);
+}
