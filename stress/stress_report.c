@@ -8,10 +8,6 @@
 #include <inttypes.h>
 #include <string.h>
 
-#ifndef VPMM_VERSION
-#define VPMM_VERSION "unknown"
-#endif
-
 enum { JSON_VERSION = 1 };
 
 static const char *allocator_of(const run *r)

@@ -65,6 +65,24 @@ by_pkg_config() {
     "$work/quickstart" --sim
 }
 
+# The version that the archive says, the header says and pkg-config says.
+one_version() {
+  export PKG_CONFIG_PATH=$work/moved/lib/pkgconfig
+  local said
+  cat >"$work/version.c" <<'EOT'
+#include <vpmm/vpmm.h>
+int main(void)
+{
+    return printf("%s %s\n", vpmm_version(), VPMM_VERSION) < 0;
+}
+EOT
+  # shellcheck disable=SC2046 # words, as pkg-config gives them
+  cc -std=c11 "$work/version.c" -o "$work/version" $(pkg-config --static --cflags --libs vpmm)
+  said=$("$work/version")
+  echo "$said"
+  [ "$said" = "$(pkg-config --modversion vpmm) $(pkg-config --modversion vpmm)" ]
+}
+
 only_prefixed() {
   local archive names
   for archive in "$work"/moved/lib/*.a; do
@@ -86,6 +104,7 @@ program fetched "$quickstart" c_std_11 "include(FetchContent)" "FetchContent_Dec
 
 attempt "every global symbol begins with vpmm_" only_prefixed
 attempt "pkg-config --static" by_pkg_config
+attempt "one version" one_version
 attempt "find_package" runs package --sim
 attempt "find_package, in C++" runs cpp
 attempt "add_subdirectory" runs tree --sim

@@ -81,6 +81,17 @@
 extern "C" {
 #endif
 
+/* The version of this header. While the first number is 0, each change of the second may break what was. */
+#define VPMM_VERSION_MAJOR          0
+#define VPMM_VERSION_MINOR          1
+#define VPMM_VERSION_PATCH          0
+#define VPMM_VERSION                VPMM_VERSION_TEXT(VPMM_VERSION_MAJOR, VPMM_VERSION_MINOR, VPMM_VERSION_PATCH)
+#define VPMM_VERSION_TEXT(x, y, z)  VPMM_VERSION_TEXT_(x, y, z)
+#define VPMM_VERSION_TEXT_(x, y, z) #x "." #y "." #z
+
+/* The version of the library that is linked, "0.1.0": a program compares it with VPMM_VERSION. Never NULL. */
+const char *vpmm_version(void);
+
 typedef enum vpmm_status {
     VPMM_SUCCESS = 0,
     VPMM_ERROR_INVALID_VALUE,        /* an argument or a setting is wrong; the message says which and what is allowed */
@@ -290,8 +301,8 @@ vpmm_status vpmm_free_ptsz(vpmm_pool *, CUdeviceptr, CUstream stream);
 vpmm_status vpmm_stream_release_ptsz(vpmm_pool *, CUstream);
 
 #ifdef CUDA_API_PER_THREAD_DEFAULT_STREAM
-#define vpmm_malloc vpmm_malloc_ptsz
-#define vpmm_free vpmm_free_ptsz
+#define vpmm_malloc         vpmm_malloc_ptsz
+#define vpmm_free           vpmm_free_ptsz
 #define vpmm_stream_release vpmm_stream_release_ptsz
 #endif
 
@@ -366,7 +377,7 @@ vpmm_status vpmm_trim(vpmm_pool *, size_t keep_bytes, size_t *released);
     X(unwound_wait, part_of(unwound, wait), "the memory's stream could not be waited for")                             \
     X(unwound_map, part_of(unwound, map), "the driver refused a mapping")                                              \
     X(unwound_access, part_of(unwound, access), "the driver refused access to the mapping")                            \
-    X(splits, counter, "free regions divided in two")                                                                \
+    X(splits, counter, "free regions divided in two")                                                                  \
     X(adoptions, counter, "slabs that went from one stream to another")                                                \
     X(extents_created, counter, "physical handles created")                                                            \
     X(extents_released, counter, "physical handles given back")                                                        \

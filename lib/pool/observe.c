@@ -1,5 +1,5 @@
 /*
- * observe.c - what a pool says of itself: statistics, its address map, its audit, and what an exporter asks.
+ * observe.c - what the library and a pool say of themselves: the version, statistics, its address map, its audit, and what an exporter asks.
  */
 #include "base/lock.h"
 #include "pool/audit.h"
@@ -8,6 +8,11 @@
 
 #include <inttypes.h>
 #include <string.h>
+
+const char *vpmm_version(void)
+{
+    return VPMM_VERSION;
+}
 
 /* ---- statistics ---- */
 
