@@ -1,13 +1,14 @@
 /*
  * stress_host_memory.c - the host's memory as the pool sees it when it is to fail: with planned faults, the C library's
- * functions refuse now and then what a call of the pool's asks them for. What the program and the simulated GPU ask for
- * they have: a thread says when it is in a call of the pool's, and the driver's table (stress_faults.c) that it has left
- * it for a while.
+ * functions refuse now and then what a call of the pool's asks them for: a malloc, a free, the release of a stream or a
+ * trim; the pool's own thread is spared. What the program and the simulated GPU ask for they have: a thread says when it
+ * is in a call of the pool's, and the driver's table (stress_faults.c) that it has left it for a while.
  *
  * The program is linked with --wrap for each function that stands here.
  */
 #include "stress.h"
 
+#include <errno.h>
 #include <sys/mman.h>
 
 enum { SELDOM = 128 /* of so many requests, one is refused */ };
@@ -53,6 +54,7 @@ static bool is_refused(void)
     if (random_below(&random, SELDOM) != 0)
         return false;
     atomic_fetch_add_explicit(&refusals, 1, memory_order_relaxed);
+    errno = ENOMEM;
     return true;
 }
 

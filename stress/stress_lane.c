@@ -160,12 +160,13 @@ static bool allocate(lane *l, size_t bytes, CUstream stream, CUdeviceptr *addres
     vpmm_status status = VPMM_SUCCESS;
     CUresult result = CUDA_SUCCESS;
     uint64_t begin = now_ns();
-    host_memory_enter();
-    if (r->target.pool != NULL)
+    if (r->target.pool != NULL) {
+        host_memory_enter();
         status = vpmm_malloc(r->target.pool, bytes, stream, address);
-    else
+        host_memory_leave();
+    } else {
         result = r->gpu.driver->cuMemAllocFromPoolAsync(address, bytes, r->target.memory_pool, stream);
-    host_memory_leave();
+    }
     note_latency(&l->latency, now_ns() - begin);
     if (status == VPMM_SUCCESS && result == CUDA_SUCCESS) {
         if (*address == 0 || *address % 256 != 0)

@@ -295,7 +295,8 @@ void run_begin(run *r)
         return;
     r->begun = now_seconds();
     faults_set(r->options->faults || r->options->plant != PLANT_NONE);
-    host_memory_set(r->options->faults);
+    host_memory_set(r->options->faults &&
+                    r->options->plant == PLANT_NONE); /* a planted defect's table does not leave */
     for (unsigned i = 0; i < r->options->threads; i++)
         bear(r, &r->lanes[i]);
     others_begin(r);

@@ -65,7 +65,7 @@ by_pkg_config() {
     "$work/quickstart" --sim
 }
 
-# The version that the archive says, the header says and pkg-config says.
+# The version that the archive says, the header, pkg-config, the image's label and the Kubernetes job.
 one_version() {
   export PKG_CONFIG_PATH=$work/moved/lib/pkgconfig
   local said
@@ -80,7 +80,8 @@ EOT
   cc -std=c11 "$work/version.c" -o "$work/version" $(pkg-config --static --cflags --libs vpmm)
   said=$("$work/version")
   echo "$said"
-  [ "$said" = "$(pkg-config --modversion vpmm) $(pkg-config --modversion vpmm)" ]
+  [ "$said" = "$(pkg-config --modversion vpmm) $(pkg-config --modversion vpmm)" ] &&
+    grep -qx "ARG VERSION=${said#* }" "$root/Dockerfile" && grep -q "image: .*:${said#* }\$" "$root/stress/job.yaml"
 }
 
 only_prefixed() {

@@ -287,7 +287,8 @@ vpmm_status vpmm_free(vpmm_pool *, CUdeviceptr, CUstream stream);
  * Call before cuStreamDestroy (see vpmm_streams): gives the memory freed on the stream to every stream once its work
  * has passed, and returns when the pool no longer needs the handle. It waits for calls that were given the stream and
  * are under way, not for the stream. INVALID_VALUE: the pool has not met the stream since it was created or last
- * released. NOT_SUPPORTED: the stream captures. DRIVER: its end cannot be recorded now; the stream is as it was.
+ * released. NOT_SUPPORTED: the stream captures. DRIVER: its end cannot be recorded now; HOST_MEMORY, of a per-thread
+ * stream: the thread cannot be known. The stream is as it was then.
  */
 vpmm_status vpmm_stream_release(vpmm_pool *, CUstream);
 
@@ -371,13 +372,13 @@ vpmm_status vpmm_trim(vpmm_pool *, size_t keep_bytes, size_t *released);
     X(frees_slab, part_of(frees, slab), "frees of pieces, for every stream to take")                                   \
     X(frees_small, part_of(frees, small), "frees into the driver's memory pool (VPMM_SMALL=async)")                    \
     X(reclaims, counter, "mallocs that had to take everything back before an answer")                                  \
-    X(unwound, counter_by(step), "builds that were given up, by the step that failed, and left no trace")              \
+    X(unwound, counter_by(step), "builds that were given up, by the step that failed")                                 \
     X(unwound_context, part_of(unwound, context), "the device's context could not be made current")                    \
     X(unwound_create, part_of(unwound, create), "physical memory was not to be had")                                   \
     X(unwound_wait, part_of(unwound, wait), "the memory's stream could not be waited for")                             \
     X(unwound_map, part_of(unwound, map), "the driver refused a mapping")                                              \
     X(unwound_access, part_of(unwound, access), "the driver refused access to the mapping")                            \
-    X(splits, counter, "free regions divided in two")                                                                  \
+    X(splits, counter, "regions divided in two")                                                                       \
     X(adoptions, counter, "slabs that went from one stream to another")                                                \
     X(extents_created, counter, "physical handles created")                                                            \
     X(extents_released, counter, "physical handles given back")                                                        \

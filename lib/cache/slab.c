@@ -363,8 +363,8 @@ unsigned slab_take(struct slabs *slabs, struct stream *stream, unsigned class, u
 CUdeviceptr slab_hand_out(struct slabs *slabs, struct slice *slice, unsigned class, size_t bytes)
 {
     vpmm_assert(slice_state(peek_u64(&slice->word)) == SLICE_OWN && bytes > 0 && bytes <= slice_size[class].bytes);
-    store_release_u64(&slice->word, slice_word(SLICE_LIVE, 0, class, bytes)); /* pairs with slice_is_live's acquire */
     stats_begin_live(slabs->space->stats, slabs->space->live_stat, slice_size[class].bytes, bytes);
+    store_release_u64(&slice->word, slice_word(SLICE_LIVE, 0, class, bytes)); /* pairs with slice_is_live's acquire */
     return load_relaxed_u64(&slice->address);
 }
 

@@ -1,5 +1,6 @@
 /*
- * observe.c - what the library and a pool say of themselves: the version, statistics, its address map, its audit, and what an exporter asks.
+ * observe.c - what the library says of itself, its version, and a pool: statistics, its address map, its audit, and what
+ * an exporter asks.
  */
 #include "base/lock.h"
 #include "pool/audit.h"

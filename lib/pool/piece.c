@@ -57,7 +57,7 @@ static bool find_at_hand(struct arena *arena, struct want want, struct stream *s
 }
 
 /* What the stream's caches and the thread's own hold, and what has passed by now, becomes free to all. */
-static void publish_own_caches(struct arena *arena, const struct stream *stream)
+static void publish_caches_of(struct arena *arena, const struct stream *stream)
 {
     fronts_flush_own(arena->cut.fronts);
     fronts_flush(arena->cut.fronts, stream, false);
@@ -129,7 +129,7 @@ static vpmm_status find_piece(struct arena *arena, struct want want, struct stre
     vpmm_status status = VPMM_SUCCESS;
     *found = (struct found_piece){.space = &arena->cut};
     if (!find_at_hand(arena, want, stream, found)) {
-        publish_own_caches(arena, stream);
+        publish_caches_of(arena, stream);
         status = find_further(arena, want, stream, found);
     }
     if (status == VPMM_SUCCESS)
@@ -195,7 +195,7 @@ static vpmm_status find_slice_or_slab(struct arena *arena, struct stream *stream
     struct slabs *slabs = &arena->slabs;
     if ((*out = slices_find(slabs, stream, cache, class, bytes, false)) || find_at_hand(arena, want, stream, found))
         return VPMM_SUCCESS;
-    publish_own_caches(arena, stream);
+    publish_caches_of(arena, stream);
     if ((*out = slices_find(slabs, stream, cache, class, bytes, false)))
         return VPMM_SUCCESS;
     vpmm_status status = find_further(arena, want, stream, found);

@@ -33,7 +33,7 @@ static enum region_source find_pages(struct arena *arena, struct stream *stream,
     return find_free(&arena->space, stream, (struct want){pages, 1}, false, false, region);
 }
 
-/* Tiers 2 to 4, and before them what the thread itself has cached for the stream in another shape. */
+/* Tiers 2 and 3; then what the thread itself has cached for the stream in another shape; then what others have. */
 static enum region_source find_with_own_cache(struct arena *arena, struct stream *stream, uint64_t pages,
                                               struct region *region)
 {

@@ -13,8 +13,8 @@
 
 /*
  * Tiers 2 to 6: a region of at least `pages` pages, or if there is no memory for that of at least `enough`, in the
- * caller's hands; the source is REGION_NONE for what was built. Errors as for vpmm_malloc, OUT_OF_MEMORY without words:
- * what there is when the request fails is the caller's to say.
+ * caller's hands; the source is REGION_NONE for what was built. Errors as for vpmm_malloc; what there is when the
+ * request fails with OUT_OF_MEMORY is the caller's to say.
  */
 vpmm_status tiers_take_pages(struct arena *, uint64_t pages, uint64_t enough, struct stream *, struct region *,
                              enum region_source *);

@@ -104,6 +104,7 @@ static void publish_part(struct arena *arena, struct region whole, uint64_t from
 {
     if (from == to)
         return;
+    stats_count(arena->stats, STAT_splits);
     page_set(page_at(&arena->space.pages, from), PAGE_OWN, to - from);
     region_publish(&arena->space, (struct region){from, to - from, whole.fence, false});
 }
@@ -343,7 +344,7 @@ static vpmm_status wait_for_donors(struct build *build, bool *waited)
 
 /* ---- the two ways out ---- */
 
-/* The latest of the donors' fences; they are all of the stream, or passed. */
+/* The latest of the fences of all that it is made of; they are all of the stream, or passed. */
 static struct fence joint_fence(const struct build *build, bool waited)
 {
     const struct arena *arena = build->arena;

@@ -17,7 +17,7 @@
  * has a region of pages (OWN) makes them CUT. Everything here is lock-free.
  *
  * The descriptors of a page's granules are written when it is first cut, and forgotten when its address is unmapped:
- * none of their words is 0, or all are.
+ * none of their words is 0, or all are, but where a generation comes round.
  */
 #ifndef VPMM_LIB_CUT_H
 #define VPMM_LIB_CUT_H
@@ -70,7 +70,8 @@ void cut_flush(struct arena *);
  * No word comes again by it. The descriptors read as 0 then, and begin anew when their page is cut the next time, with
  * the page's generation; that is raised first to the highest of its granules. A thread that has read a word before, and
  * would exchange it after, meets it again only when generations have gone round from there: they are raised below half
- * their range alone (pages with higher ones keep their descriptors), so that is 2^33 transitions later.
+ * their range alone (pages with higher ones keep their descriptors), so that is 2^33 transitions later, of the granule
+ * and of its page together.
  */
 void cut_forget(struct arena *, uint64_t page, uint64_t pages);
 

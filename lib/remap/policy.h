@@ -52,8 +52,8 @@ struct policy_view {
 
 enum policy_place {
     POLICY_FRESH,       /* at `page`, inside a hole */
-    POLICY_EXTEND_UP,   /* run `run` stays, new handles are mapped right after it */
-    POLICY_EXTEND_DOWN, /* run `run` stays, new handles are mapped right before it */
+    POLICY_EXTEND_UP,   /* run `run` stays, what moves or is created is mapped right after it */
+    POLICY_EXTEND_DOWN, /* run `run` stays, what moves or is created is mapped right before it */
     POLICY_NO_HOLE,     /* no hole is long enough: reserve a chunk, plan again */
     POLICY_NO_MEMORY,   /* creatable_pages and what can be moved do not suffice */
 };

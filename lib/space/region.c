@@ -332,18 +332,18 @@ static bool claim_run(struct space *space, const struct stream *stream, uint64_t
                       struct region *region)
 {
     struct seen_region next = {.page = page, .word = load_sc_u64(&at(space, page)->word)};
-    struct region span;
+    struct region claimed;
     next.pages = word_pages(next.word);
     if (word_state(next.word) != PAGE_FREE || !usable(space, stream, page) || !region_claim(space, &next, region))
         return false;
     while (region->pages < wanted) {
         if (!right_of(space, region->page, region->pages, &next) || !usable(space, stream, next.page) ||
-            !region_claim(space, &next, &span)) {
+            !region_claim(space, &next, &claimed)) {
             /* As one region: its spans keep the fences that they had. */
             region_publish(space, *region);
             return false;
         }
-        *region = region_unite(space, *region, span);
+        *region = region_unite(space, *region, claimed);
     }
     return true;
 }
@@ -506,10 +506,10 @@ CUdeviceptr region_hand_out(struct space *space, struct region region, uint64_t 
         page_set(at(space, rest.page), PAGE_OWN, rest.pages);
     }
     store_relaxed_u64(&first->requested, requested);
+    stats_begin_live(space->stats, space->live_stat, pages << space->pages.page_shift, requested);
     page_set(first, PAGE_LIVE, pages); /* release: pairs with the acquire in region_take_back */
     if (rest.pages)
         region_publish(space, rest);
-    stats_begin_live(space->stats, space->live_stat, pages << space->pages.page_shift, requested);
     return page_address(&space->pages, region.page);
 }
 

@@ -10,7 +10,7 @@
  * its spans: runs of it whose fences passed or will pass on their own. Another stream finds the passed ones
  * (region_take_part) before it waits or builds.
  *   sum of the spans' pages = the region's pages; the region's fence is the latest of the spans'
- * Pieces are chained by length from the region's first page; merging leaves them as they are, and a region that has
+ * Spans are chained by length from the region's first page; merging leaves them as they are, and a region that has
  * passed is a single one. That two neighbours which are published at the same time do not both miss each other is
  * argued at take_again (region.c).
  */
