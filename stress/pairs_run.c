@@ -14,6 +14,7 @@
 #include "pairs.h"
 
 #include "metrics.h"
+#include "random.h"
 
 #include <pthread.h>
 #include <sched.h>
@@ -358,14 +359,6 @@ static bool meet_streams(struct bench *b)
     return true;
 }
 
-static uint64_t draw(uint64_t *state) /* splitmix64 */
-{
-    uint64_t z = *state += UINT64_C(0x9e3779b97f4a7c15);
-    z = (z ^ z >> 30) * UINT64_C(0xbf58476d1ce4e5b9);
-    z = (z ^ z >> 27) * UINT64_C(0x94d049bb133111eb);
-    return z ^ z >> 31;
-}
-
 static bool make_window(struct worker *w, uint64_t seed)
 {
     w->window = lines_of(PAIRS_WINDOW, sizeof *w->window);
@@ -373,8 +366,8 @@ static bool make_window(struct worker *w, uint64_t seed)
     if (w->window == NULL || w->moves == NULL)
         return false;
     for (int i = 0; i < MOVES; i++) {
-        w->moves[i].slot = (uint16_t)(draw(&seed) % PAIRS_WINDOW);
-        w->moves[i].length = (uint16_t)(1 + draw(&seed) % PAIRS_LONGEST);
+        w->moves[i].slot = (uint16_t)(random_next(&seed) % PAIRS_WINDOW);
+        w->moves[i].length = (uint16_t)(1 + random_next(&seed) % PAIRS_LONGEST);
     }
     return true;
 }

@@ -2,6 +2,8 @@
 
 #include "replay.h"
 
+#include "json.h"
+
 #include <errno.h>
 #include <inttypes.h>
 #include <math.h>
@@ -22,16 +24,8 @@ bool pass_good(const pass_result *r)
 
 static void json_text(FILE *out, const char *key, const char *value)
 {
-    fprintf(out, ",\n  \"%s\": \"", key);
-    for (const unsigned char *c = (const unsigned char *)value; *c != '\0'; c++) {
-        if (*c == '"' || *c == '\\')
-            fprintf(out, "\\%c", *c);
-        else if (*c < 0x20 || *c > 0x7e) /* a path may hold any byte; as Latin-1, it is JSON at least */
-            fprintf(out, "\\u%04x", *c);
-        else
-            fputc(*c, out);
-    }
-    fputc('"', out);
+    fprintf(out, ",\n  \"%s\": ", key);
+    json_write_text(out, value);
 }
 
 static void json_u64(FILE *out, const char *key, uint64_t value)
@@ -130,16 +124,18 @@ static void json_verdict(FILE *out, const pass_result *r)
 static void table_head(FILE *out)
 {
     fprintf(out, "%-20s %4s %9s %8s %10s %9s %9s %9s %9s %10s %8s %7s %6s %10s\n", "trace", "pass", "held/dem.",
-            "held/use", "malloc ms", "p50 us", "p99 us", "p99.9 us", "max us", "driver ms", "created", "moved", "races", "mismatches");
+            "held/use", "malloc ms", "p50 us", "p99 us", "p99.9 us", "max us", "driver ms", "created", "moved", "races",
+            "mismatches");
 }
 
 static void table_row(FILE *out, const pass_result *r)
 {
     fprintf(out,
-            "%-20s %4u %9.4f %8.4f %10.3f %9.2f %9.2f %9.2f %9.2f %10.3f %8" PRIu64 " %7" PRIu64 " %6" PRIu64 " %10" PRIu64
-            "%s\n",
-            r->trace, r->pass, held_over(r, r->peak_demand_bytes), held_over(r, r->peak_in_use_bytes), r->malloc_ms, r->malloc_p50_us, r->malloc_p99_us, r->malloc_p999_us,
-            r->malloc_max_us, r->driver_us_malloc / 1e3, r->after.extents_created - r->before.extents_created,
+            "%-20s %4u %9.4f %8.4f %10.3f %9.2f %9.2f %9.2f %9.2f %10.3f %8" PRIu64 " %7" PRIu64 " %6" PRIu64
+            " %10" PRIu64 "%s\n",
+            r->trace, r->pass, held_over(r, r->peak_demand_bytes), held_over(r, r->peak_in_use_bytes), r->malloc_ms,
+            r->malloc_p50_us, r->malloc_p99_us, r->malloc_p999_us, r->malloc_max_us, r->driver_us_malloc / 1e3,
+            r->after.extents_created - r->before.extents_created,
             r->after.extents_remapped - r->before.extents_remapped, r->races, r->mismatches,
             pass_good(r) ? "" : "  FAILED");
     fflush(out);

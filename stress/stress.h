@@ -23,6 +23,7 @@
 #define VPMM_STRESS_STRESS_H
 
 #include "metrics.h"
+#include "random.h"
 #include "stress_memory.h"
 #include "stress_patterns.h"
 #include "target.h"

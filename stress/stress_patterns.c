@@ -1,25 +1,13 @@
 #include "stress_patterns.h"
 
+#include "random.h"
+
 #include <math.h>
 #include <stdbool.h>
 #include <string.h>
 
 #define KiB ((size_t)1 << 10)
 #define MiB ((size_t)1 << 20)
-
-/* splitmix64: https://prng.di.unimi.it/splitmix64.c */
-uint64_t random_next(uint64_t *state)
-{
-    uint64_t z = *state += UINT64_C(0x9E3779B97F4A7C15);
-    z = (z ^ z >> 30) * UINT64_C(0xBF58476D1CE4E5B9);
-    z = (z ^ z >> 27) * UINT64_C(0x94D049BB133111EB);
-    return z ^ z >> 31;
-}
-
-uint64_t random_below(uint64_t *state, uint64_t bound)
-{
-    return random_next(state) % bound;
-}
 
 /* ---- what patterns are made of ---- */
 

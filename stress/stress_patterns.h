@@ -50,8 +50,4 @@ typedef struct sequence {
 void sequence_begin(sequence *, const pattern *, uint64_t seed, size_t budget);
 step sequence_next(sequence *);
 
-/* The generator of the sequences, for who needs one of its own. */
-uint64_t random_next(uint64_t *state);
-uint64_t random_below(uint64_t *state, uint64_t bound);
-
 #endif

@@ -5,6 +5,8 @@
 
 #include "stress.h"
 
+#include "json.h"
+
 #include <inttypes.h>
 #include <string.h>
 
@@ -145,16 +147,10 @@ void report_result(FILE *out, run *r)
 
 /* ---- for programs ---- */
 
-/* Printable ASCII as it is, the rest escaped: names of devices, and messages. */
 static void json_string(FILE *out, const char *key, const char *text)
 {
-    fprintf(out, "\"%s\": \"", key);
-    for (const unsigned char *c = (const unsigned char *)text; *c; c++)
-        if (*c == '"' || *c == '\\' || *c < 0x20 || *c > 0x7e)
-            fprintf(out, "\\u%04x", *c);
-        else
-            fputc(*c, out);
-    fputs("\"", out);
+    fprintf(out, "\"%s\": ", key);
+    json_write_text(out, text);
 }
 
 static void json_numbers(FILE *out, const run *r)
