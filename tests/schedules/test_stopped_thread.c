@@ -1051,6 +1051,50 @@ Test(stopped_thread, while_it_waits_for_its_turn, .timeout = 600)
     close_for_builds(&w, &l);
 }
 
+static vpmm_status empty_all_caches(struct actor *a)
+{
+    fronts_flush(&a->w->pool->fronts, NULL, false);
+    return VPMM_SUCCESS;
+}
+
+/*
+ * Wherever the thread is stopped, all that the stream has been given so far passes, and then the memory that it is about
+ * to take out of the cache is used again, and freed. That work is later than anything that has passed: another stream
+ * has the memory only behind it.
+ */
+Test(stopped_thread, while_it_empties_a_cache_that_is_in_use, .timeout = 300)
+{
+    struct world w;
+    struct setup setup = setup_default();
+    setup.pool.cache_bytes = 64 * PAGE;
+    setup.pool.reuse = VPMM_REUSE_COMPLETED;
+    world_open(&w, &setup);
+    CUstream s = world_stream(&w), t = world_stream(&w);
+    struct actor a = {.w = &w, .act = empty_all_caches, .stream = world_stream(&w)};
+    pthread_t stopped = start_actor(&a);
+    bool is_stopped = true;
+    for (uint64_t point = 1; is_stopped; point++) {
+        give(&w, take(&w, 1, s), s);
+        is_stopped = stop_at(point);
+        must_work(vpmm_poll(w.pool));
+        world_run(&w, s, SIZE_MAX);
+        must_work(vpmm_poll(w.pool));
+        CUdeviceptr p = take(&w, 1, s), q;
+        fill(&w, p, 1, (uint32_t)point, s);
+        give(&w, p, s);
+        if (is_stopped)
+            let_go();
+        q = take(&w, 1, t);
+        fill(&w, q, 1, ~(uint32_t)point, t);
+        give(&w, q, t);
+        world_step(&w);
+        world_audit(&w);
+        must_work(vpmm_trim(w.pool, 0, NULL));
+    }
+    end_actor(stopped);
+    world_close(&w);
+}
+
 /*
  * At its turn the thread finds one region, which is all that the pool may map and longer than it asks for. Once the
  * turn is the next one's, so is what the thread does not need.
