@@ -372,7 +372,7 @@ vpmm_status vpmm_trim(vpmm_pool *, size_t keep_bytes, size_t *released);
     X(frees_slab, part_of(frees, slab), "frees of pieces, for every stream to take")                                   \
     X(frees_small, part_of(frees, small), "frees into the driver's memory pool (VPMM_SMALL=async)")                    \
     X(reclaims, counter, "mallocs that had to take everything back before an answer")                                  \
-    X(unwound, counter_by(step), "builds that were given up, by the step that failed")                                 \
+    X(unwound, counter_by(step), "builds that were given up and undone")                                               \
     X(unwound_context, part_of(unwound, context), "the device's context could not be made current")                    \
     X(unwound_create, part_of(unwound, create), "physical memory was not to be had")                                   \
     X(unwound_wait, part_of(unwound, wait), "the memory's stream could not be waited for")                             \
