@@ -11,7 +11,7 @@
 #include <errno.h>
 #include <sys/mman.h>
 
-enum { SELDOM = 128 /* of so many requests, one is refused */ };
+enum { SELDOM = 32 /* of so many requests, one is refused */ };
 
 static atomic_bool may_fail;
 static _Thread_local bool in_pool;

@@ -52,8 +52,10 @@ def check_passes(program):
           "driver calls and host memory were refused", refused)
     check(result.get("operations", {}).get("taken"), "memory went from thread to thread", result)
     paths = result.get("paths", {})
-    check(paths.get("regions_split") and paths.get("slabs_adopted") and paths.get("unwound_map"),
-          "rare paths were taken and counted", paths)
+    check(paths.get("regions_split") and paths.get("slabs_adopted"), "rare paths were taken and counted", paths)
+    steps = {"unwound_create": "cuMemCreate", "unwound_map": "cuMemMap", "unwound_access": "cuMemSetAccess"}
+    check(all(paths[path] == refused[call] for path, call in steps.items()),
+          "what was unwound is what was refused", paths, refused)
 
 
 def check_planted(program):
