@@ -202,7 +202,7 @@ typedef struct run {
     /* at the end */
     vpmm_stats stats;
     uint64_t peak_mapped, races, misuses, bytes_verified;
-    bool audited;
+    enum { AUDIT_NOT_MADE, AUDIT_PASSED, AUDIT_FAILED } audit; /* the pool's; the driver's allocator has none */
     char finding[1024];
 } run;
 

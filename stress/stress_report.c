@@ -132,10 +132,7 @@ void report_result(FILE *out, run *r)
             "  %" PRIu64 " threads, %" PRIu64 " streams, %" PRIu64 " given to other threads, %" PRIu64
             " freed on another stream, %" PRIu64 " trims, %" PRIu64 " lower caps%s\n",
             run_count(r, COUNT_threads), run_count(r, COUNT_streams), run_count(r, COUNT_taken),
-            run_count(r, COUNT_crossed), r->trims, r->caps,
-            r->is_async  ? ""
-            : r->audited ? ", audit passed"
-                         : "");
+            run_count(r, COUNT_crossed), r->trims, r->caps, r->audit == AUDIT_PASSED ? ", audit passed" : "");
     if (r->options->faults)
         fprintf(out,
                 "  refused on purpose: %" PRIu64 " driver calls, host memory %" PRIu64 " times; and by them %" PRIu64
@@ -167,13 +164,11 @@ static void json_numbers(FILE *out, const run *r)
             rate_of(r, r->seconds), run_bytes_verified(r), run_mismatches(r), r->races, r->misuses);
     fprintf(out, ",\n     \"malloc_us\": {\"p50\": %.2f, \"p99\": %.2f, \"p99_9\": %.2f, \"longest\": %.2f}",
             run_latency_us(r, 0.5), run_latency_us(r, 0.99), run_latency_us(r, 0.999), run_longest_us(r));
+    static const char *const audit[] = {"null", "true", "false"};
     fprintf(out,
             ",\n     \"peak_mapped_bytes\": %" PRIu64 ", \"peak_in_use_bytes\": %" PRIu64 ", \"held\": %.4f"
             ", \"audit\": %s",
-            r->peak_mapped, (uint64_t)r->peak_live, ratio(r->peak_mapped, r->peak_live),
-            r->is_async  ? "null"
-            : r->audited ? "true"
-                         : "null");
+            r->peak_mapped, (uint64_t)r->peak_live, ratio(r->peak_mapped, r->peak_live), audit[r->audit]);
     fputs(",\n     \"sequences\": [", out);
     for (unsigned i = 0; r->lanes && i < r->options->threads; i++)
         fprintf(out, "%s\"%016" PRIx64 "\"", i ? ", " : "", (uint64_t)atomic_load(&r->lanes[i].digest));

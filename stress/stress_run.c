@@ -389,8 +389,10 @@ static void close_target(run *r)
             vpmm_pool_set_attribute(r->target.pool, VPMM_ATTRIBUTE_DECAY_MS, VPMM_DECAY_NEVER);
         target_poll(&r->target);
         read_target(r);
-        r->audited = target_audit(&r->target);
-        if (!r->audited)
+        bool audited = target_audit(&r->target);
+        if (!r->is_async)
+            r->audit = audited ? AUDIT_PASSED : AUDIT_FAILED;
+        if (!audited)
             run_end(r, FAILED, "the pool's audit: %s", vpmm_last_error());
         compare_with_device(r);
         if (target_close(&r->target) != 0)
