@@ -1,5 +1,6 @@
 #include "pool/pool.h"
 
+#include "base/lock.h"
 #include "pool/config.h"
 #include "pool/piece.h"
 #include "pool/reaper.h"
@@ -204,11 +205,19 @@ vpmm_status vpmm_pool_default(int device, vpmm_pool **out)
 
 /* ---- destruction ---- */
 
-/* Cut pages are live for as long as they are kept, whether or not any piece of them is. */
-static uint64_t live_bytes(const struct vpmm_pool *pool)
+/*
+ * Cut pages are live for as long as they are kept, whether or not any piece of them is. A pass of the reaper's may give
+ * some back, which are then neither: with the pass lock it is seen in all three sums, or in none.
+ */
+static uint64_t live_bytes(struct vpmm_pool *pool)
 {
-    return stats_sum(&pool->stats, STAT_live_bytes) - stats_sum(&pool->stats, STAT_slab_bytes) +
-           stats_sum(&pool->stats, STAT_slab_live_bytes);
+    if (pool->paged)
+        lock_take(&pool->arena.pass_lock);
+    uint64_t live = stats_sum(&pool->stats, STAT_live_bytes) - stats_sum(&pool->stats, STAT_slab_bytes) +
+                    stats_sum(&pool->stats, STAT_slab_live_bytes);
+    if (pool->paged)
+        pthread_mutex_unlock(&pool->arena.pass_lock);
+    return live;
 }
 
 /* Nothing is unmapped that the device may still use: where it cannot be waited for, the pool stays as it is. */

@@ -133,6 +133,7 @@ static bool stopped_in_time(void)
 static pthread_t start_actor(struct actor *a)
 {
     pthread_t thread;
+    park.over = false;
     sem_init(&park.started, 0, 0);
     sem_init(&park.stopped, 0, 0);
     sem_init(&park.go, 0, 0);
@@ -158,13 +159,19 @@ static void let_go(void)
     park.came_through = false;
 }
 
+static void dismiss_actor(pthread_t thread)
+{
+    park.over = true;
+    sem_post(&park.started);
+    pthread_join(thread, NULL);
+}
+
+/* After one that has come through. */
 static void end_actor(pthread_t thread)
 {
     cr_expect_gt(park.at, 12, "only %llu points: the library is not built for this test",
                  (unsigned long long)park.at - 1);
-    park.over = true;
-    sem_post(&park.started);
-    pthread_join(thread, NULL);
+    dismiss_actor(thread);
 }
 
 /* Free memory of both kinds: what has passed, in regions of one and two pages, and what only `own` may use. */
@@ -1093,6 +1100,58 @@ Test(stopped_thread, while_it_empties_a_cache_that_is_in_use, .timeout = 300)
     }
     end_actor(stopped);
     world_close(&w);
+}
+
+/*
+ * Beside a pass of the reaper's, which gives cut pages back: they are no longer live, nor are they cut, and who destroys
+ * the pool sees both or neither.
+ */
+static vpmm_status destroy(struct actor *a)
+{
+    vpmm_status status = vpmm_pool_destroy(a->w->pool);
+    if (status == VPMM_SUCCESS)
+        a->w->pool = NULL;
+    return status;
+}
+
+/* Free granules of whole pages, which were freed on two streams, and are known to have passed: a pass gives them back. */
+static void leave_free_granules(struct world *w, CUstream s, CUstream t)
+{
+    enum { PIECES = 40 };
+    CUdeviceptr p[PIECES];
+    for (int i = 0; i < PIECES; i++)
+        p[i] = take_bytes(w, PAGE / 4, s);
+    for (int i = 0; i < PIECES; i++)
+        give(w, p[i], i % 2 ? s : t);
+    world_run(w, s, SIZE_MAX);
+    world_run(w, t, SIZE_MAX);
+    must_work(vpmm_poll(w->pool));
+}
+
+Test(stopped_thread, while_it_destroys_the_pool, .timeout = 300)
+{
+    enum { POINTS = 60 }; /* more than what it looks at before it waits for the GPU */
+    uint64_t given_back = 0;
+    for (uint64_t point = 1; point <= POINTS; point++) {
+        struct world w;
+        struct setup setup = setup_default();
+        setup.pool.small = VPMM_SMALL_SLAB;
+        setup.pool.cache_bytes = 0;
+        world_open(&w, &setup);
+        struct actor a = {.w = &w, .act = destroy, .pages = 1, .stream = world_stream(&w)};
+        pthread_t stopped = start_actor(&a);
+        leave_free_granules(&w, a.stream, world_stream(&w));
+        uint64_t cut = stats_of(&w).slab_bytes;
+        require(stop_at(point), "only %llu points", (unsigned long long)point);
+        must_work(vpmm_poll(w.pool));
+        given_back += cut - stats_of(&w).slab_bytes;
+        let_go();
+        require(a.status == VPMM_SUCCESS, "stopped at its point %llu: %s", (unsigned long long)point,
+                vpmm_status_name(a.status));
+        dismiss_actor(stopped);
+        world_close(&w);
+    }
+    cr_expect_gt(given_back, 0);
 }
 
 /*
