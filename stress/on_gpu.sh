@@ -16,6 +16,7 @@ H200.
   4  pairs: what a malloc and a free cost, with 1 and with 16 threads, beside cuMemAllocAsync; of 1 KiB and 128 KiB too
   5  the server example, and the tests with VPMM_TEST_DRIVER=cuda
   6  what 1,000 scrapes a second change in a pair, if there is python3, and the programs were built with the exporter
+  7  vpmm-stress, killed in its midst: the device's memory is back where it was, and the next one passes
 
 Exit status 0: every program ended with 0.
 EOF
@@ -98,4 +99,30 @@ elif ! "${pairs[@]}" --metrics-port 0 --pairs 1 --no-p99 >/dev/null 2>&1; then
 else
   run "scrapes" python3 "$here/scrapes.py" "$programs" --driver cuda --rounds 7
 fi
+
+used_mib() {
+  nvidia-smi --query-gpu=memory.used --format=csv,noheader,nounits | head -n 1
+}
+
+# kill_one: succeeds if the device has handed out no more after the kill than before.
+kill_one() {
+  local before during after i
+  before=$(used_mib)
+  "$programs/vpmm-stress" --driver cuda --seconds 60 --threads 16 --streams 32 >/dev/null 2>&1 &
+  sleep 8
+  during=$(used_mib)
+  kill -KILL $!
+  wait $! || true
+  for ((i = 0; i < 100; i++)); do # the process that squeezes the device ends when it sees that this one has
+    after=$(used_mib)
+    [ "$after" -gt "$before" ] || break
+    sleep 0.1
+  done
+  echo "MiB of the device in use before, during and after: $before, $during, $after"
+  [ "$during" -gt "$before" ] && [ "$after" -le "$before" ]
+}
+
+echo "== killed"
+kill_one || { echo "FAILED: killed"; failed=1; }
+run "after one that was killed" "$programs/vpmm-stress" --driver cuda --seconds 5 --threads 16 --streams 32
 exit "$failed"

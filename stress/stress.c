@@ -46,7 +46,7 @@ static const char help_begin[] =
     "  --verify W             full: every word; edges: the first 64 bytes of each page and the last 64 of each "
     "allocation;\n"
     "                         off (default: full on cuda, edges on sim)\n"
-    "  --faults               (sim) driver calls and host memory fail at random, in unwinding as well\n"
+    "  --faults               (sim) driver calls, host memory and threads fail at random, in unwinding as well\n"
     "  --health               (cuda) NVML's memory errors, XIDs and throttling before and after\n"
     "  --metrics PORT         serve the pool's metrics over HTTP, for Prometheus; 0: on any free port, which is "
     "printed\n"

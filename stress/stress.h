@@ -6,7 +6,8 @@
  *   lane       the place of one thread. Thread after thread is born in it, each with streams of its own and the next
  *              pattern (stress_patterns.h), and dies after ROUND_STEPS steps. What it has then it frees, or gives
  *   exchange   allocations on their way from one thread to another, each with an event after which it may be used
- *   disturber  a thread that trims the pool, lowers its cap for a moment and reads its statistics, at random
+ *   disturber  a thread that trims the pool, lowers its cap for a moment, reads its statistics, and makes, uses and ends
+ *              another pool, at random
  *   squeezer   another process that takes device memory away for a moment; on the simulated GPU a thread
  *   outcome    passed, failed, could not run, ...: what the exit status says. The first one that is not PASSED stays,
  *              but that FAILED takes the place of DEVICE_ERROR
@@ -91,6 +92,22 @@ enum count {
         COUNT_COUNT
 };
 
+/* What the threads' time goes to; the rest is the patterns, being born and the exchange. */
+#define SPENDS(X)                                                                                                      \
+    X(malloc, "mallocs")                                                                                               \
+    X(free, "frees")                                                                                                   \
+    X(launch, "launches of fills and checks")                                                                          \
+    X(wait, "waiting for the GPU")                                                                                     \
+    X(stream, "making and ending streams")                                                                             \
+    X(order, "making streams wait for one another")
+
+enum spend {
+#define SPEND_OF(name, what) SPEND_##name,
+    SPENDS(SPEND_OF)
+#undef SPEND_OF
+        SPEND_COUNT
+};
+
 /* Of mallocs: eight buckets a doubling of nanoseconds. */
 enum { LATENCY_BUCKETS = 64 * 8 };
 
@@ -150,7 +167,7 @@ typedef struct lane {
     unsigned most; /* in a batch, of this thread */
     uint64_t remembered;
     struct used history[HISTORY];
-    _Atomic(uint64_t) count[COUNT_COUNT];
+    _Atomic(uint64_t) count[COUNT_COUNT], spent_ns[SPEND_COUNT];
     _Atomic(uint64_t) digest; /* of its first thread's steps; 0: it has not done all of them */
     latency latency;
 } lane;
@@ -183,9 +200,11 @@ typedef struct run {
         struct parcel parcel[PARCELS];
         unsigned first, count;
         size_t bytes;
+        CUevent spare[PARCELS]; /* events that are no parcel's: the driver makes and ends one at a time */
+        unsigned spares;
     } exchange;
     _Atomic(uint64_t) live, peak_live;
-    _Atomic(uint64_t) trims, caps, looks, squeezes;
+    _Atomic(uint64_t) trims, caps, looks, pools, squeezes;
     pthread_t disturber, squeezer;
     bool disturbs, squeezes_here;
     int squeezing_pipe; /* its other end is in the process that squeezes; -1: there is none */
@@ -201,6 +220,7 @@ typedef struct run {
     resources resources;
     /* at the end */
     vpmm_stats stats;
+    vpmm_call_counts calls[VPMM_DRIVER_CALLS];
     uint64_t peak_mapped, races, misuses, bytes_verified;
     enum { AUDIT_NOT_MADE, AUDIT_PASSED, AUDIT_FAILED } audit; /* the pool's; the driver's allocator has none */
     char finding[1024];
@@ -215,6 +235,7 @@ bool run_cuda_ok(run *, const char *what, CUresult); /* false: it ended the run 
 const char *outcome_word(int outcome);
 
 uint64_t run_count(const run *, enum count);
+double run_spent(const run *, enum spend); /* a part of all threads' time */
 uint64_t run_bytes_verified(const run *);
 uint64_t run_mismatches(const run *);
 double run_latency_us(const run *, double part); /* the latency that such a part of the mallocs does not exceed */
@@ -248,15 +269,18 @@ int squeeze_process(int ordinal, size_t bytes); /* what another process does, un
 /* The table to be used in place of this one: it fails while `faults` is on. One at a time in a process. */
 const vpmm_driver *faults_table(const vpmm_driver *, enum plant);
 void faults_set(bool on);
+void faults_spare(bool);                /* this thread: nothing is refused to it */
 uint64_t faults_made(const char *call); /* so far; NULL: of all calls */
 
-/* ---- stress_host_memory.c: the host's memory, which fails at random in calls of the pool's ---- */
+/* ---- stress_host_memory.c: the host's memory and threads, which fail at random in calls of the pool's ---- */
 
 void host_memory_set(bool fails);
-void host_memory_enter(void);         /* this thread calls the pool; */
-bool host_memory_leave(void);         /* it is out of it again, or in the driver; whether it was in, */
-void host_memory_return(bool was_in); /* which this restores */
-uint64_t host_memory_refused(void);   /* requests, so far */
+void host_memory_enter(void);             /* this thread calls the pool; */
+void host_memory_enter_creation(void);    /* or makes one, for which it asks for much: refused less often; */
+unsigned host_memory_leave(void);         /* it is out of it again, or in the driver; whether it was in, */
+void host_memory_return(unsigned was_in); /* which this restores */
+uint64_t host_memory_refused(void);       /* requests, so far */
+uint64_t host_threads_refused(void);      /* likewise */
 
 /* ---- stress_health.c: what NVML says of a device ---- */
 

@@ -78,10 +78,14 @@ static CUresult lost(enum entry entry)
     return answers || now_seconds() < faults.lost_at ? CUDA_SUCCESS : CUDA_ERROR_ILLEGAL_ADDRESS;
 }
 
+static _Thread_local bool is_spared;
+
 static CUresult refused(enum entry entry)
 {
     static _Thread_local unsigned burst;
     CUresult refusal = refusal_of(entry);
+    if (is_spared)
+        return CUDA_SUCCESS;
     if (!atomic_load_explicit(&faults.on, memory_order_acquire)) /* pairs with faults_set's release: lost_at */
         return CUDA_SUCCESS;
     if (faults.plant == PLANT_LOST)
@@ -102,7 +106,7 @@ static CUresult refused(enum entry entry)
     static CUresult CUDAAPI before_##name parameters                                                                   \
     {                                                                                                                  \
         CUresult result = refused(ENTRY_##name);                                                                       \
-        bool in_pool = host_memory_leave();                                                                            \
+        unsigned in_pool = host_memory_leave();                                                                        \
         if (result == CUDA_SUCCESS)                                                                                    \
             result = faults.real->name arguments;                                                                      \
         host_memory_return(in_pool);                                                                                   \
@@ -212,6 +216,11 @@ void faults_set(bool on)
     if (on)
         faults.lost_at = now_seconds() + LOST_AFTER_S;
     atomic_store(&faults.on, on);
+}
+
+void faults_spare(bool spared)
+{
+    is_spared = spared;
 }
 
 uint64_t faults_made(const char *call)

@@ -6,35 +6,54 @@
 #include <stdio.h>
 #include <string.h>
 
-enum { THREADS = 256, MOST_BLOCKS = 1056, MOST_ROWS = 512 };
+enum { THREADS = 256, MOST_BLOCKS = 1056 /* in a launch, and one for each piece */ };
 
 /* clang-format off */
 
-/* A word of a place, both of 32 bits: see KERNEL_STRIDE. */
-#define KERNEL_WORD(word, place) \
-    "    mad.lo.u32 " word ", " place ", 0x9E3779B1, %key;\n" \
+/* A word of its place times the stride, plus the key: see KERNEL_STRIDE. */
+#define KERNEL_MIX(word) \
     "    shr.u32 %mix, " word ", 15;\n" \
     "    xor.b32 " word ", " word ", %mix;\n" \
     "    mul.lo.u32 " word ", " word ", 0x85EBCA6B;\n" \
     "    shr.u32 %mix, " word ", 13;\n" \
     "    xor.b32 " word ", " word ", %mix;\n"
 
+#define KERNEL_FOUR_WORDS \
+    "    mov.u32 %w0, %unmixed;\n" \
+    "    add.u32 %w1, %w0, 0x9E3779B1;\n" \
+    "    add.u32 %w2, %w1, 0x9E3779B1;\n" \
+    "    add.u32 %w3, %w2, 0x9E3779B1;\n" \
+    KERNEL_MIX("%w0") KERNEL_MIX("%w1") KERNEL_MIX("%w2") KERNEL_MIX("%w3")
+
+#define KERNEL_ADVANCE \
+    "    add.u64 %column, %column, %step;\n" \
+    "    add.u32 %unmixed, %unmixed, %unmixed_step;\n" \
+    "    add.u64 %at, %at, %at_step;\n"
+
 /*
- * Of both kernels: its piece, then the piece's rows and the words of each, four at a time, which a thread has in %w0 to
- * %w3. Where fewer are left it is one word after the other, in %w0.
+ * Of both kernels: the block's piece, and its place among the piece's blocks; then the rows, and the words of each, four
+ * at a time, which a thread has in %w0 to %w3, at %at, %unmixed being what the first is mixed from. `four` is what is
+ * done with them; `ahead` may do it with them and the next four, and go to NEXT, or leave them to `four`. What is left
+ * of a row's words at its end has one thread, which does `one` with each, in %w0.
  */
-#define KERNEL_HEAD(name) \
-    ".visible .entry " name "(.param .u64 report, .param .align 8 .b8 piece[1792])\n" \
+#define KERNEL(name, ahead, four, one) \
+    ".visible .entry " name "(.param .u64 report, .param .align 8 .b8 piece[2048])\n" \
     "{\n" \
     "    .reg .pred %p;\n" \
-    "    .reg .b32 %r<8>;\n" \
-    "    .reg .b64 %from, %base, %first, %rows, %pitch, %width, %number, %row, %column, %place, %at, %x, %x4, %y, " \
-    "%report;\n" \
-    "    .reg .b64 %left;\n" \
-    "    .reg .b32 %key, %generation, %w<4>, %f<4>, %mix, %low, %n, %nth;\n" \
+    "    .reg .b64 %from, %base, %first, %rows, %pitch, %width, %number, %row, %row_step, %place, %at, %at_step;\n" \
+    "    .reg .b64 %fours, %begin, %column, %step, %next, %report;\n" \
+    "    .reg .b32 %key, %generation, %block, %blocks, %columns, %thread, %threads;\n" \
+    "    .reg .b32 %unmixed, %unmixed_step, %n, %nth, %mix, %w<4>, %f<4>, %g<4>;\n" \
     "    mov.u64 %from, piece;\n" \
-    "    mov.u32 %r0, %ctaid.z;\n" \
-    "    mad.wide.u32 %from, %r0, 56, %from;\n" \
+    "    mov.u32 %block, %ctaid.x;\n" \
+    "FIND:\n" \
+    "    ld.param.u32 %blocks, [%from + 56];\n" \
+    "    setp.lt.u32 %p, %block, %blocks;\n" \
+    "    @%p bra FOUND;\n" \
+    "    sub.u32 %block, %block, %blocks;\n" \
+    "    add.u64 %from, %from, 64;\n" \
+    "    bra FIND;\n" \
+    "FOUND:\n" \
     "    ld.param.u64 %base, [%from];\n" \
     "    ld.param.u64 %first, [%from + 8];\n" \
     "    ld.param.u64 %rows, [%from + 16];\n" \
@@ -43,73 +62,70 @@ enum { THREADS = 256, MOST_BLOCKS = 1056, MOST_ROWS = 512 };
     "    ld.param.u64 %number, [%from + 40];\n" \
     "    ld.param.u32 %key, [%from + 48];\n" \
     "    ld.param.u32 %generation, [%from + 52];\n" \
-    "    mov.u32 %r0, %ctaid.y;\n" \
-    "    cvt.u64.u32 %row, %r0;\n" \
-    "    mov.u32 %r1, %ntid.x;\n" \
-    "    mov.u32 %r2, %nctaid.x;\n" \
-    "    mul.lo.u32 %r3, %r1, %r2;\n" \
-    "    mul.wide.u32 %x, %r3, 4;\n" \
-    "    shl.b64 %x4, %x, 2;\n" \
-    "    mov.u32 %r4, %nctaid.y;\n" \
-    "    cvt.u64.u32 %y, %r4;\n" \
+    "    ld.param.u32 %columns, [%from + 60];\n" \
+    "    mov.u32 %thread, %tid.x;\n" \
+    "    mov.u32 %threads, %ntid.x;\n" \
+    "    rem.u32 %n, %block, %columns;\n" \
+    "    mad.lo.u32 %n, %n, %threads, %thread;\n" \
+    "    cvt.u64.u32 %begin, %n;\n" \
+    "    mul.lo.u32 %n, %threads, %columns;\n" \
+    "    cvt.u64.u32 %step, %n;\n" \
+    "    shl.b64 %at_step, %step, 4;\n" \
+    "    shl.b32 %n, %n, 2;\n" \
+    "    mul.lo.u32 %unmixed_step, %n, 0x9E3779B1;\n" \
+    "    div.u32 %n, %block, %columns;\n" \
+    "    cvt.u64.u32 %row, %n;\n" \
+    "    div.u32 %n, %blocks, %columns;\n" \
+    "    cvt.u64.u32 %row_step, %n;\n" \
+    "    shr.u64 %fours, %width, 2;\n" \
     "ROW:\n" \
     "    setp.ge.u64 %p, %row, %rows;\n" \
     "    @%p bra END;\n" \
-    "    mov.u32 %r5, %ctaid.x;\n" \
-    "    mov.u32 %r6, %tid.x;\n" \
-    "    mad.lo.u32 %r7, %r5, %r1, %r6;\n" \
-    "    mul.wide.u32 %column, %r7, 4;\n" \
-    "    mad.lo.u64 %place, %row, %pitch, %column;\n" \
+    "    mov.u64 %column, %begin;\n" \
+    "    shl.b64 %place, %column, 2;\n" \
     "    add.u64 %place, %place, %first;\n" \
+    "    mad.lo.u64 %place, %row, %pitch, %place;\n" \
     "    shl.b64 %at, %place, 2;\n" \
     "    add.u64 %at, %at, %base;\n" \
+    "    cvt.u32.u64 %n, %place;\n" \
+    "    mad.lo.u32 %unmixed, %n, 0x9E3779B1, %key;\n" \
     "FOUR:\n" \
-    "    setp.ge.u64 %p, %column, %width;\n" \
-    "    @%p bra NEXT_ROW;\n" \
-    "    sub.u64 %left, %width, %column;\n" \
-    "    min.u64 %left, %left, 4;\n" \
-    "    cvt.u32.u64 %n, %left;\n" \
-    "    cvt.u32.u64 %low, %place;\n" \
-    "    setp.lt.u32 %p, %n, 4;\n" \
-    "    @%p bra SINGLY;\n" KERNEL_WORD("%w0", "%low") "    add.u32 %low, %low, 1;\n" KERNEL_WORD( \
-        "%w1", \
-        "%low") "    add.u32 %low, %low, 1;\n" KERNEL_WORD("%w2", \
-                                                           "%low") "    add.u32 %low, %low, 1;\n" KERNEL_WORD("%w3", \
-                                                                                                              "%low")
-
-/* %from: the address of the word, %place its place: both are set anew for the next four. */
-#define KERNEL_SINGLY \
-    "SINGLY:\n" \
-    "    mov.u64 %from, %at;\n" \
-    "    mov.u64 %left, %place;\n" \
-    "ONE:\n" \
-    "    cvt.u32.u64 %low, %left;\n" KERNEL_WORD("%w0", "%low")
-
-#define KERNEL_TAIL \
-    "NEXT_ONE:\n" \
-    "    add.u64 %from, %from, 4;\n" \
-    "    add.u64 %left, %left, 1;\n" \
-    "    sub.u32 %n, %n, 1;\n" \
-    "    setp.ne.u32 %p, %n, 0;\n" \
-    "    @%p bra ONE;\n" \
+    "    setp.ge.u64 %p, %column, %fours;\n" \
+    "    @%p bra LAST;\n" \
+    ahead \
+    KERNEL_FOUR_WORDS \
+    four \
     "NEXT:\n" \
-    "    add.u64 %column, %column, %x;\n" \
-    "    add.u64 %place, %place, %x;\n" \
-    "    add.u64 %at, %at, %x4;\n" \
+    KERNEL_ADVANCE \
     "    bra FOUR;\n" \
+    "LAST:\n" \
+    "    setp.ne.u64 %p, %column, %fours;\n" \
+    "    @%p bra NEXT_ROW;\n" \
+    "    cvt.u32.u64 %n, %width;\n" \
+    "    and.b32 %n, %n, 3;\n" \
+    "ONE:\n" \
+    "    setp.eq.u32 %p, %n, 0;\n" \
+    "    @%p bra NEXT_ROW;\n" \
+    "    mov.u32 %w0, %unmixed;\n" \
+    KERNEL_MIX("%w0") \
+    one \
+    "NEXT_ONE:\n" \
+    "    add.u64 %at, %at, 4;\n" \
+    "    add.u32 %unmixed, %unmixed, 0x9E3779B1;\n" \
+    "    sub.u32 %n, %n, 1;\n" \
+    "    bra ONE;\n" \
     "NEXT_ROW:\n" \
-    "    add.u64 %row, %row, %y;\n" \
+    "    add.u64 %row, %row, %row_step;\n" \
     "    bra ROW;\n" \
     "END:\n" \
     "    ret;\n" \
     "}\n"
 
-#define KERNEL_STORE \
-    "    st.global.v4.u32 [%at], {%w0, %w1, %w2, %w3};\n" \
-    "    bra NEXT;\n" KERNEL_SINGLY "    st.global.u32 [%from], %w0;\n"
+#define KERNEL_FILL_FOUR "    st.global.v4.u32 [%at], {%w0, %w1, %w2, %w3};\n"
+#define KERNEL_FILL_ONE "    st.global.u32 [%at], %w0;\n"
 
 /*
- * Counts a mismatch of %f and %w of this number at the place %left, and writes it down if it is one of the first.
+ * Counts a mismatch of %f and %w of this number, so many words behind %at, and writes it down if it is one of the first.
  * Beyond a hundred thousand they are not counted: each is a way to the host and back.
  */
 #define KERNEL_REPORT(n, next) \
@@ -120,9 +136,12 @@ enum { THREADS = 256, MOST_BLOCKS = 1056, MOST_ROWS = 512 };
     "    atom.global.add.u32 %nth, [%report], 1;\n" \
     "    setp.ge.u32 %p, %nth, 8;\n" \
     "    @%p bra " next ";\n" \
+    "    sub.u64 %place, %at, %base;\n" \
+    "    shr.u64 %place, %place, 2;\n" \
+    "    add.u64 %place, %place, " n ";\n" \
     "    mad.wide.u32 %report, %nth, 32, %report;\n" \
     "    st.volatile.global.u64 [%report + 8], %number;\n" \
-    "    st.volatile.global.u64 [%report + 16], %left;\n" \
+    "    st.volatile.global.u64 [%report + 16], %place;\n" \
     "    st.volatile.global.u32 [%report + 24], %generation;\n" \
     "    st.volatile.global.u32 [%report + 28], %w" n ";\n" \
     "    st.volatile.global.u32 [%report + 32], %f" n ";\n"
@@ -133,24 +152,49 @@ enum { THREADS = 256, MOST_BLOCKS = 1056, MOST_ROWS = 512 };
     KERNEL_REPORT(n, "SAME" n) \
     "SAME" n ":\n"
 
-#define KERNEL_LOOK \
-    "    ld.volatile.global.v4.u32 {%f0, %f1, %f2, %f3}, [%at];\n" \
-    "    setp.eq.u32 %p, %f0, %w0;\n" \
-    "    setp.eq.and.u32 %p, %f1, %w1, %p;\n" \
-    "    setp.eq.and.u32 %p, %f2, %w2, %p;\n" \
-    "    setp.eq.and.u32 %p, %f3, %w3, %p;\n" \
+/* As the memory has them, past the cache of the multiprocessor. */
+#define KERNEL_LOAD_FOUR(f, at) "    ld.global.cg.v4.u32 {" f "0, " f "1, " f "2, " f "3}, [" at "];\n"
+
+#define KERNEL_SAME_FOUR(f) \
+    "    setp.eq.u32 %p, " f "0, %w0;\n" \
+    "    setp.eq.and.u32 %p, " f "1, %w1, %p;\n" \
+    "    setp.eq.and.u32 %p, " f "2, %w2, %p;\n" \
+    "    setp.eq.and.u32 %p, " f "3, %w3, %p;\n"
+
+/* Two loads on their way at a time. What differs is told as it was loaded: loaded again it might be another thing. */
+#define KERNEL_CHECK_TWO_FOURS \
+    "    add.u64 %next, %column, %step;\n" \
+    "    setp.ge.u64 %p, %next, %fours;\n" \
+    "    @%p bra ALONE;\n" \
+    "    add.u64 %next, %at, %at_step;\n" \
+    KERNEL_LOAD_FOUR("%f", "%at") \
+    KERNEL_LOAD_FOUR("%g", "%next") \
+    KERNEL_FOUR_WORDS \
+    KERNEL_SAME_FOUR("%f") \
+    "    @!%p bra UNLIKE;\n" \
+    KERNEL_ADVANCE \
+    "    mov.u32 %f0, %g0;\n" \
+    "    mov.u32 %f1, %g1;\n" \
+    "    mov.u32 %f2, %g2;\n" \
+    "    mov.u32 %f3, %g3;\n" \
+    KERNEL_FOUR_WORDS \
+    KERNEL_SAME_FOUR("%f") \
     "    @%p bra NEXT;\n" \
-    "    mov.u64 %left, %place;\n" \
+    "    bra UNLIKE;\n" \
+    "ALONE:\n"
+
+#define KERNEL_CHECK_FOUR \
+    KERNEL_LOAD_FOUR("%f", "%at") \
+    KERNEL_SAME_FOUR("%f") \
+    "    @%p bra NEXT;\n" \
+    "UNLIKE:\n" \
     KERNEL_COMPARE("0") \
-    "    add.u64 %left, %left, 1;\n" \
     KERNEL_COMPARE("1") \
-    "    add.u64 %left, %left, 1;\n" \
     KERNEL_COMPARE("2") \
-    "    add.u64 %left, %left, 1;\n" \
-    KERNEL_COMPARE("3") \
-    "    bra NEXT;\n" \
-    KERNEL_SINGLY \
-    "    ld.volatile.global.u32 %f0, [%from];\n" \
+    KERNEL_COMPARE("3")
+
+#define KERNEL_CHECK_ONE \
+    "    ld.global.cg.u32 %f0, [%at];\n" \
     "    setp.eq.u32 %p, %f0, %w0;\n" \
     "    @%p bra NEXT_ONE;\n" \
     KERNEL_REPORT("0", "NEXT_ONE")
@@ -176,13 +220,13 @@ enum { THREADS = 256, MOST_BLOCKS = 1056, MOST_ROWS = 512 };
     ".address_size 64\n"
 
 static const char ptx[] = PTX_HEAD
-    KERNEL_HEAD("vpmm_stress_fill") KERNEL_STORE KERNEL_TAIL
-    KERNEL_HEAD("vpmm_stress_check") KERNEL_LOOK KERNEL_TAIL
+    KERNEL("vpmm_stress_fill", "", KERNEL_FILL_FOUR, KERNEL_FILL_ONE)
+    KERNEL("vpmm_stress_check", KERNEL_CHECK_TWO_FOURS, KERNEL_CHECK_FOUR, KERNEL_CHECK_ONE)
     KERNEL_WAIT("vpmm_stress_wait");
 
 /* clang-format on */
 
-_Static_assert(sizeof(struct kernel_piece) == 56 && KERNEL_PIECES * 56 == 1792, "as the PTX has them");
+_Static_assert(sizeof(struct kernel_piece) == 64 && KERNEL_PIECES * 64 == 2048, "as the PTX has them");
 _Static_assert(KERNEL_FIRST_FINDING == 8 && KERNEL_FINDING_BYTES == 32 && KERNEL_FINDINGS == 8, "as the PTX has them");
 _Static_assert(KERNEL_STRIDE == 0x9E3779B1 && KERNEL_FACTOR == 0x85EBCA6B, "as the PTX has them");
 
@@ -242,24 +286,40 @@ static uint64_t smaller(uint64_t a, uint64_t b)
     return a < b ? a : b;
 }
 
+/* Fours of words, with the one that is not whole. */
+static uint64_t fours_in_row(const struct kernel_piece *piece)
+{
+    return (piece->width + 3) / 4;
+}
+
+/* Its part of the launch's blocks, by the part that it is of all fours of words; no more than have a four each. */
+static void give_blocks(struct kernel_piece *piece, uint64_t fours, unsigned threads)
+{
+    uint64_t own = piece->rows * fours_in_row(piece);
+    uint64_t share = greater(MOST_BLOCKS * own / fours, 1);
+    piece->columns = (uint32_t)smaller((fours_in_row(piece) + threads - 1) / threads, share);
+    piece->blocks = piece->columns * (uint32_t)smaller(piece->rows, share / piece->columns);
+}
+
 CUresult kernels_launch(const struct kernels *k, bool check, const struct kernel_piece *piece, unsigned n,
                         uint64_t report, CUstream stream)
 {
     struct kernel_piece pieces[KERNEL_PIECES];
     void *parameter[] = {&report, pieces};
-    uint64_t rows = 1, width = 1;
+    uint64_t fours = 0, widest = 0;
+    unsigned blocks = 0;
     memset(pieces, 0, sizeof pieces);
     memcpy(pieces, piece, n * sizeof *piece);
     for (unsigned i = 0; i < n; i++) {
-        rows = greater(rows, piece[i].rows);
-        width = greater(width, piece[i].width);
+        fours += piece[i].rows * fours_in_row(&piece[i]);
+        widest = greater(widest, fours_in_row(&piece[i]));
     }
-    rows = smaller(rows, MOST_ROWS);
-    uint64_t fours = (width + 3) / 4;
-    unsigned threads = fours < THREADS ? 32 : THREADS;
-    uint64_t columns = smaller((fours + threads - 1) / threads, greater(MOST_BLOCKS / rows, 1));
-    return k->launch(check ? k->check : k->fill, (unsigned)columns, (unsigned)rows, n, threads, 1, 1, 0, stream,
-                     parameter, NULL);
+    unsigned threads = widest < THREADS ? 32 : THREADS;
+    for (unsigned i = 0; i < n; i++) {
+        give_blocks(&pieces[i], fours, threads);
+        blocks += pieces[i].blocks;
+    }
+    return k->launch(check ? k->check : k->fill, blocks, 1, 1, threads, 1, 1, 0, stream, parameter, NULL);
 }
 
 CUresult kernels_wait(const struct kernels *k, uint64_t ns, CUstream stream)

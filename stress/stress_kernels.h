@@ -5,10 +5,10 @@
  *
  * A launch works on several pieces of memory, for a launch takes longer than most allocations: with one for each
  * allocation threads would wait for one another in launches. A piece is rows of words, a pitch apart, from the word
- * `first` of an allocation on; base is aligned to 16 bytes, and first and pitch are multiples of four words. The
- * launch's blocks share the pieces (z), a piece's rows (y) and a row's words (x). The check counts mismatches in a
- * report in pinned host memory, and writes the first few there: atomic additions of one device to such memory are
- * atomic among its own threads.
+ * `first` of an allocation on; base is aligned to 16 bytes, and first and pitch are multiples of four words; rows and
+ * width are not 0. Each piece has as many of the launch's blocks as its part of all words: `columns` for a row at a
+ * time, and blocks / columns rows are worked on at once. The check counts mismatches in a report in pinned host memory,
+ * and writes the first few there: atomic additions of one device to such memory are atomic among its own threads.
  */
 #ifndef VPMM_STRESS_KERNELS_H
 #define VPMM_STRESS_KERNELS_H
@@ -27,6 +27,7 @@ enum { KERNEL_PIECES = 32 };
 struct kernel_piece {
     uint64_t base, first, rows, pitch, width, number;
     uint32_t key, generation;
+    uint32_t blocks, columns; /* the launch's to choose */
 };
 
 struct kernels {

@@ -28,6 +28,12 @@ static void bump(lane *l, enum count which)
     atomic_store_explicit(&l->count[which], now + 1, memory_order_relaxed);
 }
 
+static void spend(lane *l, enum spend which, uint64_t begin)
+{
+    uint64_t spent = atomic_load_explicit(&l->spent_ns[which], memory_order_relaxed);
+    atomic_store_explicit(&l->spent_ns[which], spent + (now_ns() - begin), memory_order_relaxed);
+}
+
 static bool goes_on(const lane *l)
 {
     return atomic_load_explicit(&l->run->outcome, memory_order_relaxed) == PASSED;
@@ -60,17 +66,35 @@ static unsigned streams_of(const lane *l)
     return l->owns + l->run->shareds;
 }
 
+static bool record(lane *l, CUevent event, CUstream stream)
+{
+    uint64_t begin = now_ns();
+    CUresult result = driver_of(l)->cuEventRecord(event, stream);
+    spend(l, SPEND_order, begin);
+    return ok(l, "cuEventRecord", result);
+}
+
+static bool wait_on_device(lane *l, CUstream stream, CUevent event)
+{
+    uint64_t begin = now_ns();
+    CUresult result = driver_of(l)->cuStreamWaitEvent(stream, event, 0);
+    spend(l, SPEND_order, begin);
+    return ok(l, "cuStreamWaitEvent", result);
+}
+
 /* What is queued on `to` from now on comes after what is queued on `from`. */
 static bool order(lane *l, CUstream from, CUstream to)
 {
-    return from == to || (ok(l, "cuEventRecord", driver_of(l)->cuEventRecord(l->order, from)) &&
-                          ok(l, "cuStreamWaitEvent", driver_of(l)->cuStreamWaitEvent(to, l->order, 0)));
+    return from == to || (record(l, l->order, from) && wait_on_device(l, to, l->order));
 }
 
 static bool make_stream(lane *l, CUstream *stream)
 {
+    uint64_t begin = now_ns();
+    CUresult result = driver_of(l)->cuStreamCreate(stream, CU_STREAM_NON_BLOCKING);
+    spend(l, SPEND_stream, begin);
     bump(l, COUNT_streams);
-    return ok(l, "cuStreamCreate", driver_of(l)->cuStreamCreate(stream, CU_STREAM_NON_BLOCKING));
+    return ok(l, "cuStreamCreate", result);
 }
 
 /* A planned fault may refuse a release as often as it likes; the stream is as it was. */
@@ -98,8 +122,28 @@ static bool release_stream(lane *l, CUstream stream)
 static bool destroy_stream(lane *l, CUstream *stream)
 {
     CUstream gone = *stream;
+    uint64_t begin = now_ns();
     *stream = NULL;
-    return gone == NULL || (release_stream(l, gone) && ok(l, "cuStreamDestroy", driver_of(l)->cuStreamDestroy(gone)));
+    bool good =
+        gone == NULL || (release_stream(l, gone) && ok(l, "cuStreamDestroy", driver_of(l)->cuStreamDestroy(gone)));
+    spend(l, SPEND_stream, begin);
+    return good;
+}
+
+static bool wait_for_stream(lane *l, CUstream stream)
+{
+    uint64_t begin = now_ns();
+    CUresult result = driver_of(l)->cuStreamSynchronize(stream);
+    spend(l, SPEND_wait, begin);
+    return ok(l, "cuStreamSynchronize", result);
+}
+
+static bool wait_for_event(lane *l, CUevent event)
+{
+    uint64_t begin = now_ns();
+    CUresult result = driver_of(l)->cuEventSynchronize(event);
+    spend(l, SPEND_wait, begin);
+    return ok(l, "cuEventSynchronize", result);
 }
 
 /* The thread waits until its stream is no more than IN_FLIGHT times BEHIND_STEPS mallocs behind. */
@@ -109,8 +153,7 @@ static bool keep_up(lane *l)
         return true;
     l->since_behind = 0;
     CUevent event = l->behind[l->nth_behind++ % IN_FLIGHT];
-    return (l->nth_behind <= IN_FLIGHT || ok(l, "cuEventSynchronize", driver_of(l)->cuEventSynchronize(event))) &&
-           ok(l, "cuEventRecord", driver_of(l)->cuEventRecord(event, stream_at(l, l->current)));
+    return (l->nth_behind <= IN_FLIGHT || wait_for_event(l, event)) && record(l, event, stream_at(l, l->current));
 }
 
 /* ---- numbers ---- */
@@ -168,6 +211,7 @@ static bool allocate(lane *l, size_t bytes, CUstream stream, CUdeviceptr *addres
         result = r->gpu.driver->cuMemAllocFromPoolAsync(address, bytes, r->target.memory_pool, stream);
     }
     note_latency(&l->latency, now_ns() - begin);
+    spend(l, SPEND_malloc, begin);
     if (status == VPMM_SUCCESS && result == CUDA_SUCCESS) {
         if (*address == 0 || *address % 256 != 0)
             run_end(r, FAILED, "a malloc of %zu bytes gave the address 0x%llx", bytes, (unsigned long long)*address);
@@ -189,6 +233,7 @@ static bool allocate(lane *l, size_t bytes, CUstream stream, CUdeviceptr *addres
     return false;
 }
 
+/* A planned fault may refuse it as often as it likes; the allocation is as it was. */
 static bool give_back(lane *l, const block *b, CUstream stream)
 {
     run *r = l->run;
@@ -224,13 +269,23 @@ static bool flush_fills(lane *l)
     struct batch *f = &l->fills;
     unsigned n = f->n;
     bool good = true;
+    uint64_t begin = now_ns();
     f->n = 0;
     if (n != 0 && draw(l, LATE) == 0)
         good = ok(l, "the delay", probe_delay(l->probe, (unsigned)draw(l, LATE_MOST_US), f->stream));
     good = good && (n == 0 || ok(l, "the fill", probe_fill(l->probe, f->block, n, f->stream)));
+    spend(l, SPEND_launch, begin);
     for (unsigned i = 0; i < n && good && l->run->options->plant == PLANT_BIT; i++)
         good = f->block[i].bytes < 4 || draw(l, FLIP) != 0 || flip_bit(l, &f->block[i], f->stream);
     return good;
+}
+
+static bool check(lane *l, const block *b, unsigned n, CUstream stream)
+{
+    uint64_t begin = now_ns();
+    CUresult result = probe_check(l->probe, b, n, stream);
+    spend(l, SPEND_launch, begin);
+    return ok(l, "the check", result);
 }
 
 /* Checked, then freed. What is not filled yet comes before. */
@@ -239,12 +294,14 @@ static bool flush_ends(lane *l)
     struct batch *e = &l->ends;
     unsigned n = e->n;
     e->n = 0;
-    bool good = n == 0 || (flush_fills(l) && ok(l, "the check", probe_check(l->probe, e->block, n, e->stream)));
+    bool good = n == 0 || (flush_fills(l) && check(l, e->block, n, e->stream));
+    uint64_t begin = now_ns();
     for (unsigned i = 0; i < n && good; i++) {
         atomic_fetch_sub_explicit(&l->run->live, rounded(l->run, e->block[i].bytes), memory_order_relaxed);
         bump(l, COUNT_frees);
         good = give_back(l, &e->block[i], e->stream);
     }
+    spend(l, SPEND_free, begin);
     return good;
 }
 
@@ -315,6 +372,30 @@ static bool exchange_get(run *r, struct parcel *p)
     return any;
 }
 
+/* An event for a parcel: a spare one, or a new one. */
+static bool take_event(lane *l, CUevent *event)
+{
+    struct exchange *e = &l->run->exchange;
+    pthread_mutex_lock(&e->lock);
+    bool any = e->spares != 0;
+    if (any)
+        *event = e->spare[--e->spares];
+    pthread_mutex_unlock(&e->lock);
+    return any || ok(l, "cuEventCreate", driver_of(l)->cuEventCreate(event, CU_EVENT_DISABLE_TIMING));
+}
+
+/* A wait that was queued for it keeps what it needs. */
+static bool return_event(lane *l, CUevent event)
+{
+    struct exchange *e = &l->run->exchange;
+    pthread_mutex_lock(&e->lock);
+    bool fits = e->spares < PARCELS;
+    if (fits)
+        e->spare[e->spares++] = event;
+    pthread_mutex_unlock(&e->lock);
+    return fits || ok(l, "cuEventDestroy", driver_of(l)->cuEventDestroy(event));
+}
+
 /* ---- steps ---- */
 
 static bool do_malloc(lane *l, unsigned slot, size_t bytes)
@@ -355,11 +436,10 @@ static bool do_give(lane *l, unsigned slot)
     if (held->block.address == 0)
         return true;
     struct parcel p = {.block = held->block};
-    if (!flush_fills(l) || !ok(l, "cuEventCreate", driver_of(l)->cuEventCreate(&p.ready, CU_EVENT_DISABLE_TIMING)) ||
-        !ok(l, "cuEventRecord", driver_of(l)->cuEventRecord(p.ready, stream_at(l, held->stream))))
+    if (!flush_fills(l) || !take_event(l, &p.ready) || !record(l, p.ready, stream_at(l, held->stream)))
         return false;
     if (!exchange_put(l->run, &p))
-        return ok(l, "cuEventDestroy", driver_of(l)->cuEventDestroy(p.ready)) && do_free(l, slot);
+        return return_event(l, p.ready) && do_free(l, slot);
     held->block.address = 0;
     bump(l, COUNT_given);
     return true;
@@ -373,10 +453,9 @@ static bool do_take(lane *l)
         return true;
     CUstream stream = stream_at(l, l->current);
     bump(l, COUNT_taken);
-    bool good = ok(l, "cuStreamWaitEvent", driver_of(l)->cuStreamWaitEvent(stream, p.ready, 0)) &&
-                ok(l, "cuEventDestroy", driver_of(l)->cuEventDestroy(p.ready));
+    bool good = wait_on_device(l, stream, p.ready) && return_event(l, p.ready);
     if (good && draw(l, REWRITE) == 0) {
-        good = ok(l, "the check", probe_check(l->probe, &p.block, 1, stream));
+        good = check(l, &p.block, 1, stream);
         p.block.generation++;
         good = good && fill(l, &p.block, stream);
     }
@@ -429,10 +508,9 @@ static void die(lane *l, bool good)
         good = draw(l, INHERITED) == 0 ? do_give(l, slot) : do_free(l, slot);
     good = good && flush(l);
     for (unsigned i = 0; i < l->owns && good; i++)
-        good =
-            ok(l, "cuStreamSynchronize", driver_of(l)->cuStreamSynchronize(l->own[i])) && destroy_stream(l, &l->own[i]);
+        good = wait_for_stream(l, l->own[i]) && destroy_stream(l, &l->own[i]);
     for (unsigned i = 0; i < l->run->shareds && good; i++) /* its checks are over when it is gone */
-        good = ok(l, "cuStreamSynchronize", driver_of(l)->cuStreamSynchronize(l->run->shared[i]));
+        good = wait_for_stream(l, l->run->shared[i]);
     if (l->order)
         driver_of(l)->cuEventDestroy(l->order);
     for (unsigned i = 0; i < IN_FLIGHT; i++)
@@ -502,8 +580,9 @@ void exchange_empty(run *r)
     lane *l = &r->lanes[0];
     bool good = be_born(l);
     while (good && exchange_get(r, &p))
-        good = ok(l, "cuStreamWaitEvent", driver_of(l)->cuStreamWaitEvent(l->own[0], p.ready, 0)) &&
-               ok(l, "cuEventDestroy", driver_of(l)->cuEventDestroy(p.ready)) && end_block(l, &p.block, l->own[0]);
+        good = wait_on_device(l, l->own[0], p.ready) && return_event(l, p.ready) && end_block(l, &p.block, l->own[0]);
+    while (good && r->exchange.spares != 0)
+        good = ok(l, "cuEventDestroy", driver_of(l)->cuEventDestroy(r->exchange.spare[--r->exchange.spares]));
     die(l, good);
 }
 

@@ -93,6 +93,14 @@ static size_t words_in(const struct samples *at)
     return at->rows * at->width + at->tail_width;
 }
 
+unsigned memory_looks(const stress_memory *m, size_t bytes, uint64_t place)
+{
+    struct samples at = samples_of(m, bytes);
+    bool in_row = at.rows != 0 && place / at.pitch < at.rows && place % at.pitch < at.width;
+    bool in_tail = place >= at.tail && place < at.tail + at.tail_width;
+    return (unsigned)in_row + in_tail;
+}
+
 static uint64_t place_of(const struct samples *at, size_t i)
 {
     size_t row = i / at->width;

@@ -61,7 +61,18 @@ uint32_t probe_mismatches(const probe *);
 size_t probe_findings(const probe *, finding[FINDINGS]);
 uint64_t probe_bytes(const probe *); /* that checks have looked at, or will */
 
-/* What stands at a place of such a block after a fill. */
+/* How often a check of so many bytes looks at the word at this place; 0: nor does a fill write it. */
+unsigned memory_looks(const stress_memory *, size_t bytes, uint64_t place);
+
+/* What stands at a place of such a block after a fill that writes it. */
 uint32_t memory_word(uint64_t number, uint32_t generation, uint64_t place);
+
+/* ---- stress_trial.c ---- */
+
+/*
+ * Fills and checks memory of its own: each word that is to be written is, each bit that is flipped is found. False: not
+ * so, or the driver refuses; told. VERIFY_OFF has nothing to be tried.
+ */
+bool memory_try(gpu *, stress_memory *, size_t page_size);
 
 #endif

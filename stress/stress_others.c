@@ -79,6 +79,67 @@ static void look(run *r)
         run_end(r, FAILED, "a statistic is below zero");
 }
 
+/* ---- a pool that comes and goes beside the one under test ---- */
+
+enum { POOL_PAGES = 32, POOL_ALLOCATIONS = 24 };
+
+/* With planned faults it is refused host memory and its thread, and says so. Another may need the device's memory. */
+static bool may_be_refused(run *r, const char *what, vpmm_status status)
+{
+    if (status != VPMM_SUCCESS && status != VPMM_ERROR_OUT_OF_MEMORY &&
+        !(r->options->faults && status == VPMM_ERROR_HOST_MEMORY))
+        run_end(r, status == VPMM_ERROR_DRIVER ? DEVICE_ERROR : FAILED, "another pool: %s: %s", what,
+                vpmm_last_error());
+    return status == VPMM_SUCCESS;
+}
+
+static void use_pool(run *r, vpmm_pool *pool, CUstream stream)
+{
+    CUdeviceptr address[POOL_ALLOCATIONS] = {0};
+    for (int i = 0; i < POOL_ALLOCATIONS; i++) {
+        size_t bytes = r->page_size >> i % 8;
+        host_memory_enter();
+        vpmm_status status = vpmm_malloc(pool, bytes, stream, &address[i]);
+        host_memory_leave();
+        if (!may_be_refused(r, "vpmm_malloc", status))
+            address[i] = 0;
+        else if (i % 2)
+            run_cuda_ok(r, "cuMemsetD32Async", r->gpu.driver->cuMemsetD32Async(address[i], 0, bytes / 4, stream));
+    }
+    for (int i = 0; i < POOL_ALLOCATIONS; i++)
+        may_be_refused(r, "vpmm_free", vpmm_free(pool, address[i], stream));
+}
+
+static void make_and_end_pool(run *r)
+{
+    vpmm_config config = r->config;
+    vpmm_pool *pool = NULL;
+    CUstream stream = NULL;
+    config.driver = r->seen_by_pool.driver;
+    config.max_mapped = POOL_PAGES * r->page_size;
+    config.reaper = true;
+    host_memory_enter_creation();
+    vpmm_status status = vpmm_pool_create(&config, &pool);
+    host_memory_leave();
+    if (!may_be_refused(r, "vpmm_pool_create", status) ||
+        !run_cuda_ok(r, "cuStreamCreate", r->gpu.driver->cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING)))
+        return;
+    count(&r->pools);
+    use_pool(r, pool, stream);
+    may_be_refused(r, "vpmm_pool_destroy", vpmm_pool_destroy(pool));
+    run_cuda_ok(r, "cuStreamDestroy", r->gpu.driver->cuStreamDestroy(stream));
+}
+
+/* The driver's refusals are for the pool under test: those at another's end would stay on the device. */
+static void come_and_go(run *r)
+{
+    if (r->target.pool == NULL)
+        return;
+    faults_spare(true);
+    make_and_end_pool(r);
+    faults_spare(false);
+}
+
 static void *disturb(void *argument)
 {
     run *r = argument;
@@ -94,6 +155,9 @@ static void *disturb(void *argument)
         case 1:
         case 2:
             lower_cap(r);
+            break;
+        case 3:
+            come_and_go(r);
             break;
         default:
             look(r);

@@ -69,7 +69,8 @@ void report_progress(run *r)
     X(given_to_other_threads, run_count(r, COUNT_taken))                                                               \
     X(freed_on_another_stream, run_count(r, COUNT_crossed))                                                            \
     X(trims, r->trims)                                                                                                 \
-    X(caps_lowered, r->caps)
+    X(caps_lowered, r->caps)                                                                                           \
+    X(other_pools, r->pools)
 
 /* With planned faults: builds given up at each step that one refused call ends, */
 #define UNWINDINGS(X)                                                                                                  \
@@ -106,6 +107,8 @@ void report_paths_missed(const run *r, char *words, size_t length)
             append(words, length, refused[i]);
     if (host_memory_refused() == 0)
         append(words, length, "host_memory");
+    if (host_threads_refused() == 0)
+        append(words, length, "threads");
 }
 
 /* ---- for people ---- */
@@ -126,18 +129,23 @@ void report_result(FILE *out, run *r)
             gib(run_bytes_verified(r)), run_mismatches(r));
     fprintf(out, "  malloc, us: p50 %.1f, p99 %.1f, p99.9 %.1f, longest %.0f\n", run_latency_us(r, 0.5),
             run_latency_us(r, 0.99), run_latency_us(r, 0.999), run_longest_us(r));
+    fputs("  the threads' time:", out);
+#define SPENT(name, what) fprintf(out, " " what " %.1f %%,", 100 * run_spent(r, SPEND_##name));
+    SPENDS(SPENT)
+#undef SPENT
+    fputs(" and the rest\n", out);
     fprintf(out, "  peak held %.2f GiB, peak in use %.2f GiB: %.3f\n", gib(r->peak_mapped), gib(r->peak_live),
             ratio(r->peak_mapped, r->peak_live));
     fprintf(out,
             "  %" PRIu64 " threads, %" PRIu64 " streams, %" PRIu64 " given to other threads, %" PRIu64
-            " freed on another stream, %" PRIu64 " trims, %" PRIu64 " lower caps%s\n",
+            " freed on another stream, %" PRIu64 " trims, %" PRIu64 " lower caps, %" PRIu64 " other pools%s\n",
             run_count(r, COUNT_threads), run_count(r, COUNT_streams), run_count(r, COUNT_taken),
-            run_count(r, COUNT_crossed), r->trims, r->caps, r->audit == AUDIT_PASSED ? ", audit passed" : "");
+            run_count(r, COUNT_crossed), r->trims, r->caps, r->pools, r->audit == AUDIT_PASSED ? ", audit passed" : "");
     if (r->options->faults)
         fprintf(out,
-                "  refused on purpose: %" PRIu64 " driver calls, host memory %" PRIu64 " times; and by them %" PRIu64
-                " of the program's calls\n",
-                faults_made(NULL), host_memory_refused(), run_count(r, COUNT_faulted));
+                "  refused on purpose: %" PRIu64 " driver calls, host memory %" PRIu64 " times, %" PRIu64
+                " threads; and by them %" PRIu64 " of the program's calls\n",
+                faults_made(NULL), host_memory_refused(), host_threads_refused(), run_count(r, COUNT_faulted));
     if (r->health_words[0])
         fprintf(out, "  health: %s\n", r->health_words);
 }
@@ -156,14 +164,22 @@ static void json_numbers(FILE *out, const run *r)
 #define NUMBER(name, what) fprintf(out, "\"%s\": %" PRIu64 ", ", #name, run_count(r, COUNT_##name));
     COUNTS(NUMBER)
 #undef NUMBER
-    fprintf(out, "\"trims\": %" PRIu64 ", \"caps\": %" PRIu64 ", \"looks\": %" PRIu64 ", \"squeezes\": %" PRIu64 "}",
-            r->trims, r->caps, r->looks, r->squeezes);
+    fprintf(out,
+            "\"trims\": %" PRIu64 ", \"caps\": %" PRIu64 ", \"looks\": %" PRIu64 ", \"pools\": %" PRIu64
+            ", \"squeezes\": %" PRIu64 "}",
+            r->trims, r->caps, r->looks, r->pools, r->squeezes);
     fprintf(out,
             ",\n     \"mallocs_per_second\": %.1f, \"bytes_verified\": %" PRIu64 ", \"mismatches\": %" PRIu64
             ", \"races\": %" PRIu64 ", \"misuses\": %" PRIu64,
             rate_of(r, r->seconds), run_bytes_verified(r), run_mismatches(r), r->races, r->misuses);
     fprintf(out, ",\n     \"malloc_us\": {\"p50\": %.2f, \"p99\": %.2f, \"p99_9\": %.2f, \"longest\": %.2f}",
             run_latency_us(r, 0.5), run_latency_us(r, 0.99), run_latency_us(r, 0.999), run_longest_us(r));
+    fputs(",\n     \"threads_time\": {", out);
+    const char *comma = "";
+#define SPENT(name, what) fprintf(out, "%s\"%s\": %.4f", comma, #name, run_spent(r, SPEND_##name)), comma = ", ";
+    SPENDS(SPENT)
+#undef SPENT
+    fputc('}', out);
     static const char *const audit[] = {"null", "true", "false"};
     fprintf(out,
             ",\n     \"peak_mapped_bytes\": %" PRIu64 ", \"peak_in_use_bytes\": %" PRIu64 ", \"held\": %.4f"
@@ -198,12 +214,17 @@ static void json_pool(FILE *out, const run *r)
     fputs("},\n     \"refused_on_purpose\": {", out);
     for (size_t i = 0; i < sizeof refused / sizeof *refused; i++)
         fprintf(out, "\"%s\": %" PRIu64 ", ", refused[i], faults_made(refused[i]));
-    fprintf(out, "\"host_memory\": %" PRIu64, host_memory_refused());
+    fprintf(out, "\"host_memory\": %" PRIu64 ", \"threads\": %" PRIu64, host_memory_refused(), host_threads_refused());
     fputs("},\n     \"stats\": {", out);
     comma = "";
 #define STAT(name, kind, help) fprintf(out, "%s\"" #name "\": %" PRIu64, comma, r->stats.name), comma = ", ";
     VPMM_STATS(STAT)
 #undef STAT
+    fputs("},\n     \"driver_calls\": {", out);
+    comma = "";
+    for (size_t i = 0; i < VPMM_DRIVER_CALLS; i++)
+        if (r->calls[i].made != 0)
+            fprintf(out, "%s\"%s\": %" PRIu64, comma, r->calls[i].call, r->calls[i].made), comma = ", ";
     fputc('}', out);
 }
 

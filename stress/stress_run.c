@@ -81,6 +81,14 @@ uint64_t run_count(const run *r, enum count which)
     return sum;
 }
 
+double run_spent(const run *r, enum spend which)
+{
+    uint64_t ns = 0;
+    for (unsigned i = 0; r->lanes && i < r->options->threads; i++)
+        ns += atomic_load_explicit(&r->lanes[i].spent_ns[which], memory_order_relaxed);
+    return r->seconds > 0 ? (double)ns / 1e9 / r->seconds / r->options->threads : 0;
+}
+
 uint64_t run_bytes_verified(const run *r)
 {
     uint64_t sum = r->bytes_verified;
@@ -273,6 +281,10 @@ void run_open(run *r, const options *o, int ordinal, bool is_async, vpmm_exporte
         run_end(r, DEVICE_ERROR, "the checks could not be prepared: see above");
         return;
     }
+    if (o->verify != VERIFY_OFF && !memory_try(&r->gpu, r->memory, r->page_size)) {
+        run_end(r, DEVICE_ERROR, "the checks do not work: see above");
+        return;
+    }
     if (o->health)
         r->health = health_open(r->uuid);
     open_lanes(r);
@@ -349,28 +361,41 @@ static void join_all(run *r)
 
 /* ---- the end ---- */
 
+/* After everything was freed. The reaper may be giving something back, which is no longer counted in one number after
+   the other. */
+enum { LOOKS = 100, LOOK_NS = 10000000 };
+
+static uint64_t look_at_live(run *r)
+{
+    target_stats(&r->target, &r->stats);
+    return r->stats.live_bytes - r->stats.slab_bytes + r->stats.slab_live_bytes;
+}
+
 static void read_target(run *r)
 {
     if (!target_peak_mapped(&r->target, &r->peak_mapped))
         run_end(r, FAILED, "the statistics could not be read");
     if (r->target.pool == NULL)
         return;
-    target_stats(&r->target, &r->stats);
-    uint64_t live = r->stats.live_bytes - r->stats.slab_bytes + r->stats.slab_live_bytes;
+    uint64_t live = look_at_live(r);
+    for (int i = 1; i < LOOKS && live != 0; i++) {
+        nanosleep(&(struct timespec){0, LOOK_NS}, NULL);
+        live = look_at_live(r);
+    }
+    vpmm_calls_get(r->target.pool, r->calls);
     if (live != 0 || r->stats.requested_bytes != 0)
         run_end(r, FAILED, "everything was freed, and the pool counts %llu bytes live, %llu requested",
                 (unsigned long long)live, (unsigned long long)r->stats.requested_bytes);
 }
 
-/* What the pool says that it holds, beside what the device has handed out; the reaper may be giving something back. */
+/* What the pool says that it holds, beside what the device has handed out. */
 static void compare_with_device(run *r)
 {
-    enum { TRIES = 100, TRY_NS = 10000000 };
     size_t used = 0, counted = 1;
     if (!r->gpu.sim || r->target.pool == NULL || r->config.small != VPMM_SMALL_SLAB)
         return;
-    for (int i = 0; i < TRIES && used != counted; i++) {
-        nanosleep(&(struct timespec){0, TRY_NS}, NULL);
+    for (int i = 0; i < LOOKS && used != counted; i++) {
+        nanosleep(&(struct timespec){0, LOOK_NS}, NULL);
         target_stats(&r->target, &r->stats);
         used = vpmm_sim_used_bytes(r->gpu.sim);
         counted = r->stats.mapped_bytes + r->stats.quarantined_bytes;

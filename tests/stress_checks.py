@@ -50,7 +50,13 @@ def check_passes(program):
     refused = result.get("refused_on_purpose", {})
     check(refused and all(refused[call] for call in ("cuMemMap", "cuMemSetAccess", "cuEventRecord", "host_memory")),
           "driver calls and host memory were refused", refused)
+    check("threads" in refused and "pools" in result["operations"], "threads may be refused, to pools that come and go",
+          refused)
     check(result.get("operations", {}).get("taken"), "memory went from thread to thread", result)
+    times = result["threads_time"]
+    check(all(0 <= part <= 1 for part in times.values()) and times["malloc"] and sum(times.values()) < 1.05,
+          "the result says what the threads' time went to", times)
+    check(result["driver_calls"].get("cuMemMap"), "the result says which driver calls were made", result)
     paths = result.get("paths", {})
     check(paths.get("regions_split") and paths.get("slabs_adopted"), "rare paths were taken and counted", paths)
     steps = {"unwound_create": "cuMemCreate", "unwound_map": "cuMemMap", "unwound_access": "cuMemSetAccess"}

@@ -7,6 +7,7 @@
 #include "support.h"
 
 #include <dirent.h>
+#include <math.h>
 #include <stdio.h>
 #include <time.h>
 
@@ -357,14 +358,16 @@ Test(idle, memory_decays_little_by_little, .timeout = 60)
     world_open(&w, &setup);
     CUstream s = world_stream(&w);
     must_work(vpmm_poll(w.pool));
-    double begin = now_ms();
+    double begin = now_ms(), looked = begin, longest_gap = 0;
     need_once(&w, s);
     uint64_t peak = mapped(&w), steps = 0, last = peak, half = 0;
     cr_expect_eq(peak, USED_PAGES * PAGE);
     while (mapped(&w) > 0 && now_ms() < begin + 20 * DECAY_MS) {
         must_work(vpmm_poll(w.pool));
         uint64_t now = mapped(&w);
-        double share = (now_ms() - begin) / DECAY_MS;
+        longest_gap = fmax(longest_gap, now_ms() - looked);
+        looked = now_ms();
+        double share = (looked - begin) / DECAY_MS;
         require((double)now >= (double)peak * (1 - share) - 1, "after %.2f of the time only %llu of %llu MiB are left",
                 share, (unsigned long long)(now / MIB), (unsigned long long)(peak / MIB));
         half = share < 0.9 ? now : half;
@@ -375,8 +378,9 @@ Test(idle, memory_decays_little_by_little, .timeout = 60)
     }
     cr_expect_eq(mapped(&w), 0);
     cr_expect_geq(steps, USED_PAGES / 4);
-    cr_expect_lt(half, peak / 2, "after nine tenths of the time %llu of %llu MiB are left",
-                 (unsigned long long)(half / MIB), (unsigned long long)(peak / MIB));
+    /* A poll gives little back, so a thread that was kept from polling for long is behind. */
+    cr_expect(half < peak / 2 || longest_gap > DECAY_MS / 10.0, "after nine tenths of the time %llu of %llu MiB are left",
+              (unsigned long long)(half / MIB), (unsigned long long)(peak / MIB));
     cr_expect_eq(stats_of(&w).decayed_bytes, peak);
     world_audit(&w);
     world_close(&w);
