@@ -18,7 +18,7 @@ H200.
   6  what 1,000 scrapes a second change in a pair, if there is python3, and the programs were built with the exporter
   7  vpmm-stress, killed in its midst: the device's memory is back where it was, and the next one passes
 
-Exit status 0: every program ended with 0.
+Exit status 0: every program ended with 0, but for the one that is killed.
 EOF
 }
 
@@ -101,7 +101,7 @@ else
 fi
 
 used_mib() {
-  nvidia-smi --query-gpu=memory.used --format=csv,noheader,nounits | head -n 1
+  nvidia-smi --query-gpu=memory.used --format=csv,noheader,nounits | awk '{ sum += $1 } END { print sum }'
 }
 
 # kill_one: succeeds if the device has handed out no more after the kill than before.
@@ -118,11 +118,15 @@ kill_one() {
     [ "$after" -gt "$before" ] || break
     sleep 0.1
   done
-  echo "MiB of the device in use before, during and after: $before, $during, $after"
+  echo "MiB of all devices in use before, during and after: $before, $during, $after"
   [ "$during" -gt "$before" ] && [ "$after" -le "$before" ]
 }
 
-echo "== killed"
-kill_one || { echo "FAILED: killed"; failed=1; }
+if ! command -v nvidia-smi >/dev/null 2>&1; then
+  echo "== killed: left out, there is no nvidia-smi"
+else
+  echo "== killed"
+  kill_one || { echo "FAILED: killed"; failed=1; }
+fi
 run "after one that was killed" "$programs/vpmm-stress" --driver cuda --seconds 5 --threads 16 --streams 32
 exit "$failed"

@@ -6,7 +6,7 @@
  *   lane       the place of one thread. Thread after thread is born in it, each with streams of its own and the next
  *              pattern (stress_patterns.h), and dies after ROUND_STEPS steps. What it has then it frees, or gives
  *   exchange   allocations on their way from one thread to another, each with an event after which it may be used
- *   disturber  a thread that trims the pool, lowers its cap for a moment, reads its statistics, and makes, uses and ends
+ *   disturber  a thread that trims the pool, lowers its cap for a moment, reads its statistics, and makes and ends
  *              another pool, at random
  *   squeezer   another process that takes device memory away for a moment; on the simulated GPU a thread
  *   outcome    passed, failed, could not run, ...: what the exit status says. The first one that is not PASSED stays,
@@ -92,14 +92,14 @@ enum count {
         COUNT_COUNT
 };
 
-/* What the threads' time goes to; the rest is the patterns, being born and the exchange. */
+/* What the threads' time goes to; the rest is the patterns, the exchange, and waiting to be born. */
 #define SPENDS(X)                                                                                                      \
     X(malloc, "mallocs")                                                                                               \
     X(free, "frees")                                                                                                   \
     X(launch, "launches of fills and checks")                                                                          \
     X(wait, "waiting for the GPU")                                                                                     \
     X(stream, "making and ending streams")                                                                             \
-    X(order, "making streams wait for one another")
+    X(order, "recording events and making streams wait for them")
 
 enum spend {
 #define SPEND_OF(name, what) SPEND_##name,
@@ -269,7 +269,7 @@ int squeeze_process(int ordinal, size_t bytes); /* what another process does, un
 /* The table to be used in place of this one: it fails while `faults` is on. One at a time in a process. */
 const vpmm_driver *faults_table(const vpmm_driver *, enum plant);
 void faults_set(bool on);
-void faults_spare(bool);                /* this thread: nothing is refused to it */
+void faults_spare(bool);                /* this thread: nothing is refused, or planted */
 uint64_t faults_made(const char *call); /* so far; NULL: of all calls */
 
 /* ---- stress_host_memory.c: the host's memory and threads, which fail at random in calls of the pool's ---- */

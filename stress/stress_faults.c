@@ -78,7 +78,7 @@ static CUresult lost(enum entry entry)
     return answers || now_seconds() < faults.lost_at ? CUDA_SUCCESS : CUDA_ERROR_ILLEGAL_ADDRESS;
 }
 
-static _Thread_local bool is_spared;
+static _Thread_local bool is_spared; /* nothing is refused to this thread, nor is a defect planted in its calls */
 
 static CUresult refused(enum entry entry)
 {
@@ -118,7 +118,7 @@ VPMM_DRIVER_ENTRIES(REFUSE_AT_RANDOM)
 
 static bool is_planted(void)
 {
-    return atomic_load_explicit(&faults.on, memory_order_relaxed) && draw(PLANTED) == 0;
+    return !is_spared && atomic_load_explicit(&faults.on, memory_order_relaxed) && draw(PLANTED) == 0;
 }
 
 /* The fence seems to have passed. */

@@ -1,9 +1,9 @@
 /*
- * stress_host_memory.c - the host's memory and threads as the pool sees them when they are to fail: with planned faults,
- * the C library's functions refuse now and then what a call of the pool's asks them for: the creation of a pool, a
- * malloc, a free, the release of a stream or a trim; the pool's own thread is spared. What the program and the simulated
- * GPU ask for they have: a thread says when it is in a call of the pool's, and the driver's table (stress_faults.c) that
- * it has left it for a while.
+ * stress_host_memory.c - the host's memory and threads as the pool sees them when they are to fail: with planned
+ * faults, the C library's functions refuse now and then what a call of the pool's asks them for: the creation of a
+ * pool, a malloc, a free, the release of a stream or a trim; the pool's own thread is spared. What the program and the
+ * simulated GPU ask for they have: a thread says when it is in a call of the pool's, and the driver's table
+ * (stress_faults.c) that it has left it for a while.
  *
  * The program is linked with --wrap for each function that stands here.
  */

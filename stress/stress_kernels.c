@@ -31,10 +31,10 @@ enum { THREADS = 256, MOST_BLOCKS = 1056 /* in a launch, and one for each piece 
     "    add.u64 %at, %at, %at_step;\n"
 
 /*
- * Of both kernels: the block's piece, and its place among the piece's blocks; then the rows, and the words of each, four
- * at a time, which a thread has in %w0 to %w3, at %at, %unmixed being what the first is mixed from. `four` is what is
- * done with them; `ahead` may do it with them and the next four, and go to NEXT, or leave them to `four`. What is left
- * of a row's words at its end has one thread, which does `one` with each, in %w0.
+ * Of both kernels: the block's piece, and its place among the piece's blocks; then the rows, and the words of each,
+ * four at a time, which a thread has in %w0 to %w3, at %at, %unmixed being what the first is mixed from. `four` is what
+ * is done with them; `ahead` may do it with them and the next four, and go to NEXT, or leave them to `four`. What is
+ * left of a row's words at its end has one thread, which does `one` with each, in %w0.
  */
 #define KERNEL(name, ahead, four, one) \
     ".visible .entry " name "(.param .u64 report, .param .align 8 .b8 piece[2048])\n" \
@@ -125,8 +125,8 @@ enum { THREADS = 256, MOST_BLOCKS = 1056 /* in a launch, and one for each piece 
 #define KERNEL_FILL_ONE "    st.global.u32 [%at], %w0;\n"
 
 /*
- * Counts a mismatch of %f and %w of this number, so many words behind %at, and writes it down if it is one of the first.
- * Beyond a hundred thousand they are not counted: each is a way to the host and back.
+ * Counts a mismatch of %f and %w of this number, so many words behind %at, and writes it down if it is one of the
+ * first. Beyond a hundred thousand they are not counted: each is a way to the host and back.
  */
 #define KERNEL_REPORT(n, next) \
     "    ld.param.u64 %report, [report];\n" \
@@ -161,7 +161,10 @@ enum { THREADS = 256, MOST_BLOCKS = 1056 /* in a launch, and one for each piece 
     "    setp.eq.and.u32 %p, " f "2, %w2, %p;\n" \
     "    setp.eq.and.u32 %p, " f "3, %w3, %p;\n"
 
-/* Two loads on their way at a time. What differs is told as it was loaded: loaded again it might be another thing. */
+/*
+ * Two loads on their way at a time. What differs is told as it was loaded, for loaded again it might be another thing;
+ * but where the first four differ, which are told, the second are loaded again.
+ */
 #define KERNEL_CHECK_TWO_FOURS \
     "    add.u64 %next, %column, %step;\n" \
     "    setp.ge.u64 %p, %next, %fours;\n" \
@@ -297,7 +300,7 @@ static void give_blocks(struct kernel_piece *piece, uint64_t fours, unsigned thr
 {
     uint64_t own = piece->rows * fours_in_row(piece);
     uint64_t share = greater(MOST_BLOCKS * own / fours, 1);
-    piece->columns = (uint32_t)smaller((fours_in_row(piece) + threads - 1) / threads, share);
+    piece->columns = (uint32_t)greater(smaller((fours_in_row(piece) + threads - 1) / threads, share), 1);
     piece->blocks = piece->columns * (uint32_t)smaller(piece->rows, share / piece->columns);
 }
 

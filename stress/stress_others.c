@@ -117,20 +117,22 @@ static void make_and_end_pool(run *r)
     CUstream stream = NULL;
     config.driver = r->seen_by_pool.driver;
     config.max_mapped = POOL_PAGES * r->page_size;
+    config.initial_pages = 0;
     config.reaper = true;
+    if (!run_cuda_ok(r, "cuStreamCreate", r->gpu.driver->cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING)))
+        return;
     host_memory_enter_creation();
     vpmm_status status = vpmm_pool_create(&config, &pool);
     host_memory_leave();
-    if (!may_be_refused(r, "vpmm_pool_create", status) ||
-        !run_cuda_ok(r, "cuStreamCreate", r->gpu.driver->cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING)))
-        return;
-    count(&r->pools);
-    use_pool(r, pool, stream);
-    may_be_refused(r, "vpmm_pool_destroy", vpmm_pool_destroy(pool));
+    if (may_be_refused(r, "vpmm_pool_create", status)) {
+        count(&r->pools);
+        use_pool(r, pool, stream);
+        may_be_refused(r, "vpmm_pool_destroy", vpmm_pool_destroy(pool));
+    }
     run_cuda_ok(r, "cuStreamDestroy", r->gpu.driver->cuStreamDestroy(stream));
 }
 
-/* The driver's refusals are for the pool under test: those at another's end would stay on the device. */
+/* The driver refuses this thread nothing: what it refused at the other pool's end would stay on the device. */
 static void come_and_go(run *r)
 {
     if (r->target.pool == NULL)

@@ -361,8 +361,7 @@ static void join_all(run *r)
 
 /* ---- the end ---- */
 
-/* After everything was freed. The reaper may be giving something back, which is no longer counted in one number after
-   the other. */
+/* After everything was freed: the reaper may be giving something back, and changes one number after the other. */
 enum { LOOKS = 100, LOOK_NS = 10000000 };
 
 static uint64_t look_at_live(run *r)

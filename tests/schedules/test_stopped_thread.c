@@ -1103,8 +1103,8 @@ Test(stopped_thread, while_it_empties_a_cache_that_is_in_use, .timeout = 300)
 }
 
 /*
- * Beside a pass of the reaper's, which gives cut pages back: they are no longer live, nor are they cut, and who destroys
- * the pool sees both or neither.
+ * Beside a pass of the reaper's, which gives cut pages back: they are no longer live, nor are they cut, and who
+ * destroys the pool sees both or neither.
  */
 static vpmm_status destroy(struct actor *a)
 {
@@ -1114,7 +1114,7 @@ static vpmm_status destroy(struct actor *a)
     return status;
 }
 
-/* Free granules of whole pages, which were freed on two streams, and are known to have passed: a pass gives them back. */
+/* Free granules of whole pages, freed on two streams, and known to have passed: a pass gives them back. */
 static void leave_free_granules(struct world *w, CUstream s, CUstream t)
 {
     enum { PIECES = 40 };
@@ -1130,7 +1130,7 @@ static void leave_free_granules(struct world *w, CUstream s, CUstream t)
 
 Test(stopped_thread, while_it_destroys_the_pool, .timeout = 300)
 {
-    enum { POINTS = 60 }; /* more than what it looks at before it waits for the GPU */
+    enum { POINTS = 60 }; /* more than it needs to look at what is live, and far fewer than until the reaper ends */
     uint64_t given_back = 0;
     for (uint64_t point = 1; point <= POINTS; point++) {
         struct world w;
