@@ -241,6 +241,11 @@ run_models() {
   [ "$stage" != asan ] || return 0
   run_check "attributes from C++" "$build/$stage/tests/cpp_attributes"
   run_check "ownership in C++" "$build/$stage/tests/cpp_ownership"
+  if [ -x "$build/$stage/tests/cpp_memory_resource" ]; then
+    run_check "a memory resource of CCCL's" "$build/$stage/tests/cpp_memory_resource"
+  else
+    say "a memory resource of CCCL's: left out, there is no cuda/memory_resource"
+  fi
   run_check relacy "$program" --list
   while read -r model; do
     run_check "relacy $model" "$program" "$model"

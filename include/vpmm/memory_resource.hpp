@@ -1,0 +1,128 @@
+/*
+ * vpmm/memory_resource.hpp - a pool as a memory resource of the CUDA C++ core libraries (CCCL), and so of RMM, whose
+ * device_async_resource_ref takes one:
+ *
+ *   vpmm::pool pool;
+ *   vpmm::memory_resource resource(pool);
+ *   rmm::device_buffer scores(bytes, stream, resource);
+ *
+ * It meets cuda::mr::async_resource_with<..., cuda::mr::device_accessible> of CCCL up to 3.0, and the concept that
+ * follows it there, whose functions take the stream first. Where <cuda/memory_resource> is not found this header is
+ * empty. CCCL of some versions declares the concept only with LIBCUDACXX_ENABLE_EXPERIMENTAL_MEMORY_RESOURCE, which is
+ * defined here; include this header before CCCL's, or define it for the whole program, as RMM does.
+ */
+#ifndef VPMM_MEMORY_RESOURCE_HPP
+#define VPMM_MEMORY_RESOURCE_HPP
+
+#if __has_include(<cuda/memory_resource>)
+
+#ifndef LIBCUDACXX_ENABLE_EXPERIMENTAL_MEMORY_RESOURCE
+#define LIBCUDACXX_ENABLE_EXPERIMENTAL_MEMORY_RESOURCE
+#endif
+
+#include <cuda/memory_resource>
+#include <cuda/stream_ref>
+#include <vpmm/vpmm.hpp>
+
+namespace vpmm
+{
+
+/*
+ * Any thread may call. The pool outlives it; copies are equal, and so are those of one pool.
+ *
+ * Memory that was allocated on a stream is usable at once by work queued there; by work elsewhere, once that is ordered
+ * behind the stream, as the concept has it. What was allocated without a stream is usable everywhere: the calling thread
+ * waits until the resource's own stream has come so far.
+ *
+ * To allocate throws what vpmm::resource throws. To deallocate throws nothing, because destructors do it: what the pool
+ * refuses stays allocated, vpmm_last_error() says why, and the pool's statistics count a failure.
+ */
+class memory_resource
+{
+  public:
+    static constexpr std::size_t default_alignment = resource::default_alignment;
+
+    /* `stream`: for what is allocated without one. `driver`: whose streams they are; the pool's. */
+    explicit memory_resource(pool &of, CUstream stream = nullptr, const vpmm_driver *driver = vpmm_driver_cuda())
+        : resource_(of, stream), driver_(driver)
+    {
+    }
+
+    void *allocate_async(std::size_t bytes, std::size_t alignment, ::cuda::stream_ref stream)
+    {
+        return resource_.allocate(bytes, alignment, stream.get());
+    }
+
+    void deallocate_async(void *address, std::size_t bytes, std::size_t alignment, ::cuda::stream_ref stream) noexcept
+    {
+        free_on(stream.get(), address, bytes, alignment);
+    }
+
+    void *allocate(::cuda::stream_ref stream, std::size_t bytes, std::size_t alignment = default_alignment)
+    {
+        return resource_.allocate(bytes, alignment, stream.get());
+    }
+
+    void deallocate(::cuda::stream_ref stream, void *address, std::size_t bytes,
+                    std::size_t alignment = default_alignment) noexcept
+    {
+        free_on(stream.get(), address, bytes, alignment);
+    }
+
+    /* Also throws error, VPMM_ERROR_DRIVER, if the stream cannot be waited for. */
+    void *allocate_sync(std::size_t bytes, std::size_t alignment = default_alignment)
+    {
+        void *address = resource_.allocate(bytes, alignment);
+        CUresult result = driver_ ? driver_->cuStreamSynchronize(resource_.stream()) : CUDA_ERROR_NOT_INITIALIZED;
+        if (result == CUDA_SUCCESS)
+            return address;
+        deallocate_sync(address, bytes, alignment);
+        throw error(VPMM_ERROR_DRIVER, "cuStreamSynchronize answered " + std::to_string(static_cast<int>(result)) +
+                                           " where memory was to be usable on all streams");
+    }
+
+    /* The work that uses it has ended, or is before the resource's stream. */
+    void deallocate_sync(void *address, std::size_t bytes, std::size_t alignment = default_alignment) noexcept
+    {
+        free_on(resource_.stream(), address, bytes, alignment);
+    }
+
+    void *allocate(std::size_t bytes, std::size_t alignment = default_alignment)
+    {
+        return allocate_sync(bytes, alignment);
+    }
+
+    void deallocate(void *address, std::size_t bytes, std::size_t alignment = default_alignment) noexcept
+    {
+        deallocate_sync(address, bytes, alignment);
+    }
+
+    friend bool operator==(const memory_resource &a, const memory_resource &b) noexcept
+    {
+        return a.resource_ == b.resource_;
+    }
+
+    friend bool operator!=(const memory_resource &a, const memory_resource &b) noexcept
+    {
+        return a.resource_ != b.resource_;
+    }
+
+    friend void get_property(const memory_resource &, ::cuda::mr::device_accessible) noexcept {}
+
+  private:
+    void free_on(CUstream stream, void *address, std::size_t bytes, std::size_t alignment) noexcept
+    {
+        try {
+            resource_.deallocate(address, bytes, alignment, stream);
+        } catch (...) {
+        }
+    }
+
+    resource resource_;
+    const vpmm_driver *driver_;
+};
+
+} // namespace vpmm
+
+#endif
+#endif

@@ -1,0 +1,116 @@
+/*
+ * memory_resource.hpp on the simulated GPU: CCCL takes it for a resource of device memory, and calls it through a
+ * reference, as RMM does; what is allocated is the pool's, and is given back. Exit status 1 and a line for what is not
+ * as documented.
+ */
+#include <vpmm/memory_resource.hpp>
+
+#include <cstdio>
+#include <type_traits>
+
+#include <vpmm/sim.h>
+
+static int failed;
+
+static void need(bool holds, const char *what)
+{
+    if (holds)
+        return;
+    std::printf("%s\n", what);
+    failed = 1;
+}
+
+static_assert(noexcept(std::declval<vpmm::memory_resource &>().deallocate(nullptr, 0)), "destructors free");
+
+#if CCCL_MAJOR_VERSION < 3 || (CCCL_MAJOR_VERSION == 3 && CCCL_MINOR_VERSION == 0)
+static_assert(::cuda::mr::async_resource_with<vpmm::memory_resource, ::cuda::mr::device_accessible>,
+              "it meets the concept");
+static_assert(!::cuda::mr::async_resource_with<vpmm::memory_resource, ::cuda::mr::host_accessible>,
+              "the host does not see its memory");
+
+static void by_reference(vpmm::memory_resource &resource, const vpmm::pool &pool, CUstream stream)
+{
+    ::cuda::mr::async_resource_ref<::cuda::mr::device_accessible> ref(resource), other(resource);
+    void *p = ref.allocate_async(1000, 256, stream), *q = ref.allocate(1 << 20, 64);
+    need(p && q && pool.stats().requested_bytes == 1000 + (1 << 20), "what CCCL allocates is the pool's");
+    need(ref == other, "references to one resource are equal");
+    ref.deallocate_async(p, 1000, 256, stream);
+    other.deallocate(q, 1 << 20, 64);
+    need(pool.stats().requested_bytes == 0, "what CCCL frees is free");
+}
+#else
+static_assert(::cuda::mr::resource_with<vpmm::memory_resource, ::cuda::mr::device_accessible>, "it meets the concept");
+
+static void by_reference(vpmm::memory_resource &, const vpmm::pool &, CUstream) {}
+#endif
+
+/* Without a reference: the stream first, as later versions of CCCL call it. */
+static void stream_first(vpmm::memory_resource &resource, const vpmm::pool &pool, CUstream stream)
+{
+    void *p = resource.allocate(::cuda::stream_ref(stream), 5000), *q = resource.allocate_sync(5000, 4096);
+    need(p && reinterpret_cast<std::size_t>(q) % 4096 == 0, "an alignment is had");
+    need(pool.stats().requested_bytes >= 10000, "both are live");
+    resource.deallocate(::cuda::stream_ref(stream), p, 5000);
+    resource.deallocate_sync(q, 5000, 4096);
+    need(pool.stats().requested_bytes == 0, "both are free");
+}
+
+static void refusals(vpmm::memory_resource &resource, const vpmm::pool &pool, CUstream stream)
+{
+    bool thrown = false;
+    try {
+        resource.allocate(::cuda::stream_ref(stream), std::size_t(1) << 40);
+    } catch (const std::bad_alloc &) {
+        thrown = true;
+    }
+    need(thrown, "what is refused for want of memory is a std::bad_alloc");
+    vpmm_stats before = pool.stats();
+    resource.deallocate(reinterpret_cast<void *>(std::size_t(4096)), 1);
+    need(pool.stats().failures == before.failures + 1, "a free that is refused throws nothing, and is counted");
+}
+
+/* Memory allocated without a stream is usable on all: the thread has waited for what the stream had to do. */
+static void waits(vpmm::pool &pool, CUstream stream, const vpmm_driver *driver)
+{
+    vpmm::memory_resource resource(pool, stream, driver);
+    CUdeviceptr busy = static_cast<CUdeviceptr>(reinterpret_cast<std::size_t>(resource.allocate(1 << 20)));
+    driver->cuMemsetD32Async(busy, 7, 1 << 18, stream);
+    void *p = resource.allocate(100);
+    need(driver->cuStreamQuery(stream) == CUDA_SUCCESS, "an allocation without a stream waits for the resource's");
+    resource.deallocate(p, 100);
+    resource.deallocate(reinterpret_cast<void *>(static_cast<std::size_t>(busy)), 1 << 20);
+}
+
+int main()
+{
+    vpmm_sim_config machine = vpmm_sim_config_default();
+    vpmm_sim *sim = vpmm_sim_create(&machine);
+    vpmm_config config = vpmm_config_default();
+    CUcontext context;
+    CUstream stream, other;
+    need(sim != nullptr, "the simulated GPU can be made");
+    if (failed)
+        return failed;
+    const vpmm_driver *driver = vpmm_sim_driver(sim);
+    config.driver = driver;
+    config.max_mapped = std::size_t(64) << 20;
+    driver->cuInit(0);
+    driver->cuDevicePrimaryCtxRetain(&context, 0);
+    driver->cuCtxSetCurrent(context);
+    driver->cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING);
+    driver->cuStreamCreate(&other, CU_STREAM_NON_BLOCKING);
+    {
+        vpmm::pool pool(config), second(config);
+        vpmm::memory_resource resource(pool, other, driver), copy = resource, elsewhere(second, other, driver);
+        need(resource == copy && resource != elsewhere, "resources of one pool are equal");
+        by_reference(resource, pool, stream);
+        stream_first(resource, pool, stream);
+        refusals(resource, pool, stream);
+        waits(pool, stream, driver);
+    }
+    driver->cuStreamDestroy(stream);
+    driver->cuStreamDestroy(other);
+    driver->cuDevicePrimaryCtxRelease(0);
+    need(vpmm_sim_destroy(sim) == 0, "nothing leaks");
+    return failed;
+}
