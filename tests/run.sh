@@ -244,7 +244,7 @@ run_models() {
   if [ -x "$build/$stage/tests/cpp_memory_resource" ]; then
     run_check "a memory resource of CCCL's" "$build/$stage/tests/cpp_memory_resource"
   else
-    say "a memory resource of CCCL's: left out, there is no cuda/memory_resource"
+    say "a memory resource of CCCL's: left out, CCCL or libcudart_static.a is not there"
   fi
   run_check relacy "$program" --list
   while read -r model; do

@@ -6,10 +6,11 @@
  *   vpmm::memory_resource resource(pool);
  *   rmm::device_buffer scores(bytes, stream, resource);
  *
- * It meets cuda::mr::async_resource_with<..., cuda::mr::device_accessible> of CCCL up to 3.0, and the concept that
- * follows it there, whose functions take the stream first. Where <cuda/memory_resource> is not found this header is
- * empty. CCCL of some versions declares the concept only with LIBCUDACXX_ENABLE_EXPERIMENTAL_MEMORY_RESOURCE, which is
- * defined here; include this header before CCCL's, or define it for the whole program, as RMM does.
+ * It meets cuda::mr::async_resource_with<..., cuda::mr::device_accessible> of CCCL up to 3.0, and of later versions
+ * cuda::mr::resource_with, whose functions take the stream first. Where <cuda/memory_resource> is not found this header
+ * is empty. CCCL up to 3.0 declares the concept only with LIBCUDACXX_ENABLE_EXPERIMENTAL_MEMORY_RESOURCE, which is
+ * defined here; include this header before CCCL's, or define it for the whole program, as RMM does. Tried with CCCL 2.2
+ * to 3.6, and with the headers of RMM 25.06 to 26.08.
  */
 #ifndef VPMM_MEMORY_RESOURCE_HPP
 #define VPMM_MEMORY_RESOURCE_HPP

@@ -41,7 +41,19 @@ static void by_reference(vpmm::memory_resource &resource, const vpmm::pool &pool
 #else
 static_assert(::cuda::mr::resource_with<vpmm::memory_resource, ::cuda::mr::device_accessible>, "it meets the concept");
 
-static void by_reference(vpmm::memory_resource &, const vpmm::pool &, CUstream) {}
+static_assert(!::cuda::mr::resource_with<vpmm::memory_resource, ::cuda::mr::host_accessible>,
+              "the host does not see its memory");
+
+static void by_reference(vpmm::memory_resource &resource, const vpmm::pool &pool, CUstream stream)
+{
+    ::cuda::mr::resource_ref<::cuda::mr::device_accessible> ref(resource), other(resource);
+    void *p = ref.allocate(::cuda::stream_ref(stream), 1000, 256), *q = ref.allocate_sync(1 << 20, 64);
+    need(p && q && pool.stats().requested_bytes == 1000 + (1 << 20), "what CCCL allocates is the pool's");
+    need(ref == other, "references to one resource are equal");
+    ref.deallocate(::cuda::stream_ref(stream), p, 1000, 256);
+    other.deallocate_sync(q, 1 << 20, 64);
+    need(pool.stats().requested_bytes == 0, "what CCCL frees is free");
+}
 #endif
 
 /* Without a reference: the stream first, as later versions of CCCL call it. */
