@@ -32,8 +32,8 @@ namespace vpmm
  * Any thread may call. The pool outlives it; copies are equal, and so are those of one pool.
  *
  * Memory that was allocated on a stream is usable at once by work queued there; by work elsewhere, once that is ordered
- * behind the stream, as the concept has it. What was allocated without a stream is usable everywhere: the calling thread
- * waits until the resource's own stream has come so far.
+ * behind the stream, as the concept has it. What was allocated without a stream is usable everywhere: the calling
+ * thread waits until the resource's own stream has come so far.
  *
  * To allocate throws what vpmm::resource throws. To deallocate throws nothing, because destructors do it: what the pool
  * refuses stays allocated, vpmm_last_error() says why, and the pool's statistics count a failure.
