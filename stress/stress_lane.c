@@ -28,10 +28,12 @@ static void bump(lane *l, enum count which)
     atomic_store_explicit(&l->count[which], now + 1, memory_order_relaxed);
 }
 
-static void spend(lane *l, enum spend which, uint64_t begin)
+/* The nanoseconds since `begin`. */
+static uint64_t spend(lane *l, enum spend which, uint64_t begin)
 {
-    uint64_t spent = atomic_load_explicit(&l->spent_ns[which], memory_order_relaxed);
-    atomic_store_explicit(&l->spent_ns[which], spent + (now_ns() - begin), memory_order_relaxed);
+    uint64_t ns = now_ns() - begin, spent = atomic_load_explicit(&l->spent_ns[which], memory_order_relaxed);
+    atomic_store_explicit(&l->spent_ns[which], spent + ns, memory_order_relaxed);
+    return ns;
 }
 
 static bool goes_on(const lane *l)
@@ -210,8 +212,7 @@ static bool allocate(lane *l, size_t bytes, CUstream stream, CUdeviceptr *addres
     } else {
         result = r->gpu.driver->cuMemAllocFromPoolAsync(address, bytes, r->target.memory_pool, stream);
     }
-    note_latency(&l->latency, now_ns() - begin);
-    spend(l, SPEND_malloc, begin);
+    note_latency(&l->latency, spend(l, SPEND_malloc, begin));
     if (status == VPMM_SUCCESS && result == CUDA_SUCCESS) {
         if (*address == 0 || *address % 256 != 0)
             run_end(r, FAILED, "a malloc of %zu bytes gave the address 0x%llx", bytes, (unsigned long long)*address);
@@ -269,11 +270,13 @@ static bool flush_fills(lane *l)
     struct batch *f = &l->fills;
     unsigned n = f->n;
     bool good = true;
+    if (n == 0)
+        return true;
     uint64_t begin = now_ns();
     f->n = 0;
-    if (n != 0 && draw(l, LATE) == 0)
+    if (draw(l, LATE) == 0)
         good = ok(l, "the delay", probe_delay(l->probe, (unsigned)draw(l, LATE_MOST_US), f->stream));
-    good = good && (n == 0 || ok(l, "the fill", probe_fill(l->probe, f->block, n, f->stream)));
+    good = good && ok(l, "the fill", probe_fill(l->probe, f->block, n, f->stream));
     spend(l, SPEND_launch, begin);
     for (unsigned i = 0; i < n && good && l->run->options->plant == PLANT_BIT; i++)
         good = f->block[i].bytes < 4 || draw(l, FLIP) != 0 || flip_bit(l, &f->block[i], f->stream);
@@ -293,8 +296,10 @@ static bool flush_ends(lane *l)
 {
     struct batch *e = &l->ends;
     unsigned n = e->n;
+    if (n == 0)
+        return true;
     e->n = 0;
-    bool good = n == 0 || (flush_fills(l) && check(l, e->block, n, e->stream));
+    bool good = flush_fills(l) && check(l, e->block, n, e->stream);
     uint64_t begin = now_ns();
     for (unsigned i = 0; i < n && good; i++) {
         atomic_fetch_sub_explicit(&l->run->live, rounded(l->run, e->block[i].bytes), memory_order_relaxed);

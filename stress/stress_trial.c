@@ -65,22 +65,21 @@ static bool open_trial(struct trial *t, stress_memory *memory)
     return true;
 }
 
+static bool finish(const struct trial *t)
+{
+    return ok(t, "cuStreamSynchronize", t->gpu->driver->cuStreamSynchronize(t->stream));
+}
+
 static bool close_trial(struct trial *t)
 {
     bool good = true;
     if (t->stream)
-        good = ok(t, "cuStreamSynchronize", t->gpu->driver->cuStreamSynchronize(t->stream)) &&
-               ok(t, "cuStreamDestroy", t->gpu->driver->cuStreamDestroy(t->stream));
+        good = finish(t) && ok(t, "cuStreamDestroy", t->gpu->driver->cuStreamDestroy(t->stream));
     if (t->base)
         good = ok(t, "cuMemFree", t->gpu->driver->cuMemFree(t->base)) && good;
     probe_close(t->probe);
     free(t->word);
     return good;
-}
-
-static bool finish(const struct trial *t)
-{
-    return ok(t, "cuStreamSynchronize", t->gpu->driver->cuStreamSynchronize(t->stream));
 }
 
 /* What should stand at a word of the allocation after the fill. */

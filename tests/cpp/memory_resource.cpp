@@ -5,20 +5,11 @@
  */
 #include <vpmm/memory_resource.hpp>
 
-#include <cstdio>
+#include "need.hpp"
+
 #include <type_traits>
 
 #include <vpmm/sim.h>
-
-static int failed;
-
-static void need(bool holds, const char *what)
-{
-    if (holds)
-        return;
-    std::printf("%s\n", what);
-    failed = 1;
-}
 
 static_assert(noexcept(std::declval<vpmm::memory_resource &>().deallocate(nullptr, 0)), "destructors free");
 

@@ -2,23 +2,14 @@
  * vpmm.hpp on the simulated GPU: what is owned is given back once, by whom it should be, and errors are the exceptions
  * that the header names. Exit status 1 and a line for what is not as documented.
  */
-#include <cstdio>
+#include "need.hpp"
+
 #include <cstring>
 #include <type_traits>
 #include <vector>
 
 #include <vpmm/sim.h>
 #include <vpmm/vpmm.hpp>
-
-static int failed;
-
-static void need(bool holds, const char *what)
-{
-    if (holds)
-        return;
-    std::printf("%s\n", what);
-    failed = 1;
-}
 
 static_assert(!std::is_copy_constructible<vpmm::pool>::value && !std::is_copy_constructible<vpmm::buffer>::value,
               "one owner");
