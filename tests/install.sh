@@ -99,6 +99,7 @@ mv "$work/installed" "$work/moved"
 quickstart=$root/examples/quickstart.c
 program package "$quickstart" c_std_11 "find_package(vpmm 0.1 REQUIRED)"
 program cpp "$root/tests/cpp/ownership.cpp" cxx_std_17 "find_package(vpmm REQUIRED)"
+cp "$root/tests/cpp/need.hpp" "$work/cpp/"
 program tree "$quickstart" c_std_11 "add_subdirectory($root vpmm EXCLUDE_FROM_ALL)"
 program fetched "$quickstart" c_std_11 "include(FetchContent)" "FetchContent_Declare(vpmm SOURCE_DIR $root)" \
   "FetchContent_MakeAvailable(vpmm)"
