@@ -639,11 +639,10 @@ static CUdeviceptr steal_from(struct cache *cache, const struct cache_bin *their
 
 static CUdeviceptr steal(struct cache *cache, uint64_t pages, size_t bytes)
 {
-    const struct stream *stream = load_relaxed_ptr(&cache->stream);
+    const _Atomic(void *) *neighbour = cache->front->fronts->of_stream[cache->slot].neighbour;
     CUdeviceptr address = 0;
-    for (int i = 0; stream && i < STREAM_NEIGHBOURS && !address; i++) {
-        struct cache *other = load_acquire_ptr(
-            &stream->neighbour[cache->front->fronts->space->level][i]); /* pairs with add_neighbour's exchange */
+    for (int i = 0; i < STREAM_NEIGHBOURS && !address && load_relaxed_ptr(&cache->stream); i++) {
+        struct cache *other = load_acquire_ptr(&neighbour[i]); /* pairs with add_neighbour's exchange */
         if (!other || other == cache)
             continue;
         const struct cache_bin *theirs = cache_bin_at(other, cache_bin_of(other, pages));

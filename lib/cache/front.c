@@ -105,8 +105,9 @@ static vpmm_status init_tables(struct fronts *fronts)
     fronts->cache = reserve_zeros(CACHES_MAX * sizeof(struct cache));
     fronts->slice_caches = reserve_zeros(CACHES_MAX * sizeof(struct slice_cache));
     fronts->noted_words = reserve_zeros(noted_bytes());
-    if (!fronts->cache || !fronts->slice_caches || !fronts->noted_words || !bins_init(&fronts->bins) ||
-        !bins_init(&fronts->slice_bins))
+    fronts->of_stream = reserve_zeros(STREAMS_MAX * sizeof(struct stream_caches));
+    if (!fronts->cache || !fronts->slice_caches || !fronts->noted_words || !fronts->of_stream ||
+        !bins_init(&fronts->bins) || !bins_init(&fronts->slice_bins))
         return fail(VPMM_ERROR_HOST_MEMORY, "no address space for the front caches' records");
     tree_init(&fronts->noted_caches, fronts->noted_words, CACHES_MAX);
     return VPMM_SUCCESS;
@@ -177,6 +178,7 @@ void fronts_free(struct fronts *fronts)
     reserve_free(fronts->cache, CACHES_MAX * sizeof(struct cache));
     reserve_free(fronts->slice_caches, CACHES_MAX * sizeof(struct slice_cache));
     reserve_free(fronts->noted_words, noted_bytes());
+    reserve_free(fronts->of_stream, STREAMS_MAX * sizeof(struct stream_caches));
     bins_free(&fronts->bins);
     bins_free(&fronts->slice_bins);
 }
@@ -253,9 +255,15 @@ static struct front *own_front(struct fronts *fronts)
 
 /* ---- emptying all ---- */
 
-static void add_neighbour(struct stream *stream, struct cache *cache)
+/* What the cache's fronts have of the stream that it is of. */
+static struct stream_caches *of_stream(const struct cache *cache)
 {
-    _Atomic(void *) *neighbour = stream->neighbour[cache->front->fronts->space->level];
+    return &cache->front->fronts->of_stream[cache->slot];
+}
+
+static void add_neighbour(struct cache *cache)
+{
+    _Atomic(void *) *neighbour = of_stream(cache)->neighbour;
     for (int i = 0; i < STREAM_NEIGHBOURS; i++) {
         void *none = NULL;
         if (!load_relaxed_ptr(&neighbour[i]) && cas_acq_rel_ptr(&neighbour[i], &none, cache))
@@ -263,9 +271,9 @@ static void add_neighbour(struct stream *stream, struct cache *cache)
     }
 }
 
-static void remove_neighbour(struct stream *stream, struct cache *cache)
+static void remove_neighbour(struct cache *cache)
 {
-    _Atomic(void *) *neighbour = stream->neighbour[cache->front->fronts->space->level];
+    _Atomic(void *) *neighbour = of_stream(cache)->neighbour;
     for (int i = 0; i < STREAM_NEIGHBOURS; i++) {
         void *self = cache;
         if (load_relaxed_ptr(&neighbour[i]) == cache)
@@ -312,22 +320,21 @@ void fronts_flush_own(struct fronts *fronts)
  */
 void fronts_close(struct fronts *fronts, struct stream *stream)
 {
-    enum space_level level = fronts->space->level;
     struct streams *streams = fronts->space->streams;
     struct cache *next;
     if (!fronts->cache)
         return;
     vpmm_assert(peek_u32(&stream->state) == STREAM_RELEASING && peek_u32(&stream->users) > 0);
     lock_take(&streams->lock); /* pairs with that of who has put a cache into the list */
-    struct cache *cache = stream->attached[level];
-    stream->attached[level] = NULL;
+    struct cache *cache = fronts->of_stream[stream->slot].attached;
+    fronts->of_stream[stream->slot].attached = NULL;
     pthread_mutex_unlock(&streams->lock);
     for (; cache; cache = next) {
         vpmm_assert(peek_ptr(&cache->stream) == stream);
         next = cache->next_of_stream;
         close_cache(cache);
         cache_empty(cache, stream);
-        remove_neighbour(stream, cache);
+        remove_neighbour(cache);
         store_sc_ptr(&cache->stream, NULL);
     }
 }
@@ -340,27 +347,23 @@ bool fronts_noted(const struct fronts *fronts)
 
 /* ---- which stream a cache is of ---- */
 
-static void link_to_stream(struct cache *cache, struct stream *stream)
+static void link_to_stream(struct cache *cache)
 {
-    void **list = &stream->attached[cache->front->fronts->space->level];
+    struct cache **first = &of_stream(cache)->attached;
     vpmm_assert(lock_is_taken(&cache->front->fronts->space->streams->lock));
-    cache->next_of_stream = *list;
-    *list = cache;
+    cache->next_of_stream = *first;
+    *first = cache;
 }
 
-static void unlink_from_stream(const struct cache *cache, struct stream *stream)
+static void unlink_from_stream(const struct cache *cache)
 {
-    struct cache *first = stream->attached[cache->front->fronts->space->level];
-    vpmm_assert(first && lock_is_taken(&cache->front->fronts->space->streams->lock));
-    if (first == cache) {
-        stream->attached[cache->front->fronts->space->level] = cache->next_of_stream;
-        return;
+    struct cache **link = &of_stream(cache)->attached;
+    vpmm_assert(lock_is_taken(&cache->front->fronts->space->streams->lock));
+    while (*link != cache) {
+        vpmm_assert(*link); /* it is in the list */
+        link = &(*link)->next_of_stream;
     }
-    while (first->next_of_stream != cache) {
-        first = first->next_of_stream;
-        vpmm_assert(first); /* it is in the list */
-    }
-    first->next_of_stream = cache->next_of_stream;
+    *link = cache->next_of_stream;
 }
 
 /*
@@ -380,9 +383,9 @@ static bool part(struct cache *cache)
         stream_leave(stream);
     if (!released) {
         cache_empty(cache, stream);
-        remove_neighbour(stream, cache);
+        remove_neighbour(cache);
         lock_take(&space->streams->lock);
-        unlink_from_stream(cache, stream);
+        unlink_from_stream(cache);
         pthread_mutex_unlock(&space->streams->lock);
         store_sc_ptr(&cache->stream, NULL); /* before the count: see enter_stream */
         stream_leave(stream);
@@ -479,12 +482,12 @@ static struct cache *attach(struct front *front, struct stream *stream)
     store_sc_ptr(&cache->handle, stream->handle);
     struct streams *streams = front->fronts->space->streams;
     lock_take(&streams->lock);
-    link_to_stream(cache, stream);
+    link_to_stream(cache);
     if (load_sc_u32(&stream->state) == STREAM_ORPHAN)
         fetch_add_sc_u32(&streams->orphans, 1); /* its caches may have been closed already, but not this one */
     pthread_mutex_unlock(&streams->lock);
     front->by_slot[stream->slot] = cache;
-    add_neighbour(stream, cache);
+    add_neighbour(cache);
     return cache;
 }
 

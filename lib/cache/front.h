@@ -66,6 +66,7 @@ enum {
     FRONT_POOLS = 8,   /* spaces of pools, two a pool, that a thread finds its front of without a search */
     FRONT_IDLE_US = 10000,
     CACHES_MAX = 1 << 20, /* of a space's fronts */
+    STREAM_NEIGHBOURS = 8,
 };
 
 /* Where a slot was, or is to be, is the owner's alone; what stands in it is read by all. */
@@ -126,6 +127,12 @@ struct front {
     struct front *next;          /* of the pool's, constant */
 };
 
+/* What a space's fronts have of a stream, by its record's slot. */
+struct stream_caches {
+    _Atomic(void *) neighbour[STREAM_NEIGHBOURS]; /* some of the attached caches, for threads that look for memory */
+    struct cache *attached; /* all of them, a list: under the registry's lock, or alone while the record is RELEASING */
+};
+
 /* A pool's. */
 struct fronts {
     _Atomic(uint64_t)
@@ -138,9 +145,10 @@ struct fronts {
     struct slabs *slabs;              /* those of the space; NULL: it is one of pages */
     struct fronts *next_pool, **link; /* of all pools with caches, under their lock */
     struct bins bins, slice_bins;
-    struct cache *cache;        /* CACHES_MAX of them, reserved; constant, as are the next two */
+    struct cache *cache;        /* CACHES_MAX of them, reserved; constant, as are the next three */
     void *slice_caches;         /* struct slice_cache, one for each of them */
     void *noted_words;          /* of noted_caches */
+    struct stream_caches *of_stream;
     _Atomic(uint32_t) caches;   /* so many are in use */
     struct tree noted_caches;   /* a cache that has a bin noted is there, or is about to be */
     uint32_t orphans;           /* of the streams, up to which caches of gone streams were closed; the reaper's */

@@ -95,7 +95,8 @@ vpmm_status slabs_init(struct slabs *slabs, struct space *space)
     slabs->word_bytes = SLAB_KINDS * tree_words(SLABS_MAX) * sizeof(uint64_t);
     slabs->words = reserve_zeros(slabs->word_bytes);
     slabs->record = reserve_zeros(SLABS_MAX * sizeof(void *));
-    if (!slabs->words || !slabs->record)
+    slabs->set = reserve_zeros(STREAMS_MAX * sizeof(void *));
+    if (!slabs->words || !slabs->record || !slabs->set)
         return fail(VPMM_ERROR_HOST_MEMORY, "no address space for the records of slabs");
     trees_init(slabs->unused, SLAB_KINDS, slabs->words, SLABS_MAX);
     return VPMM_SUCCESS;
@@ -105,31 +106,32 @@ void slabs_free(struct slabs *slabs)
 {
     if (!slabs->space)
         return;
-    for (uint32_t slot = 1; slot < load_acquire_u32(&slabs->space->streams->slots); slot++)
-        reserve_free(load_relaxed_ptr(&stream_at(slabs->space->streams, slot)->slabs), set_bytes());
+    for (uint32_t slot = 1; slabs->set && slot < load_acquire_u32(&slabs->space->streams->slots); slot++)
+        reserve_free(load_relaxed_ptr(&slabs->set[slot]), set_bytes());
     for (uint32_t i = 0; slabs->record && i < load_relaxed_u32(&slabs->records); i++)
         free(slab_at(slabs, i));
     reserve_free(slabs->record, SLABS_MAX * sizeof(void *));
+    reserve_free(slabs->set, STREAMS_MAX * sizeof(void *));
     reserve_free(slabs->words, slabs->word_bytes);
 }
 
-/* The stream's set; NULL: it has none. */
-static struct slab_set *set_of(struct stream *stream)
+/* The set of a stream; NULL: it has none. */
+static struct slab_set *set_of(const struct slabs *slabs, uint32_t owner)
 {
-    return load_acquire_ptr(&stream->slabs);
+    return load_acquire_ptr(&slabs->set[owner]);
 }
 
 /* The same, made on first use. NULL: no host memory. */
-static struct slab_set *make_set(struct stream *stream)
+static struct slab_set *make_set(struct slabs *slabs, uint32_t owner)
 {
-    void *set = set_of(stream);
+    void *set = set_of(slabs, owner);
     if (set)
         return set;
     struct slab_set *fresh = reserve_zeros(set_bytes());
     if (!fresh)
         return NULL;
     trees_init(fresh->tree, SLICE_CLASSES, (_Atomic(uint64_t) *)(void *)(fresh + 1), SLABS_MAX);
-    if (cas_acq_rel_ptr(&stream->slabs, &set, fresh)) /* pairs with the acquire in set_of */
+    if (cas_acq_rel_ptr(&slabs->set[owner], &set, fresh)) /* pairs with the acquire in set_of */
         return fresh;
     reserve_free(fresh, set_bytes());
     return set;
@@ -137,7 +139,7 @@ static struct slab_set *make_set(struct stream *stream)
 
 static struct tree *tree_of(const struct slabs *slabs, uint32_t owner, unsigned class)
 {
-    struct slab_set *set = set_of(stream_at(slabs->space->streams, owner));
+    struct slab_set *set = set_of(slabs, owner);
     return set ? &set->tree[class] : NULL;
 }
 
@@ -223,7 +225,7 @@ static uint64_t number_for(const struct slabs *slabs, struct stream *stream, str
 
 bool slab_format(struct slabs *slabs, const struct region *region, struct stream *stream, unsigned class)
 {
-    struct slab *slab = make_set(stream) ? take_record(slabs, slice_size[class].kind) : NULL;
+    struct slab *slab = make_set(slabs, stream->slot) ? take_record(slabs, slice_size[class].kind) : NULL;
     if (!slab)
         return false;
     CUdeviceptr base = page_address(&slabs->space->pages, region->page);
@@ -340,7 +342,7 @@ static uint32_t clear_bits(struct slabs *slabs, struct slab *slab, const struct 
 
 unsigned slab_take(struct slabs *slabs, struct stream *stream, unsigned class, unsigned most, struct slice *taken[])
 {
-    struct slab_set *set = set_of(stream);
+    struct slab_set *set = set_of(slabs, stream->slot);
     uint64_t index;
     vpmm_assert(most > 0 && most <= SLAB_SLICES);
     while (set && tree_next(&set->tree[class], 0, &index)) {
@@ -410,7 +412,7 @@ bool slab_adopt(struct slabs *slabs, struct stream *stream, unsigned class, bool
     enum { STREAMS_LOOKED_AT = 64, SLABS_LOOKED_AT = 64 };
     uint32_t others = load_acquire_u32(&slabs->space->streams->slots) - 2, slot = stream->slot;
     uint64_t slabs_left = every_one ? UINT64_MAX : SLABS_LOOKED_AT;
-    if (!make_set(stream))
+    if (!make_set(slabs, stream->slot))
         return false;
     for (uint32_t i = 0; i < others && (every_one || i < STREAMS_LOOKED_AT); i++) {
         slot = slot % (others + 1) + 1;

@@ -81,6 +81,7 @@ struct slab {
 struct slabs {
     struct space *space;     /* of granules; constant */
     _Atomic(void *) *record; /* struct slab, by index */
+    _Atomic(void *) *set;    /* struct slab_set, by the slot of the stream's record, with which it stays */
     _Atomic(uint32_t) records;
     struct tree unused[SLAB_KINDS]; /* records of no slab */
     void *words;                    /* of these trees, */

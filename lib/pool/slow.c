@@ -191,7 +191,7 @@ static vpmm_status free_small(struct vpmm_pool *pool, CUdeviceptr address, CUstr
     if (stream && stream_is_private(stream))
         fence_take(stream); /* the call marks it at its end: nobody else could */
     else if (stream)
-        store_relaxed_u32(&stream->freed_small, 1);
+        store_relaxed_u32(&pool->arena.note[stream->slot].freed_small, 1);
     if (status == VPMM_SUCCESS)
         stats_count(&pool->stats, STAT_frees_small);
     return status;

@@ -1,6 +1,7 @@
 #include "remap/arena.h"
 
 #include "base/clock.h"
+#include "base/reserve.h"
 #include "remap/cut.h"
 #include "remap/mapping.h"
 #include "remap/pass.h"
@@ -54,7 +55,8 @@ vpmm_status arena_init(struct arena *arena, struct device *device, struct stats 
     policy_init(&arena->policy, config->page_size, (uint32_t)(config->extent_size / config->page_size));
     arena->view = calloc(1, sizeof *arena->view);
     arena->plan = calloc(1, sizeof *arena->plan);
-    if (!arena->view || !arena->plan)
+    arena->note = reserve_zeros(STREAMS_MAX * sizeof *arena->note);
+    if (!arena->view || !arena->plan || !arena->note)
         return fail(VPMM_ERROR_HOST_MEMORY, "no host memory for a pool's records");
     init_space(arena, &arena->space, SPACE_PAGES);
     vpmm_status status = space_init(&arena->space, config->page_size, config->va_size);
@@ -97,6 +99,7 @@ void arena_free(struct arena *arena)
         view_free(arena->view);
     free(arena->plan);
     free(arena->view);
+    reserve_free(arena->note, STREAMS_MAX * sizeof *arena->note);
     space_free(&arena->cut);
     space_free(&arena->space);
     turn_destroy(&arena->turn);

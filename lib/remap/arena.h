@@ -42,6 +42,12 @@
 struct view;
 struct zombie;
 
+/* What passes keep of a stream, by the slot of its record. */
+struct pass_note {
+    uint64_t moved_until;          /* under the event lock: the regions behind fences up to here wait for nothing now */
+    _Atomic(uint32_t) freed_small; /* memory of the driver's own pool, with no fence of ours, since the last settling */
+};
+
 struct arena {
     struct device *device;
     struct stats *stats;
@@ -77,6 +83,7 @@ struct arena {
     pthread_mutex_t pass_lock;
     struct zombie *waiting; /* under the pass lock: zombies not yet unmapped */
     struct decay decay;
+    struct pass_note *note;         /* of streams; reserved, constant */
     _Atomic(uint64_t) passed_at_ns; /* when the latest pass ended, or the reaper woke up; at first, the beginning */
 };
 

@@ -15,9 +15,9 @@ static void pass_regions(struct arena *arena)
     for (uint32_t slot = 1, n = load_acquire_u32(&arena->streams.slots); slot < n; slot++) {
         struct stream *stream = stream_at(&arena->streams, slot);
         uint64_t completed = load_sc_u64(&stream->completed);
-        if (completed == stream->moved_until)
+        if (completed == arena->note[slot].moved_until)
             continue; /* what is published behind it later sees that it has passed: see region_publish */
-        stream->moved_until = completed;
+        arena->note[slot].moved_until = completed;
         region_pass(&arena->space, stream);
         if (arena->cut.page_granules)
             region_pass(&arena->cut, stream);
@@ -168,7 +168,7 @@ static void wait_for_streams(struct arena *arena)
 {
     for (uint32_t slot = 1; slot < load_acquire_u32(&arena->streams.slots); slot++) {
         struct stream *stream = stream_at(&arena->streams, slot);
-        if (exchange_acq_rel_u32(&stream->freed_small, 0)) /* the driver's pool lets go of what it has seen complete */
+        if (exchange_acq_rel_u32(&arena->note[slot].freed_small, 0)) /* the driver's pool lets go of what it has seen complete */
             stream_new_point(&arena->streams, stream);
         struct fence last = {slot, load_sc_u64(&stream->published)};
         if (fence_waitable(&arena->streams, last))

@@ -5,7 +5,8 @@
  * still runs. A record is found by handle without a lock and checked by cuStreamGetId (identity.h); when the id has
  * changed, the old record is orphaned and a new one made.
  *
- *   slot     index of the record; fences name it. 0 is no stream: memory that waits for nothing
+ *   slot     index of the record; fences name it. 0 is no stream: memory that waits for nothing. What other modules
+ *            keep of a stream they keep in tables of their own, by slot (front.h, slab.h, arena.h)
  *   users    a thread is counted in the record while it uses the handle or takes fences of the stream. It looks at the
  *            state after that, and who takes a record out of use changes the state before it looks at the count (all
  *            sequentially consistent): one of the two sees the other
@@ -57,7 +58,7 @@
 
 struct thread; /* identity.h */
 
-enum { STREAM_MARKS = 64, STREAMS_MAX = 1 << 20, STREAMS_A_SEGMENT = 256, STREAM_NEIGHBOURS = 8 };
+enum { STREAM_MARKS = 64, STREAMS_MAX = 1 << 20, STREAMS_A_SEGMENT = 256 };
 
 /* A slot that no record has: for who needs a number that is no stream's. */
 #define STREAM_NONE ((uint32_t)STREAMS_MAX - 1)
@@ -91,9 +92,7 @@ struct stream {
     uint32_t next_unused;  /* under the registry's lock */
     _Atomic(uint32_t) state;
     _Atomic(uint32_t) users;
-    _Atomic(uint32_t) caches[SPACES];                     /* front caches attached: their memory has no fence yet */
-    _Atomic(void *) neighbour[SPACES][STREAM_NEIGHBOURS]; /* some of them, for threads that look for memory (front.h) */
-    void *attached[SPACES]; /* all of them, a list: under the registry's lock, or alone while it is RELEASING */
+    _Atomic(uint32_t) caches[SPACES]; /* so many front caches are attached: their memory has no fence yet */
 
     /* Fences: fence.h. */
     _Alignas(64) _Atomic(uint64_t) published;
@@ -105,19 +104,15 @@ struct stream {
     struct mark mark[STREAM_MARKS];
     struct ring *pending; /* of struct mark, from the marker to the reaper */
     _Atomic(uint32_t) outstanding;
-    uint32_t taken_marks;             /* under the event lock, as are the next two */
+    uint32_t taken_marks;             /* under the event lock, as is the next */
     struct mark *taken[STREAM_MARKS]; /* from the ring, oldest first, not yet seen to have passed */
-    uint64_t moved_until; /* the regions behind fences up to here were moved to those that wait for nothing */
 
     /* The wait for a context, context.h: under wait_lock. */
     CUdeviceptr wait_block; /* 0: none */
     CUcontext wait_context; /* the block's */
     bool wait_refused;      /* the driver has said no to taking it back, which need not be true */
 
-    /* What was freed on it. */
-    _Atomic(void *) slabs;         /* its slabs with free slices (slab.h); they stay with the record */
-    _Atomic(uint32_t) freed_small; /* to the driver's own pool, with no fence of ours, since the last settling */
-    struct hints free[SPACES];     /* FREE regions whose fence is of this stream */
+    struct hints free[SPACES]; /* FREE regions whose fence is of this stream */
 };
 
 struct streams {
