@@ -30,7 +30,7 @@ uint32_t bins_new(struct bins *bins)
 static _Atomic(uint32_t) *link_of(const struct bins *bins, uint32_t bin)
 {
     vpmm_assert(bin != EMPTY_BIN && bin < peek_u32(&bins->used)); /* one that bins_new has given */
-    return bin_at(bins->base, bin);
+    return &bin_at(bins->base, bin)->length;
 }
 
 /* For assertions. */

@@ -4,6 +4,7 @@
 #include "base/clock.h"
 #include "base/lock.h"
 #include "base/reserve.h"
+#include "cache/regions.h"
 #include "cache/slices.h"
 
 #include <stdlib.h>
@@ -107,7 +108,7 @@ static vpmm_status init_tables(struct fronts *fronts)
     fronts->noted_words = reserve_zeros(noted_bytes());
     fronts->of_stream = reserve_zeros(STREAMS_MAX * sizeof(struct stream_caches));
     if (!fronts->cache || !fronts->slice_caches || !fronts->noted_words || !fronts->of_stream ||
-        !bins_init(&fronts->bins) || !bins_init(&fronts->slice_bins))
+        !bins_init(&fronts->bins[CACHED_REGIONS]) || !bins_init(&fronts->bins[CACHED_SLICES]))
         return fail(VPMM_ERROR_HOST_MEMORY, "no address space for the front caches' records");
     tree_init(&fronts->noted_caches, fronts->noted_words, CACHES_MAX);
     return VPMM_SUCCESS;
@@ -179,8 +180,8 @@ void fronts_free(struct fronts *fronts)
     reserve_free(fronts->slice_caches, CACHES_MAX * sizeof(struct slice_cache));
     reserve_free(fronts->noted_words, noted_bytes());
     reserve_free(fronts->of_stream, STREAMS_MAX * sizeof(struct stream_caches));
-    bins_free(&fronts->bins);
-    bins_free(&fronts->slice_bins);
+    for (enum cached kind = 0; kind < CACHED_KINDS; kind++)
+        bins_free(&fronts->bins[kind]);
 }
 
 /* What `recent` holds where there is nothing: a cache of no stream, which matches no handle. */
@@ -387,7 +388,7 @@ static bool part(struct cache *cache)
         lock_take(&space->streams->lock);
         unlink_from_stream(cache);
         pthread_mutex_unlock(&space->streams->lock);
-        store_sc_ptr(&cache->stream, NULL); /* before the count: see enter_stream */
+        store_sc_ptr(&cache->stream, NULL); /* before the count: see cache_enter */
         stream_leave(stream);
     }
     uint32_t caches = fetch_add_sc_u32(&stream_at(space->streams, cache->slot)->caches[space->level], UINT32_MAX);
@@ -431,7 +432,7 @@ static struct cache *new_cache(struct front *front)
     struct fronts *fronts = front->fronts;
     struct cache *cache = front->spare;
     if (cache) {
-        vpmm_assert(!cache->is_attached && !cache->own_bins && !peek_ptr(&cache->stream));
+        vpmm_assert(!cache->is_attached && cache_is_bare(cache) && !peek_ptr(&cache->stream));
         front->spare = cache->next_spare;
         return cache;
     }
@@ -442,7 +443,9 @@ static struct cache *new_cache(struct front *front)
     }
     cache = &fronts->cache[index];
     cache->index = index;
-    cache->bins = fronts->bins.base;
+    cache->regions.base = fronts->bins[CACHED_REGIONS].base;
+    cache->regions.bin = cache->bin;
+    cache->regions.shift = fronts->space->pages.page_shift;
     store_relaxed_ptr(&cache->handle, CACHE_CLOSED);
     cache->front = front;
     cache->next = load_relaxed_ptr(&front->caches);
@@ -587,36 +590,28 @@ bool fronts_flush_idle(struct fronts *fronts)
 
 /* ---- the audit's ---- */
 
-static bool is_noted_in(const struct cache *cache, CUdeviceptr address)
+/* A cache of the record's stream has it, in one of these bins. */
+static bool hold(const struct fronts *fronts, uint32_t record, enum cached kind, uint64_t bins, uint64_t slot)
 {
-    for (uint64_t bins = load_sc_u64(&cache->noted); bins; bins &= bins - 1) {
-        const struct cache_bin *bin = cache_bin_at(cache, (uint32_t)__builtin_ctzll(bins));
-        for (uint32_t i = 0; i < load_relaxed_u32(&bin->count); i++)
-            if (load_relaxed_u64(&bin->slot[i]) == address)
+    const struct stream *stream = stream_at(fronts->space->streams, record);
+    for (const struct front *front = load_acquire_ptr(&fronts->first); front; front = front->next)
+        for (const struct cache *cache = load_acquire_ptr(&front->caches); cache; cache = cache->next)
+            if (load_sc_ptr(&cache->stream) == stream && cache_holds(cache, kind, bins, slot))
                 return true;
-    }
     return false;
 }
 
 bool fronts_hold(const struct fronts *fronts, uint64_t page)
 {
-    uint32_t slot = load_relaxed_u32(&page_at(&fronts->space->pages, page)->fence_stream);
-    const struct stream *stream = stream_at(fronts->space->streams, slot);
-    for (const struct front *front = load_acquire_ptr(&fronts->first); front; front = front->next)
-        for (const struct cache *cache = load_acquire_ptr(&front->caches); cache; cache = cache->next)
-            if (load_sc_ptr(&cache->stream) == stream && is_noted_in(cache, page_address(&fronts->space->pages, page)))
-                return true;
-    return false;
+    const struct pages *pages = &fronts->space->pages;
+    return hold(fronts, load_relaxed_u32(&page_at(pages, page)->fence_stream), CACHED_REGIONS, UINT64_MAX,
+                page_address(pages, page));
 }
 
 bool fronts_hold_slice(const struct fronts *fronts, const struct slice *slice, uint64_t word)
 {
-    const struct stream *stream = stream_at(fronts->space->streams, slice_stream(word));
-    for (const struct front *front = load_acquire_ptr(&fronts->first); front; front = front->next)
-        for (const struct cache *cache = load_acquire_ptr(&front->caches); cache; cache = cache->next)
-            if (load_sc_ptr(&cache->stream) == stream && slices_hold(cache, slice, slice_class_of(word)))
-                return true;
-    return false;
+    return hold(fronts, slice_stream(word), CACHED_SLICES, UINT64_C(1) << slice_class_of(word),
+                (uint64_t)(uintptr_t)slice);
 }
 
 /* ---- statistics ---- */

@@ -2,14 +2,15 @@
  * front.h - per-thread front caches: what makes a malloc and a free of the same thread meet nobody else.
  *
  *   front     what one thread has of one pool: a cache for each stream that it uses, and its counts
- *   cache     freed regions of one stream, in bins by exact length, to be handed out again on the same stream. What is
+ *   cache     what was freed on one stream, in bins by exact length, to be handed out again on the same stream. What is
  *             in it has no fence yet: its stream's order alone makes it safe, and only for the same stream
- *   bin       slots with addresses, used as a stack
- *   noted     of a cache: a bit for each bin that may have something to empty
+ *   kind      of what is cached: regions (regions.h), and of the space of granules slices too (slices.h). A kind says
+ *             how one thing of it is claimed, published, and taken back; the rest is written once, for all (cache.c)
+ *   noted     of a cache's set of bins: a bit for each bin that may have something to empty
  *
- * A slot is a hint and the page's descriptor decides: a page is cached for a stream if and only if its word is CACHED
- * and its fence_stream is the stream's record. A hit is one exchange of that word. An address may therefore stand in
- * slots of several threads, and in slots that it has left; whoever exchanges the word has the region.
+ * A slot is a hint and the thing's own word decides, here of a region: it is cached for a stream if and only if its
+ * word is CACHED and its fence_stream is the stream's record. A hit is one exchange of that word. So an address may
+ * stand in slots of several threads, and in slots that it has left; whoever exchanges the word has the region.
  *   (1) every CACHED region stands in a slot of a cache of its stream: its freer fills the slot before it exchanges
  *       the word, and overwrites a slot only when it has seen its page not CACHED for this stream
  *   (2) the bin of such a slot is noted, but for the moment in which its freer is about to note it
@@ -59,9 +60,7 @@
 #include "space/region.h"
 
 enum {
-    CACHE_BINS = 64,
-    CACHE_EXACT = 32, /* lengths up to it have bins of their own */
-    CACHE_SLOTS = 63,
+    CACHE_BINS = 64,   /* of regions */
     FRONT_RECENT = 64, /* caches found by handle without a search */
     FRONT_POOLS = 8,   /* spaces of pools, two a pool, that a thread finds its front of without a search */
     FRONT_IDLE_US = 10000,
@@ -69,16 +68,9 @@ enum {
     STREAM_NEIGHBOURS = 8,
 };
 
-/* Where a slot was, or is to be, is the owner's alone; what stands in it is read by all. */
-struct cache_bin {
-    _Alignas(128) _Atomic(uint32_t) pages; /* the length; 0: none yet */
-    _Atomic(uint32_t) count;               /* slots in use, from the first on */
-    _Atomic(uint64_t) slot[CACHE_SLOTS];   /* CUdeviceptr */
-};
+enum cached { CACHED_REGIONS, CACHED_SLICES, CACHED_KINDS };
 
-_Static_assert(sizeof(struct cache_bin) == BIN_BYTES, "a bin of regions is a bin");
-
-/* What a pair of a thread and a stream costs while it is quiet: this, and as much for pieces (slices.h). */
+/* What a pair of a thread and a stream costs while it is quiet: this, and as much for pieces, and half of it more. */
 struct cache {
     _Alignas(64) _Atomic(void *) handle; /* CUstream; CACHE_CLOSED: not to be filled any more */
     _Atomic(void *) stream;              /* the record that it is attached to; NULL: none, or it was released */
@@ -88,16 +80,14 @@ struct cache {
     bool is_attached;       /* the owner's: it is in by_slot */
     uint32_t slot;          /* the record's */
     _Atomic(uint32_t) idle; /* set by the reaper, cleared by every take and give */
-    uint32_t index;         /* among the fronts' caches; constant, as are front, bins and next */
-    _Atomic(uint64_t) noted;
+    uint32_t index;         /* among the fronts' caches; constant, as are front and next */
+    struct bin_set regions;
     _Atomic(void *) slices; /* struct slice_cache (slices.h), of a front of granules; NULL: none yet */
     struct front *front;
-    unsigned char *bins;          /* the store's base */
-    struct cache *next;           /* of the front's */
-    struct cache *next_spare;     /* the owner's: of those attached to nothing */
-    struct cache *next_of_stream; /* under the registry's lock: of those attached to one record */
-    uint32_t own_bins;            /* the owner's: how many are not EMPTY_BIN */
-    _Atomic(uint16_t) bin[CACHE_BINS];
+    struct cache *next;                /* of the front's */
+    struct cache *next_spare;          /* the owner's: of those attached to nothing */
+    struct cache *next_of_stream;      /* under the registry's lock: of those attached to one record */
+    _Atomic(uint16_t) bin[CACHE_BINS]; /* of regions */
 };
 
 _Static_assert(sizeof(struct cache) == 256, "two caches and one of slices are less than 1 KiB");
@@ -108,23 +98,22 @@ extern char front_no_stream; /* an address that is no stream's handle */
 struct front {
     _Alignas(128) struct cache *recent[FRONT_RECENT]; /* by handle; never NULL */
     struct stats_tally tally;
-    uint64_t floor;              /* of the tally's live_bytes; as a number with a sign */
-    uint64_t stock;              /* bytes: see front_held */
-    uint64_t limit;              /* bytes: the pool's first limit, or its last one while the pool does not grow */
-    uint32_t growths;            /* the pool's, when the limit was last reset, */
-    uint64_t refused;            /* frees of what was too long for the limit */
-    uint64_t steady_at;          /* frees, with those, at which the limit may rise */
-    struct fronts *fronts;       /* constant */
-    struct cache **by_slot;      /* the attached caches, by their records' slots */
-    uint32_t slots;              /* of by_slot */
-    uint32_t closings;           /* of the pool's, up to which closed caches were detached */
-    struct cache *spare;         /* attached to nothing */
-    struct bin_stock bins;       /* of regions, */
-    struct bin_stock slice_bins; /* and of slices */
-    struct cache *reclaimed;     /* the cache whose bins were last taken back for others */
-    _Atomic(uint64_t) owner;     /* the thread's number; 0: its thread has ended */
-    _Atomic(void *) caches;      /* list of caches, which only grows */
-    struct front *next;          /* of the pool's, constant */
+    uint64_t floor;         /* of the tally's live_bytes; as a number with a sign */
+    uint64_t stock;         /* bytes: see front_held */
+    uint64_t limit;         /* bytes: the pool's first limit, or its last one while the pool does not grow */
+    uint32_t growths;       /* the pool's, when the limit was last reset, */
+    uint64_t refused;       /* frees of what was too long for the limit */
+    uint64_t steady_at;     /* frees, with those, at which the limit may rise */
+    struct fronts *fronts;  /* constant */
+    struct cache **by_slot; /* the attached caches, by their records' slots */
+    uint32_t slots;         /* of by_slot */
+    uint32_t closings;      /* of the pool's, up to which closed caches were detached */
+    struct cache *spare;    /* attached to nothing */
+    struct bin_stock bins[CACHED_KINDS];
+    struct cache *reclaimed; /* the cache whose bins were last taken back for others */
+    _Atomic(uint64_t) owner; /* the thread's number; 0: its thread has ended */
+    _Atomic(void *) caches;  /* list of caches, which only grows */
+    struct front *next;      /* of the pool's, constant */
 };
 
 /* What a space's fronts have of a stream, by its record's slot. */
@@ -144,10 +133,10 @@ struct fronts {
     struct space *space;              /* constant, as is the next: */
     struct slabs *slabs;              /* those of the space; NULL: it is one of pages */
     struct fronts *next_pool, **link; /* of all pools with caches, under their lock */
-    struct bins bins, slice_bins;
-    struct cache *cache;        /* CACHES_MAX of them, reserved; constant, as are the next three */
-    void *slice_caches;         /* struct slice_cache, one for each of them */
-    void *noted_words;          /* of noted_caches */
+    struct bins bins[CACHED_KINDS];
+    struct cache *cache; /* CACHES_MAX of them, reserved; constant, as are the next three */
+    void *slice_caches;  /* struct slice_cache, one for each of them */
+    void *noted_words;   /* of noted_caches */
     struct stream_caches *of_stream;
     _Atomic(uint32_t) caches;   /* so many are in use */
     struct tree noted_caches;   /* a cache that has a bin noted is there, or is about to be */
@@ -176,22 +165,6 @@ void fronts_free(struct fronts *); /* no other thread is inside the pool */
 
 /* The cache of the calling thread for the stream, made if need be; NULL: there are none, or no host memory. */
 struct cache *front_cache(struct fronts *, struct stream *);
-
-/*
- * A region of this length from the cache, handed out, or else from another thread's cache for the stream: then the
- * addresses of some more go into this cache's slots, as hints. As for a hit, the thread need not be counted among the
- * stream's users: to take does no harm beside a release. 0: none.
- */
-CUdeviceptr cache_take_or_steal(struct cache *, uint64_t length, size_t bytes);
-
-/*
- * A longer region than this, the shortest that there is, out of the cache: better than to publish everything for it. It
- * is in the caller's hands, behind a new fence of the cache's stream.
- */
-bool cache_take_longer(struct cache *, uint64_t length, struct region *);
-
-/* Frees into the cache. False: it is not a live region of a length that is cached; nothing was changed. */
-bool cache_give(struct cache *, CUdeviceptr);
 
 /* From here on every call goes the long way, where it is told that the device is lost. */
 void fronts_disable(struct fronts *);
@@ -224,15 +197,37 @@ bool fronts_noted(const struct fronts *);
 /* After a malloc that went past the caches: front_look of the calling thread's front. False: it is not at hand. */
 bool fronts_look(const struct fronts *);
 
-/* Whether a CACHED region fulfils invariants (1) and (2) of a pool at rest. */
+/* Whether what is CACHED fulfils invariants (1) and (2) of a pool at rest: a region, or a slice by its word. */
 bool fronts_hold(const struct fronts *, uint64_t page);
 
 struct slice;
-
-/* The same of a slice that is cached, by its word. */
 bool fronts_hold_slice(const struct fronts *, const struct slice *, uint64_t word);
 
-/* ---- between front.c, of threads and streams, and cache.c, of what is in one cache ---- */
+/* ---- what is in one cache, whatever its kind: cache.c ---- */
+
+/* What is different of a kind. A slot has a region's address, or a slice's. */
+struct cached_kind {
+    uint32_t bins; /* of a set */
+
+    /* Of a fresh bin, whose place in the directory is this. */
+    void (*begin)(struct bin *, uint32_t index);
+
+    /* Takes what a slot of the bin names out of the cache, into the caller's hands, if it is still there. */
+    bool (*claim)(const struct cache *, const struct stream *, uint32_t index, uint64_t slot);
+
+    /* Gives what was claimed to all, behind a fence. Never fails. */
+    void (*publish)(const struct cache *, uint64_t slot, struct fence);
+
+    /* A free into the cache that is undone: live again, of so many bytes asked for. False: it is not there any more. */
+    bool (*undo)(const struct cache *, uint32_t index, uint64_t slot, uint64_t *requested);
+};
+
+/* The cache's bins of a kind; NULL: none yet. */
+static inline struct bin_set *cache_set(const struct cache *cache, enum cached kind)
+{
+    /* The slices' set is the first member; the acquire pairs with the release in slices_of. */
+    return kind == CACHED_REGIONS ? (struct bin_set *)&cache->regions : load_acquire_ptr(&cache->slices);
+}
 
 /* Publishes what is in the noted bins; `mark`: with an event. Any thread. True: there was something. */
 bool cache_flush(struct cache *, bool mark);
@@ -240,26 +235,46 @@ bool cache_flush(struct cache *, bool mark);
 /* The same, unmarked, of every bin, by a thread that is counted among the stream's users. */
 void cache_empty(struct cache *, struct stream *);
 
-/* Of an emptied cache, by its owner: no slot counts any more. */
-void cache_forget(struct cache *);
-
-/* The front of the cache, whose stream the call was given, is full: the older half of each bin leaves. */
-void cache_halve_all(struct cache *);
-
 /* Whether another thread may find something to empty. */
 bool cache_noted(const struct cache *);
 
 /* After a bin was noted where none was: fronts_flush finds the cache. */
 void cache_list_noted(struct cache *);
 
-/* The owner's: takes all bins back from a cache that it has emptied. */
+/* For the audit: whether one of these bins, which are noted, has it. */
+bool cache_holds(const struct cache *, enum cached, uint64_t bins, uint64_t slot);
+
+/* The record of the cache with this thread counted among its users, until stream_leave; NULL: it has none any more. */
+struct stream *cache_enter(struct cache *);
+
+/* Those below are the owner's. */
+
+/* Takes all bins back from a cache that was emptied. */
 void cache_return_bins(struct cache *);
 
+/* Whether all of them are returned. */
+bool cache_is_bare(const struct cache *);
+
 /*
- * A bin for the cache; EMPTY_BIN: there is none. A front that has FRONT_BINS empties another of its caches
- * for it. `stock` and `store` are those of regions, or of slices.
+ * The bin of a place in the directory, made if there is none: a front that has FRONT_BINS empties another of its caches
+ * for it. NULL: there is no memory.
  */
-uint32_t cache_find_bin(struct cache *, struct bins *store, struct bin_stock *stock);
+struct bin *cache_make_bin(struct cache *, enum cached, uint32_t index);
+
+/* So many slots of the bin count, other than by a hit: the stock changes with it. */
+void cache_set_count(struct cache *, enum cached, struct bin *, uint32_t count);
+
+/* A bin's slots are filled: others may empty it. The reaper is told once until the cache is next emptied. */
+void cache_note_filled(struct cache *, enum cached, uint32_t index);
+
+/* Publishes the oldest so many of a bin. True: there was something. */
+bool cache_flush_oldest(struct cache *, enum cached, uint32_t index, uint32_t slots);
+
+/*
+ * The front of the cache, whose stream the call was given, is full: the older half of each bin leaves; `only_stale`:
+ * what others have taken is forgotten.
+ */
+void cache_halve_all(struct cache *, bool only_stale);
 
 /* The floor, after a change of what it is made of. */
 void front_set_floor(struct front *);
@@ -283,16 +298,10 @@ bool cache_is_current(const struct cache *);
 void front_look(struct front *);
 
 /*
- * The free that was no hit again, where the one thing in its way was that the front had to tell. False: that was not
- * so, or not all; nothing was changed.
+ * Due after a free into a bin that is not noted. False: the cache has been closed, the stream is released or being
+ * released, and what was freed is live again, to be freed the long way.
  */
-bool cache_give_told(struct cache *, CUdeviceptr);
-
-/*
- * Due after a free into a bin that is not noted, of the address that was freed. False: the cache has been closed, the
- * stream is released or being released, and the address is live again, to be freed the long way.
- */
-bool cache_note(struct cache *, uint32_t bin, CUdeviceptr);
+bool cache_note(struct cache *, enum cached, uint32_t index);
 
 static inline struct cache **front_recent(struct front *front, CUstream handle)
 {
@@ -300,22 +309,6 @@ static inline struct cache **front_recent(struct front *front, CUstream handle)
 }
 
 _Static_assert(FRONT_RECENT == 1 << (64 - 58), "front_recent's shift");
-
-static inline struct cache_bin *cache_bin_at(const struct cache *cache, uint32_t index)
-{
-    return bin_at(cache->bins, load_relaxed_u16(&cache->bin[index]));
-}
-
-/* Short lengths have a bin each; of the others two bins may hold one: its own, and the one beside it. */
-static inline uint32_t cache_bin_of(const struct cache *cache, uint64_t length)
-{
-    if (length <= CACHE_EXACT)
-        return (uint32_t)length - 1;
-    uint32_t index = CACHE_EXACT + (((uint32_t)length * 0x9E3779B1u) >> 27);
-    return load_relaxed_u32(&cache_bin_at(cache, index)->pages) == length ? index : index ^ 1;
-}
-
-_Static_assert(CACHE_BINS - CACHE_EXACT == 1 << (32 - 27), "cache_bin_of's shift");
 
 /*
  * Bytes in slots, some of which may have been taken: never less than what is cached. A hit moves as much between this
@@ -330,21 +323,6 @@ static inline uint64_t front_held(const struct front *front)
 static inline bool front_has_room(const struct front *front, uint64_t bytes)
 {
     return (int64_t)(load_relaxed_u64(&front->tally.live_bytes) - bytes) >= (int64_t)front->floor;
-}
-
-/* Whether a word is that of a region of this length that is cached. */
-static inline bool word_is(uint64_t word, enum page_state state, uint64_t pages)
-{
-    return ((word ^ ((uint64_t)state | pages << PAGE_STATE_BITS)) &
-            ((UINT64_C(1) << (PAGE_STATE_BITS + PAGE_COUNT_BITS)) - 1)) == 0;
-}
-
-/* CACHED to LIVE, if it is of this length and of the cache's stream. */
-static inline bool cache_exchange(const struct cache *cache, struct page *page, uint64_t length)
-{
-    uint64_t word = load_acquire_u64(&page->word);
-    return word_is(word, PAGE_CACHED, length) && load_relaxed_u32(&page->fence_stream) == cache->slot &&
-           cas_sc_u64(&page->word, &word, word_next(word, PAGE_CACHED, PAGE_LIVE));
 }
 
 static inline void cache_touch(struct cache *cache)
@@ -378,59 +356,6 @@ static inline void front_uncount_free(struct front *front, uint64_t live, uint64
     add_alone_u64(&front->tally.frees, UINT64_MAX);
     add_alone_u64(&front->tally.requested_bytes, requested);
     add_alone_u64(&front->tally.live_bytes, live);
-}
-
-/*
- * The two below are the hit: what cache_take_or_steal and cache_give do when nothing is in the way, with no call in
- * them, so that the public functions need no stack. `pages`: the pool's table, whose place they know.
- */
-
-/* The newest of the length. True: handed out; *look: front_look is due. */
-static inline __attribute__((always_inline)) bool cache_take_newest(struct cache *cache, const struct pages *pages,
-                                                                    uint64_t length, size_t bytes, CUdeviceptr *out,
-                                                                    bool *look)
-{
-    struct cache_bin *bin = cache_bin_at(cache, cache_bin_of(cache, length));
-    uint32_t count = load_relaxed_u32(&bin->count);
-    if (load_relaxed_u32(&bin->pages) != length || !count)
-        return false;
-    CUdeviceptr address = load_relaxed_u64(&bin->slot[count - 1]);
-    struct page *first;
-    if (!page_in_first_chunk(pages, address, &first) || !cache_exchange(cache, first, length))
-        return false;
-    store_relaxed_u32(&bin->count, count - 1);
-    cache_touch(cache);
-    store_relaxed_u64(&first->requested, bytes);
-    *out = address;
-    *look = front_count_malloc(cache->front, &cache->front->tally.hits, length << pages->page_shift, bytes);
-    return true;
-}
-
-/*
- * True: freed; *unnoted: the bin, if cache_note is due for it, else CACHE_BINS. `first` and `word`: the address's page,
- * and its word as it was read: LIVE.
- */
-static inline __attribute__((always_inline)) bool cache_give_newest(struct cache *cache, const struct pages *pages,
-                                                                    CUdeviceptr address, struct page *first,
-                                                                    uint64_t word, uint32_t *unnoted)
-{
-    struct front *front = cache->front;
-    uint64_t length = word_pages(word), bytes = length << pages->page_shift;
-    uint32_t index = cache_bin_of(cache, length);
-    struct cache_bin *bin = cache_bin_at(cache, index);
-    uint32_t count = load_relaxed_u32(&bin->count);
-    uint64_t requested = load_relaxed_u64(&first->requested);
-    if (load_relaxed_u32(&bin->pages) != length || count == CACHE_SLOTS || !front_has_room(front, bytes) ||
-        load_relaxed_u32(&first->fence_stream) != cache->slot)
-        return false;
-    store_relaxed_u64(&bin->slot[count], address);
-    if (!cas_sc_u64(&first->word, &word, word_next(word, PAGE_LIVE, PAGE_CACHED)))
-        return false; /* freed by another thread meanwhile */
-    store_relaxed_u32(&bin->count, count + 1);
-    cache_touch(cache);
-    front_count_free(front, bytes, requested);
-    *unnoted = !(load_sc_u64(&cache->noted) >> index & 1) ? index : CACHE_BINS;
-    return true;
 }
 
 /* The calling thread's cache for a handle that it has used before. False: look the stream up. */

@@ -16,9 +16,10 @@
  *
  * Every call that leaves one of these functions stands in tail position, what a hit needs is inlined, and what is
  * seldom needed is not: so a hit calls nothing, saves few registers, and is one function to the processor. A malloc and
- * a free of 2 MiB are 196 instructions together, of 1 KiB 223 (trusted, gcc 12, x86-64); with cache_give_newest as a
+ * a free of 2 MiB are 196 instructions together, of 1 KiB 223 (trusted, gcc 12, x86-64); with regions_give_newest as a
  * call they were 226 and 240.
  */
+#include "cache/regions.h"
 #include "cache/slices.h"
 #include "pool/piece.h"
 #include "pool/slow.h"
@@ -82,7 +83,7 @@ static inline vpmm_status malloc_at_once(vpmm_pool *pool, size_t bytes, CUstream
     bool look;
     /* What is less than a page wraps, and is too long as well. */
     if (bytes - pages->page_size > pool->fronts.span ||
-        !cache_take_newest(cache, pages, ((bytes - 1) >> pages->page_shift) + 1, bytes, out, &look))
+        !regions_take_newest(cache, pages, ((bytes - 1) >> pages->page_shift) + 1, bytes, out, &look))
         return malloc_hit(pool, bytes, handle, out, cache);
     return look ? after_rise(cache) : VPMM_SUCCESS;
 }
@@ -99,7 +100,7 @@ static __attribute__((noinline)) vpmm_status malloc_granules_at_once(vpmm_pool *
 {
     bool look;
     uint64_t granules = (bytes - 1) / GRANULE_BYTES + 1;
-    if (!cache_take_newest(cache, &pool->arena.cut.pages, granules, bytes, out, &look))
+    if (!regions_take_newest(cache, &pool->arena.cut.pages, granules, bytes, out, &look))
         return slow_malloc(pool, bytes, handle, out);
     return look ? after_rise(cache) : VPMM_SUCCESS;
 }
@@ -149,20 +150,20 @@ vpmm_status vpmm_malloc(vpmm_pool *pool, size_t bytes, CUstream handle, CUdevice
 static __attribute__((noinline)) vpmm_status after_first_free(vpmm_pool *pool, CUdeviceptr address, CUstream handle,
                                                               struct cache *cache, uint32_t bin)
 {
-    return cache_note(cache, bin, address) ? VPMM_SUCCESS : slow_free(pool, address, handle);
+    return cache_note(cache, CACHED_REGIONS, bin) ? VPMM_SUCCESS : slow_free(pool, address, handle);
 }
 
 static __attribute__((noinline)) vpmm_status after_first_slice(vpmm_pool *pool, CUdeviceptr address, CUstream handle,
                                                                struct cache *cache, unsigned class)
 {
-    return slices_note(cache, class) ? VPMM_SUCCESS : slow_free(pool, address, handle);
+    return cache_note(cache, CACHED_SLICES, class) ? VPMM_SUCCESS : slow_free(pool, address, handle);
 }
 
 /* What is no hit, and may be one once the front has told how much it has freed; else the long way. */
 static __attribute__((noinline)) vpmm_status free_granules_hit(vpmm_pool *pool, CUdeviceptr address, CUstream handle,
                                                                struct cache *cache)
 {
-    return cache_give_told(cache, address) ? VPMM_SUCCESS : slow_free(pool, address, handle);
+    return regions_give_told(cache, address) ? VPMM_SUCCESS : slow_free(pool, address, handle);
 }
 
 static __attribute__((noinline)) vpmm_status free_slice_hit(vpmm_pool *pool, CUdeviceptr address, CUstream handle,
@@ -181,7 +182,7 @@ static __attribute__((noinline)) vpmm_status free_granules(vpmm_pool *pool, CUde
         return slow_free(pool, address, handle);
     uint64_t word = load_acquire_u64(&first->word);
     if (word_state(word) != PAGE_LIVE ||
-        !cache_give_newest(cache, &pool->arena.cut.pages, address, first, word, &unnoted))
+        !regions_give_newest(cache, &pool->arena.cut.pages, address, first, word, &unnoted))
         return free_granules_hit(pool, address, handle, cache);
     return unnoted != CACHE_BINS ? after_first_free(pool, address, handle, cache, unnoted) : VPMM_SUCCESS;
 }
@@ -212,7 +213,7 @@ static __attribute__((noinline)) vpmm_status free_hit(vpmm_pool *pool, CUdevicep
                                                       struct cache *cache)
 {
     bool is_of = !cache->is_default || cache_is_current(cache);
-    return is_of && (cache_give_told(cache, address) || cache_give(cache, address)) ? VPMM_SUCCESS
+    return is_of && (regions_give_told(cache, address) || regions_give(cache, address)) ? VPMM_SUCCESS
                                                                                     : slow_free(pool, address, handle);
 }
 
@@ -232,7 +233,7 @@ vpmm_status vpmm_free(vpmm_pool *pool, CUdeviceptr address, CUstream handle)
         return free_piece(pool, address, handle);
     if (!hit_cache(pool, &pool->fronts, handle, &cache))
         return slow_free(pool, address, handle);
-    if (cache->is_default || !cache_give_newest(cache, pages, address, first, word, &unnoted))
+    if (cache->is_default || !regions_give_newest(cache, pages, address, first, word, &unnoted))
         return free_hit(pool, address, handle, cache);
     return unnoted != CACHE_BINS ? after_first_free(pool, address, handle, cache, unnoted) : VPMM_SUCCESS;
 }

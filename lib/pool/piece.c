@@ -1,5 +1,6 @@
 #include "pool/piece.h"
 
+#include "cache/regions.h"
 #include "cache/slices.h"
 #include "pool/tiers.h"
 #include "remap/cut.h"
@@ -151,7 +152,7 @@ static vpmm_status malloc_granules(struct arena *arena, size_t bytes, struct str
     struct found_piece found;
     CUdeviceptr address = 0;
     if (cache)
-        address = cache_take_or_steal(cache, granules, bytes);
+        address = regions_take_or_steal(cache, granules, bytes);
     if (!address) {
         vpmm_status status = find_piece(arena, (struct want){granules, is_power ? granules : 1}, stream, &found);
         if (status != VPMM_SUCCESS)
@@ -263,7 +264,7 @@ vpmm_status piece_free(struct arena *arena, CUdeviceptr address, struct stream *
     struct slice *slice = slab ? slab_slice_at(slab, address) : NULL;
     if (slab && !slice)
         return region_not_live(address);
-    bool is_cached = cache && (slice ? slices_give(cache, slice, address) : cache_give(cache, address));
+    bool is_cached = cache && (slice ? slices_give(cache, slice, address) : regions_give(cache, address));
     if (!is_cached) {
         vpmm_status status = VPMM_SUCCESS;
         if (!slice)

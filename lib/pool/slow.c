@@ -1,5 +1,6 @@
 #include "pool/slow.h"
 
+#include "cache/regions.h"
 #include "pool/piece.h"
 #include "pool/tiers.h"
 #include "remap/pass.h"
@@ -10,7 +11,7 @@
 
 bool slow_malloc_cached(struct vpmm_pool *pool, size_t bytes, struct cache *cache, CUdeviceptr *out)
 {
-    CUdeviceptr address = cache_take_or_steal(cache, (bytes - 1) / pool->config.page_size + 1, bytes);
+    CUdeviceptr address = regions_take_or_steal(cache, (bytes - 1) / pool->config.page_size + 1, bytes);
     if (address)
         *out = address;
     return address != 0;
@@ -177,7 +178,7 @@ static vpmm_status free_pages(struct vpmm_pool *pool, CUdeviceptr address, struc
 static vpmm_status free_or_cache(struct vpmm_pool *pool, CUdeviceptr address, struct stream *stream)
 {
     struct cache *cache = front_cache(&pool->fronts, stream);
-    if (cache && cache_give(cache, address))
+    if (cache && regions_give(cache, address))
         return VPMM_SUCCESS;
     vpmm_status status = free_pages(pool, address, stream);
     if (status == VPMM_SUCCESS)

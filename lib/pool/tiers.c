@@ -1,6 +1,7 @@
 #include "pool/tiers.h"
 
 #include "base/clock.h"
+#include "cache/regions.h"
 #include "remap/build.h"
 #include "remap/cut.h"
 #include "remap/pass.h"
@@ -39,7 +40,7 @@ static enum region_source find_with_own_cache(struct arena *arena, struct stream
 {
     enum region_source source = find_pages(arena, stream, pages, region);
     struct cache *cache = source == REGION_NONE ? front_cache(arena->space.fronts, stream) : NULL;
-    if (cache && cache_take_longer(cache, pages, region))
+    if (cache && regions_take_longer(cache, pages, region))
         source = REGION_OWN_STREAM;
     if (source == REGION_NONE && fronts_flush(arena->space.fronts, stream, false))
         source = find_pages(arena, stream, pages, region);

@@ -212,15 +212,15 @@ struct noted : rl::test_suite<noted, 2> {
 };
 
 static const quote noted_quotes[] = {
-    {"lib/cache/front.h", "    store_relaxed_u64(&bin->slot[count], address);"},
-    {"lib/cache/front.h", "    if (!cas_sc_u64(&first->word, &word, word_next(word, PAGE_LIVE, PAGE_CACHED)))"},
-    {"lib/cache/front.h", "    *unnoted = !(load_sc_u64(&cache->noted) >> index & 1) ? index : CACHE_BINS;"},
-    {"lib/cache/cache.c", "    if (!fetch_or_sc_u64(&cache->noted, UINT64_C(1) << index))\n        cache_list_noted(cache);"},
-    {"lib/cache/cache.c", "    uint64_t bins = load_sc_u64(&cache->noted) ? exchange_sc_u64(&cache->noted, 0) : 0;"},
-    {"lib/cache/cache.c", "    uint64_t word = load_sc_u64(&first->word); /* after the noted bits: see front.h */"},
+    {"lib/cache/regions.h", "    store_relaxed_u64(&bin->slot[count], address);"},
+    {"lib/cache/regions.h", "    if (!cas_sc_u64(&first->word, &word, word_next(word, PAGE_LIVE, PAGE_CACHED)))"},
+    {"lib/cache/regions.h", "    *unnoted = !(load_sc_u64(&cache->regions.noted) >> index & 1) ? index : CACHE_BINS;"},
+    {"lib/cache/cache.c", "    if (!fetch_or_sc_u64(&set->noted, UINT64_C(1) << index))\n        cache_list_noted(cache);"},
+    {"lib/cache/cache.c", "    return set && load_sc_u64(&set->noted) ? exchange_sc_u64(&set->noted, 0) : 0;"},
+    {"lib/cache/regions.c", "    uint64_t word = load_sc_u64(&first->word); /* after the noted bits: see front.h */"},
     {0, 0}};
 
-/* Addresses move between slots (cache.c, drop_stale and flush_oldest) while the cache is emptied: as above, but the words
+/* Addresses move between slots (regions_drop_stale, cache_flush_oldest) while the cache is emptied: as above, but the words
  * are not touched, and the bit is written whether it is there or not. Of the two writes to the bits one comes first. */
 struct moved : rl::test_suite<moved, 2> {
     word slot[2], noted_bits;
@@ -256,7 +256,9 @@ struct moved : rl::test_suite<moved, 2> {
 };
 
 static const quote moved_quotes[] = {
-    {"lib/cache/cache.c", "    if (load_relaxed_u32(&cache_bin_at(cache, index)->count))\n        note(cache, index);"}, {0, 0}};
+    {"lib/cache/regions.c", "    if (kept)\n        cache_note_filled(cache, CACHED_REGIONS, index);"},
+    {"lib/cache/cache.c", "    if (count > slots)\n        cache_note_filled(cache, kind, index);"},
+    {0, 0}};
 
 /* A hit of one stream, while another thread takes the page and frees it on another stream (front.h, ABA). */
 struct hit : rl::test_suite<hit, 2> {
@@ -299,7 +301,7 @@ struct hit : rl::test_suite<hit, 2> {
 };
 
 static const quote hit_quotes[] = {
-    {"lib/cache/front.h",
+    {"lib/cache/regions.h",
      "    uint64_t word = load_acquire_u64(&page->word);\n    return word_is(word, PAGE_CACHED, length) && "
      "load_relaxed_u32(&page->fence_stream) == cache->slot &&\n           cas_sc_u64("},
     {0, 0}};
@@ -494,10 +496,9 @@ struct closed : rl::test_suite<closed, 2> {
 };
 
 static const quote closed_quotes[] = {
-    {"lib/cache/cache.c", "    if (load_sc_ptr(&cache->handle) == CACHE_CLOSED)\n        return !undo_give(cache, index, address);"},
-    {"lib/cache/slices.c", "    if (load_sc_ptr(&cache->handle) == CACHE_CLOSED)\n        return !undo_give(cache, class);"},
+    {"lib/cache/cache.c", "    if (load_sc_ptr(&cache->handle) == CACHE_CLOSED)\n        return !undo_give(cache, kind, index);"},
     {"lib/cache/front.c", "        close_cache(cache);\n        cache_empty(cache, stream);"},
-    {"lib/cache/cache.c", "    store_sc_u64(&cache->noted, 0);\n    flush_bins("},
+    {"lib/cache/cache.c", "        take_noted(cache, kind);\n        if (cache_set(cache, kind))\n            flush_bins("},
     {"lib/cache/cache.c", "    fence_sc(); /* after the store of the noted bits, before the slots"},
     {0, 0}};
 
@@ -583,7 +584,7 @@ static const quote users_quotes[] = {
     {0, 0}};
 
 /* A thread that empties a cache, the owner that lets go of it, and the record that is used again
- * (front.c, enter_stream and detach; stream.c, retire_record). */
+ * (cache.c, cache_enter; front.c, detach; stream.c, retire_record). */
 struct detach : rl::test_suite<detach, 3> {
     word cached, caches, count; /* cached: the cache's record, 0: none */
     rl::var<int> record;
@@ -638,7 +639,7 @@ static const quote detach_quotes[] = {
     {"lib/cache/cache.c", "    if (!stream || !stream_enter_cached(stream))\n        return NULL;\n"
                     "    if (load_sc_ptr(&cache->stream) == stream)"},
     {"lib/space/stream.c", "    fetch_add_sc_u32(&stream->users, 1);\n    enum stream_state state = load_sc_u32(&stream->state);"},
-    {"lib/cache/front.c", "        store_sc_ptr(&cache->stream, NULL); /* before the count: see enter_stream */\n"
+    {"lib/cache/front.c", "        store_sc_ptr(&cache->stream, NULL); /* before the count: see cache_enter */\n"
                     "        stream_leave(stream);\n    }\n    uint32_t caches = fetch_add_sc_u32(&stream_at("},
     {"lib/space/stream.c", "!has_caches(stream) && !load_sc_u32(&stream->users) &&"},
     {0, 0}};

@@ -630,15 +630,15 @@ PLAY(put_held_on_s)
 }
 static uint64_t bytes_in_slots(const struct cache *cache)
 {
-    const struct slice_cache *slices = atomic_load(&cache->slices);
+    static const uint32_t bins[CACHED_KINDS] = {CACHE_BINS, SLICE_CLASSES};
     uint64_t bytes = 0;
-    for (uint32_t i = 0; i < CACHE_BINS; i++) {
-        const struct cache_bin *bin = cache_bin_at(cache, i);
-        uint64_t units = (uint64_t)atomic_load(&bin->count) * atomic_load(&bin->pages);
-        bytes += units << cache->front->fronts->space->pages.page_shift;
+    for (enum cached kind = 0; kind < CACHED_KINDS; kind++) {
+        const struct bin_set *set = cache_set(cache, kind);
+        for (uint32_t i = 0; set && i < bins[kind]; i++) {
+            const struct bin *bin = set_bin(set, i);
+            bytes += ((uint64_t)atomic_load(&bin->count) * atomic_load(&bin->length)) << set->shift;
+        }
     }
-    for (unsigned i = 0; slices && i < SLICE_CLASSES; i++)
-        bytes += atomic_load(&slice_bin_at(slices, i)->count) * slice_bin_at(slices, i)->bytes;
     return bytes;
 }
 static void look_at_stock(struct fronts *fronts)
@@ -881,7 +881,7 @@ PLAY(keep_one_and_close)
     poll_pool();
     struct front *front = atomic_load(&inside()->fronts.first);
     for (struct cache *cache = atomic_load(&front->caches); cache; cache = cache->next) {
-        atomic_store(&cache->noted, 2);
+        atomic_store(&cache->regions.noted, 2);
         cache_list_noted(cache);
     }
 }
