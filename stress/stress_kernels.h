@@ -6,9 +6,10 @@
  * A launch works on several pieces of memory, for a launch takes longer than most allocations: with one for each
  * allocation threads would wait for one another in launches. A piece is rows of words, a pitch apart, from the word
  * `first` of an allocation on; base is aligned to 16 bytes, and first and pitch are multiples of four words; rows and
- * width are not 0. Each piece has as many of the launch's blocks as its part of all words: `columns` for a row at a
- * time, and blocks / columns rows are worked on at once. The check counts mismatches in a report in pinned host memory,
- * and writes the first few there: atomic additions of one device to such memory are atomic among its own threads.
+ * width are not 0. Each piece has as many of the launch's blocks as its part of all words, from `first_block` on:
+ * `columns` for a row at a time, and `rows_at_once` rows are worked on at once. The check counts mismatches in a report
+ * in pinned host memory, and writes the first few there: atomic additions of one device to such memory are atomic among
+ * its own threads.
  */
 #ifndef VPMM_STRESS_KERNELS_H
 #define VPMM_STRESS_KERNELS_H
@@ -27,7 +28,8 @@ enum { KERNEL_PIECES = 32 };
 struct kernel_piece {
     uint64_t base, first, rows, pitch, width, number;
     uint32_t key, generation;
-    uint32_t blocks, columns; /* the launch's to choose */
+    uint32_t first_block; /* this and the next two: the launch's to choose */
+    uint16_t columns, rows_at_once;
 };
 
 struct kernels {

@@ -38,10 +38,10 @@ static bool ok(const struct trial *t, const char *what, CUresult result)
     return gpu_ok(t->gpu, what, result);
 }
 
-/* Of a part of a four of words up to several pages. */
+/* Of a part of a four of words, and of a strip of the kernels, up to several pages. */
 static void lay_out(struct trial *t)
 {
-    const size_t bytes[BLOCKS] = {4, 100, 4096 + 12, (1 << 20) + 4, 2 * t->page_size, 3 * t->page_size + 20};
+    const size_t bytes[BLOCKS] = {4, 100, 4096 + 1500, (1 << 20) + 4, 2 * t->page_size, 3 * t->page_size + 20};
     for (unsigned i = 0; i < BLOCKS; i++) {
         t->bytes += ALIGNMENT;
         t->block[i] = (block){.address = t->bytes, .bytes = bytes[i], .number = 1 + i, .generation = i % 2};
