@@ -40,13 +40,13 @@
  * then reads the noted bits, and notes its bin again if it is not noted; all sequentially consistent: one of the two
  * sees the other, and no region is left in a cache that looks empty. The slot is stored before the word's exchange,
  * which orders it on x86-64 and aarch64 although it is a plain store; the flusher has a fence between the bits and the
- * slots. Who moves addresses between slots notes the bin again likewise.
+ * slots. Who moves addresses between slots notes the bin again as well.
  *
  * How much is live. A hit adds to its front's tally, or takes from it, and compares twice (stats.h): a malloc with the
  * tally's marks, above which front_look is due; a free with the front's floor, below which it is not a hit.
  *   (4) floor = max(stock - limit, told of live_bytes - slack)
- * Where live_bytes is at the first the front is full; where at the second alone, cache_give_told tells and tries again,
- * and nothing else is decided otherwise than above the floor: when a front tells depends on the time.
+ * Where live_bytes is at the first the front is full; where at the second alone, regions_give_told tells and tries
+ * again, and nothing else is decided otherwise than above the floor: when a front tells depends on the time.
  *
  * A thread that ends leaves its front to the next thread, and what is in it to takers: the reaper flushes what has not
  * been touched for FRONT_IDLE_US. Its end is known by a pthread key. In a process that had none left when its first
