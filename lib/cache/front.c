@@ -134,10 +134,10 @@ vpmm_status fronts_init(struct fronts *fronts, struct space *space, const vpmm_c
         return VPMM_SUCCESS;
     fronts->last_limit = smaller(config->cache_bytes, limits.most_bytes);
     fronts->first_limit = smaller(fronts->last_limit, limits.first_bytes);
-    fronts->longest = fronts->last_limit / limits.page_size;
-    if (fronts->longest > PAGES_A_CHUNK_MAX)
-        fronts->longest = PAGES_A_CHUNK_MAX;
-    fronts->span = (fronts->longest - 1) * limits.page_size;
+    fronts->longest = fronts->last_limit / limits.unit_size;
+    if (fronts->longest > UNITS_A_CHUNK_MAX)
+        fronts->longest = UNITS_A_CHUNK_MAX;
+    fronts->span = (fronts->longest - 1) * limits.unit_size;
     fronts->check_ids = config->streams == VPMM_STREAMS_CHECKED;
     if (!fronts->longest || config->streams == VPMM_STREAMS_EAGER)
         return VPMM_SUCCESS;
@@ -445,7 +445,7 @@ static struct cache *new_cache(struct front *front)
     cache->index = index;
     cache->regions.base = fronts->bins[CACHED_REGIONS].base;
     cache->regions.bin = cache->bin;
-    cache->regions.shift = fronts->space->pages.page_shift;
+    cache->regions.shift = fronts->space->units.unit_shift;
     store_relaxed_ptr(&cache->handle, CACHE_CLOSED);
     cache->front = front;
     cache->next = load_relaxed_ptr(&front->caches);
@@ -601,11 +601,11 @@ static bool hold(const struct fronts *fronts, uint32_t record, enum cached kind,
     return false;
 }
 
-bool fronts_hold(const struct fronts *fronts, uint64_t page)
+bool fronts_hold(const struct fronts *fronts, uint64_t unit)
 {
-    const struct pages *pages = &fronts->space->pages;
-    return hold(fronts, load_relaxed_u32(&page_at(pages, page)->fence_stream), CACHED_REGIONS, UINT64_MAX,
-                page_address(pages, page));
+    const struct units *units = &fronts->space->units;
+    return hold(fronts, load_relaxed_u32(&unit_at(units, unit)->fence_stream), CACHED_REGIONS, UINT64_MAX,
+                unit_address(units, unit));
 }
 
 bool fronts_hold_slice(const struct fronts *fronts, const struct slice *slice, uint64_t word)

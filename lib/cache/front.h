@@ -12,13 +12,13 @@
  * word is CACHED and its fence_stream is the stream's record. A hit is one exchange of that word. So an address may
  * stand in slots of several threads, and in slots that it has left; whoever exchanges the word has the region.
  *   (1) every CACHED region stands in a slot of a cache of its stream: its freer fills the slot before it exchanges
- *       the word, and overwrites a slot only when it has seen its page not CACHED for this stream
+ *       the word, and overwrites a slot only when it has seen its unit not CACHED for this stream
  *   (2) the bin of such a slot is noted, but for the moment in which its freer is about to note it
  *   (3) cached bytes = bytes of CACHED regions, when no one is inside a call
  *
  * Who may do what
  *   take, give     the front's thread: no lock, no driver call but that for the stream's id or context, no write to a
- *                  line that others write but the page's descriptor. Wait-free: at most a bin's slots are tried
+ *                  line that others write but the unit's descriptor. Wait-free: at most a bin's slots are tried
  *   steal          another thread with the same stream: by exchange of CACHED words, found by reading slots
  *   flush          any thread: takes a cache's regions by exchange, and publishes them behind one fence
  *   attach, detach the front's thread: which stream a cache is of. A record that has caches attached is not used again
@@ -27,7 +27,7 @@
  * Fronts and caches are freed with their pool; until then they are type-stable, and a thief that holds on to a cache
  * which has gone to another stream finds descriptors that do not match.
  *
- * ABA: the word's generation (pages.h). A hit reads the word, then fence_stream, then exchanges the word as it was
+ * ABA: the word's generation (units.h). A hit reads the word, then fence_stream, then exchanges the word as it was
  * read; fence_stream is written only in state OWN, so it was the region's at the exchange.
  *
  * Releasing. A release makes the record RELEASING and waits until nobody else is counted in (stream.h); whoever moves
@@ -126,8 +126,8 @@ struct stream_caches {
 struct fronts {
     _Atomic(uint64_t)
         serial;       /* of the pool, never used again; FRONTS_NONE: no caches, or no more: the device is lost */
-    uint64_t longest; /* pages of a region that is cached, */
-    size_t span;      /* and its bytes beyond the first page */
+    uint64_t longest; /* units of a region that is cached, */
+    size_t span;      /* and its bytes beyond the first unit */
     uint64_t first_limit, last_limit; /* bytes in one front */
     bool check_ids;                   /* of streams that have one */
     struct space *space;              /* constant, as is the next: */
@@ -155,10 +155,10 @@ extern _Thread_local struct front_of_pool {
     struct front *front;
 } front_known[FRONT_POOLS] __attribute__((tls_model("initial-exec")));
 
-/* What a front holds at first, and at most, in regions of pages of this size. NULL configuration: there are no caches.
+/* What a front holds at first, and at most, in regions of units of this size. NULL configuration: there are no caches.
  */
 struct front_limits {
-    size_t page_size, first_bytes, most_bytes;
+    size_t unit_size, first_bytes, most_bytes;
 };
 vpmm_status fronts_init(struct fronts *, struct space *, const vpmm_config *, struct front_limits); /* HOST_MEMORY */
 void fronts_free(struct fronts *); /* no other thread is inside the pool */
@@ -198,7 +198,7 @@ bool fronts_noted(const struct fronts *);
 bool fronts_look(const struct fronts *);
 
 /* Whether what is CACHED fulfils invariants (1) and (2) of a pool at rest: a region, or a slice by its word. */
-bool fronts_hold(const struct fronts *, uint64_t page);
+bool fronts_hold(const struct fronts *, uint64_t unit);
 
 struct slice;
 bool fronts_hold_slice(const struct fronts *, const struct slice *, uint64_t word);

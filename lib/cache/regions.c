@@ -15,16 +15,16 @@ static bool claim_longer(const struct cache *cache, const struct stream *stream,
                          struct region *region)
 {
     const struct space *space = cache->front->fronts->space;
-    uint64_t page;
-    if (!slot || !page_of_address(&space->pages, slot, &page))
+    uint64_t unit;
+    if (!slot || !unit_of_address(&space->units, slot, &unit))
         return false;
-    struct page *first = page_at(&space->pages, page);
+    struct unit *first = unit_at(&space->units, unit);
     uint64_t word = load_sc_u64(&first->word); /* after the noted bits: see front.h */
-    if (word_state(word) != PAGE_CACHED || word_pages(word) <= longer_than ||
-        load_relaxed_u32(&first->fence_stream) != stream->slot || !page_take(first, word))
+    if (word_state(word) != UNIT_CACHED || word_units(word) <= longer_than ||
+        load_relaxed_u32(&first->fence_stream) != stream->slot || !unit_take(first, word))
         return false;
-    *region = (struct region){page, word_pages(word), FENCE_PASSED, false};
-    stats_sub(space->stats, space->cached_stat, region->pages << space->pages.page_shift);
+    *region = (struct region){unit, word_units(word), FENCE_PASSED, false};
+    stats_sub(space->stats, space->cached_stat, region->units << space->units.unit_shift);
     return true;
 }
 
@@ -39,16 +39,16 @@ static bool claim(const struct cache *cache, const struct stream *stream, uint32
 static void publish(const struct cache *cache, uint64_t slot, struct fence fence)
 {
     struct space *space = cache->front->fronts->space;
-    uint64_t page = 0;
-    page_of_address(&space->pages, slot, &page);
-    uint64_t word = load_relaxed_u64(&page_at(&space->pages, page)->word);
-    vpmm_assert(word_state(word) == PAGE_OWN); /* claimed by this thread */
-    region_publish(space, (struct region){page, word_pages(word), fence, false});
+    uint64_t unit = 0;
+    unit_of_address(&space->units, slot, &unit);
+    uint64_t word = load_relaxed_u64(&unit_at(&space->units, unit)->word);
+    vpmm_assert(word_state(word) == UNIT_OWN); /* claimed by this thread */
+    region_publish(space, (struct region){unit, word_units(word), fence, false});
 }
 
 static bool undo(const struct cache *cache, uint32_t index, uint64_t slot, uint64_t *requested)
 {
-    struct page *first = page_at_address(&cache->front->fronts->space->pages, slot);
+    struct unit *first = unit_at_address(&cache->front->fronts->space->units, slot);
     vpmm_assert(first);
     if (!regions_exchange(cache, first, load_relaxed_u32(&regions_bin_at(cache, index)->length)))
         return false;
@@ -68,7 +68,7 @@ static void set_count(struct cache *cache, struct bin *bin, uint32_t count)
 /* The region is not, or no more, in the counts of slots. */
 static void count_taken(struct front *front, _Atomic(uint64_t) *hits, uint64_t length, size_t bytes)
 {
-    uint64_t size = length << front->fronts->space->pages.page_shift;
+    uint64_t size = length << front->fronts->space->units.unit_shift;
     front->stock += size;
     front_set_floor(front);
     if (front_count_malloc(front, hits, size, bytes))
@@ -78,17 +78,17 @@ static void count_taken(struct front *front, _Atomic(uint64_t) *hits, uint64_t l
 /* Wait-free: each slot is tried once. */
 static CUdeviceptr take(struct cache *cache, uint64_t length, size_t bytes)
 {
-    const struct pages *pages = &cache->front->fronts->space->pages;
+    const struct units *units = &cache->front->fronts->space->units;
     struct bin *bin = regions_bin_at(cache, regions_bin_of(cache, length));
     uint32_t count = load_relaxed_u32(&bin->length) == length ? load_relaxed_u16(&bin->count) : 0;
     if (!count)
         return 0;
     CUdeviceptr address = 0;
-    struct page *first;
+    struct unit *first;
     bool taken = false;
     while (count && !taken) {
         address = load_relaxed_u64(&bin->slot[--count]);
-        first = page_at_address(pages, address);
+        first = unit_at_address(units, address);
         vpmm_assert(first);                             /* a slot that counts was filled with a region's address */
         taken = regions_exchange(cache, first, length); /* not so: it was stolen */
     }
@@ -142,16 +142,16 @@ bool regions_take_longer(struct cache *cache, uint64_t length, struct region *re
 
 static bool is_cached_for(const struct cache *cache, CUdeviceptr address, uint64_t length)
 {
-    const struct page *first = page_at_address(&cache->front->fronts->space->pages, address);
-    return first && word_is(load_acquire_u64(&first->word), PAGE_CACHED, length) &&
+    const struct unit *first = unit_at_address(&cache->front->fronts->space->units, address);
+    return first && word_is(load_acquire_u64(&first->word), UNIT_CACHED, length) &&
            load_relaxed_u32(&first->fence_stream) == cache->slot;
 }
 
 /* The descriptors of a bin's newest slots, which other threads' processors have: all at once, not one after another. */
-static void prefetch_newest(const struct pages *pages, const struct bin *bin, uint32_t slots)
+static void prefetch_newest(const struct units *units, const struct bin *bin, uint32_t slots)
 {
     for (uint32_t i = load_relaxed_u16(&bin->count); i-- && slots; slots--)
-        __builtin_prefetch(page_at_address(pages, load_relaxed_u64(&bin->slot[i])), 1);
+        __builtin_prefetch(unit_at_address(units, load_relaxed_u64(&bin->slot[i])), 1);
 }
 
 /* Who moves addresses between slots notes the bin again. */
@@ -159,7 +159,7 @@ void regions_drop_stale(struct cache *cache, uint32_t index)
 {
     struct bin *bin = regions_bin_at(cache, index);
     uint32_t length = load_relaxed_u32(&bin->length), kept = 0;
-    prefetch_newest(&cache->front->fronts->space->pages, bin, BIN_SLOTS);
+    prefetch_newest(&cache->front->fronts->space->units, bin, BIN_SLOTS);
     for (uint32_t i = 0; i < load_relaxed_u16(&bin->count); i++) {
         CUdeviceptr address = load_relaxed_u64(&bin->slot[i]);
         if (is_cached_for(cache, address, length))
@@ -251,7 +251,7 @@ static uint32_t make_room(struct cache *cache, uint64_t length)
 {
     struct front *front = cache->front;
     const struct stream *stream = load_relaxed_ptr(&cache->stream);
-    uint64_t size = length << front->fronts->space->pages.page_shift;
+    uint64_t size = length << front->fronts->space->units.unit_shift;
     if (!stream)
         return CACHE_BINS;
     front_adjust_limit(front, load_relaxed_u32(&stream->caches[front->fronts->space->level]) > 1);
@@ -270,43 +270,43 @@ static uint32_t make_room(struct cache *cache, uint64_t length)
 /* ---- giving ---- */
 
 /* LIVE to CACHED, of memory that was last free on another stream. */
-static bool exchange_foreign(const struct cache *cache, struct page *first, uint64_t word)
+static bool exchange_foreign(const struct cache *cache, struct unit *first, uint64_t word)
 {
-    if (!page_take(first, word))
+    if (!unit_take(first, word))
         return false;
-    page_set_fence(first, (struct fence){cache->slot, 0});
-    vpmm_assert(word_state(peek_u64(&first->word)) == PAGE_OWN && word_pages(word) <= cache->front->fronts->longest);
-    page_set(first, PAGE_CACHED, word_pages(word));
+    unit_set_fence(first, (struct fence){cache->slot, 0});
+    vpmm_assert(word_state(peek_u64(&first->word)) == UNIT_OWN && word_units(word) <= cache->front->fronts->longest);
+    unit_set(first, UNIT_CACHED, word_units(word));
     return true;
 }
 
-static bool exchange_live(const struct cache *cache, struct page *first, uint64_t word)
+static bool exchange_live(const struct cache *cache, struct unit *first, uint64_t word)
 {
     if (load_relaxed_u32(&first->fence_stream) != cache->slot)
         return exchange_foreign(cache, first, word);
-    return cas_sc_u64(&first->word, &word, word_next(word, PAGE_LIVE, PAGE_CACHED));
+    return cas_sc_u64(&first->word, &word, word_next(word, UNIT_LIVE, UNIT_CACHED));
 }
 
 bool regions_give_told(struct cache *cache, CUdeviceptr address)
 {
     struct front *front = cache->front;
-    const struct pages *pages = &front->fronts->space->pages;
-    struct page *first = page_at_address(pages, address);
-    uint64_t word = first ? load_acquire_u64(&first->word) : 0, size = word_pages(word) << pages->page_shift;
+    const struct units *units = &front->fronts->space->units;
+    struct unit *first = unit_at_address(units, address);
+    uint64_t word = first ? load_acquire_u64(&first->word) : 0, size = word_units(word) << units->unit_shift;
     uint32_t unnoted;
-    if (word_state(word) != PAGE_LIVE || front_has_room(front, size) || front_held(front) + size > front->limit)
+    if (word_state(word) != UNIT_LIVE || front_has_room(front, size) || front_held(front) + size > front->limit)
         return false;
     front_tell_of_free(front, size, load_relaxed_u64(&first->requested));
-    return regions_give_newest(cache, pages, address, first, word, &unnoted) &&
+    return regions_give_newest(cache, units, address, first, word, &unnoted) &&
            (unnoted == CACHE_BINS || cache_note(cache, CACHED_REGIONS, unnoted));
 }
 
 bool regions_give(struct cache *cache, CUdeviceptr address)
 {
     struct front *front = cache->front;
-    struct page *first = page_at_address(&front->fronts->space->pages, address);
-    uint64_t word = first ? load_acquire_u64(&first->word) : 0, length = word_pages(word);
-    if (word_state(word) != PAGE_LIVE || length > front->fronts->longest)
+    struct unit *first = unit_at_address(&front->fronts->space->units, address);
+    uint64_t word = first ? load_acquire_u64(&first->word) : 0, length = word_units(word);
+    if (word_state(word) != UNIT_LIVE || length > front->fronts->longest)
         return false;
     uint32_t index = make_room(cache, length);
     if (index == CACHE_BINS)
@@ -320,7 +320,7 @@ bool regions_give(struct cache *cache, CUdeviceptr address)
         return false;                                      /* freed by another thread meanwhile */
     store_relaxed_u16(&bin->count, (uint16_t)(count + 1)); /* as in a hit, the stock is the same */
     cache_touch(cache);
-    front_count_free(front, length << front->fronts->space->pages.page_shift, requested);
+    front_count_free(front, length << front->fronts->space->units.unit_shift, requested);
     if (!front_has_room(front, 0))
         front_tell_of_free(front, 0, 0);
     return load_sc_u64(&cache->regions.noted) >> index & 1 || cache_note(cache, CACHED_REGIONS, index);
@@ -347,13 +347,13 @@ static CUdeviceptr steal_from(struct cache *cache, const struct bin *theirs, uin
 {
     enum { HINTS = 15 };
     struct front *front = cache->front;
-    const struct pages *pages = &front->fronts->space->pages;
+    const struct units *units = &front->fronts->space->units;
     CUdeviceptr stolen = 0;
     uint32_t hints = 0;
-    prefetch_newest(pages, theirs, HINTS + 1);
+    prefetch_newest(units, theirs, HINTS + 1);
     for (uint32_t i = load_relaxed_u16(&theirs->count); i-- && hints < HINTS;) {
         CUdeviceptr address = load_relaxed_u64(&theirs->slot[i]);
-        struct page *first = page_at_address(pages, address);
+        struct unit *first = unit_at_address(units, address);
         if (stolen && is_cached_for(cache, address, length)) {
             if (!copy_hint(cache, address, length))
                 break;

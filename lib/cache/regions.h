@@ -2,7 +2,7 @@
  * regions.h - the regions in a front cache: a malloc and a free of pages, or of granules, that meet nobody else.
  *
  * A bin is of one length: those up to EXACT_LENGTHS have a bin each; of the others two bins may hold one. What front.h
- * says of a word holds for that of a region's first page. Another thread with the same stream may steal a region, and
+ * says of a word holds for that of a region's first unit. Another thread with the same stream may steal a region, and
  * copies the addresses of some more into its own slots, as hints.
  *
  *   take, give   the front's thread; wait-free: at most a bin's slots are tried
@@ -61,27 +61,27 @@ static inline uint32_t regions_bin_of(const struct cache *cache, uint64_t length
 _Static_assert(CACHE_BINS - EXACT_LENGTHS == 1 << (32 - 27), "regions_bin_of's shift");
 
 /* Whether a word is that of a region of this length that is cached. */
-static inline bool word_is(uint64_t word, enum page_state state, uint64_t pages)
+static inline bool word_is(uint64_t word, enum unit_state state, uint64_t units)
 {
-    return ((word ^ ((uint64_t)state | pages << PAGE_STATE_BITS)) &
-            ((UINT64_C(1) << (PAGE_STATE_BITS + PAGE_COUNT_BITS)) - 1)) == 0;
+    return ((word ^ ((uint64_t)state | units << UNIT_STATE_BITS)) &
+            ((UINT64_C(1) << (UNIT_STATE_BITS + UNIT_COUNT_BITS)) - 1)) == 0;
 }
 
 /* CACHED to LIVE, if it is of this length and of the cache's stream. */
-static inline bool regions_exchange(const struct cache *cache, struct page *page, uint64_t length)
+static inline bool regions_exchange(const struct cache *cache, struct unit *first, uint64_t length)
 {
-    uint64_t word = load_acquire_u64(&page->word);
-    return word_is(word, PAGE_CACHED, length) && load_relaxed_u32(&page->fence_stream) == cache->slot &&
-           cas_sc_u64(&page->word, &word, word_next(word, PAGE_CACHED, PAGE_LIVE));
+    uint64_t word = load_acquire_u64(&first->word);
+    return word_is(word, UNIT_CACHED, length) && load_relaxed_u32(&first->fence_stream) == cache->slot &&
+           cas_sc_u64(&first->word, &word, word_next(word, UNIT_CACHED, UNIT_LIVE));
 }
 
 /*
  * The two below are the hit: what regions_take_or_steal and regions_give do when nothing is in the way, with no call in
- * them, so that the public functions need no stack. `pages`: the pool's table, whose place they know.
+ * them, so that the public functions need no stack. `units`: the pool's table, whose place they know.
  */
 
 /* The newest of the length. True: handed out; *look: front_look is due. */
-static inline __attribute__((always_inline)) bool regions_take_newest(struct cache *cache, const struct pages *pages,
+static inline __attribute__((always_inline)) bool regions_take_newest(struct cache *cache, const struct units *units,
                                                                       uint64_t length, size_t bytes, CUdeviceptr *out,
                                                                       bool *look)
 {
@@ -90,27 +90,27 @@ static inline __attribute__((always_inline)) bool regions_take_newest(struct cac
     if (load_relaxed_u32(&bin->length) != length || !count)
         return false;
     CUdeviceptr address = load_relaxed_u64(&bin->slot[count - 1]);
-    struct page *first;
-    if (!page_in_first_chunk(pages, address, &first) || !regions_exchange(cache, first, length))
+    struct unit *first;
+    if (!unit_in_first_chunk(units, address, &first) || !regions_exchange(cache, first, length))
         return false;
     store_relaxed_u16(&bin->count, (uint16_t)(count - 1));
     cache_touch(cache);
     store_relaxed_u64(&first->requested, bytes);
     *out = address;
-    *look = front_count_malloc(cache->front, &cache->front->tally.hits, length << pages->page_shift, bytes);
+    *look = front_count_malloc(cache->front, &cache->front->tally.hits, length << units->unit_shift, bytes);
     return true;
 }
 
 /*
- * True: freed; *unnoted: the bin, if cache_note is due for it, else CACHE_BINS. `first` and `word`: the address's page,
+ * True: freed; *unnoted: the bin, if cache_note is due for it, else CACHE_BINS. `first` and `word`: the address's unit,
  * and its word as it was read: LIVE.
  */
-static inline __attribute__((always_inline)) bool regions_give_newest(struct cache *cache, const struct pages *pages,
-                                                                      CUdeviceptr address, struct page *first,
+static inline __attribute__((always_inline)) bool regions_give_newest(struct cache *cache, const struct units *units,
+                                                                      CUdeviceptr address, struct unit *first,
                                                                       uint64_t word, uint32_t *unnoted)
 {
     struct front *front = cache->front;
-    uint64_t length = word_pages(word), bytes = length << pages->page_shift;
+    uint64_t length = word_units(word), bytes = length << units->unit_shift;
     uint32_t index = regions_bin_of(cache, length);
     struct bin *bin = regions_bin_at(cache, index);
     uint32_t count = load_relaxed_u16(&bin->count);
@@ -119,7 +119,7 @@ static inline __attribute__((always_inline)) bool regions_give_newest(struct cac
         load_relaxed_u32(&first->fence_stream) != cache->slot)
         return false;
     store_relaxed_u64(&bin->slot[count], address);
-    if (!cas_sc_u64(&first->word, &word, word_next(word, PAGE_LIVE, PAGE_CACHED)))
+    if (!cas_sc_u64(&first->word, &word, word_next(word, UNIT_LIVE, UNIT_CACHED)))
         return false; /* freed by another thread meanwhile */
     store_relaxed_u16(&bin->count, (uint16_t)(count + 1));
     cache_touch(cache);

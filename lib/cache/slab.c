@@ -196,9 +196,9 @@ static void unlist(const struct slabs *slabs, const struct slab *slab, uint32_t 
 /* ---- formatting and dissolving ---- */
 
 /* For assertions. */
-static enum page_state state_at(const struct slabs *slabs, uint64_t granule)
+static enum unit_state state_at(const struct slabs *slabs, uint64_t granule)
 {
-    return word_state(peek_u64(&page_at(&slabs->space->pages, granule)->word));
+    return word_state(peek_u64(&unit_at(&slabs->space->units, granule)->word));
 }
 
 struct want slab_want(unsigned class)
@@ -212,7 +212,7 @@ struct want slab_want(unsigned class)
 static void name_slab(const struct slabs *slabs, uint64_t granule, uint64_t granules, struct slab *slab)
 {
     for (uint64_t i = 0; i < granules; i++)
-        store_release_ptr(&page_at(&slabs->space->pages, granule + i)->extent, slab); /* see slab_of_granule */
+        store_release_ptr(&unit_at(&slabs->space->units, granule + i)->extent, slab); /* see slab_of_granule */
 }
 
 /* The number of the fence that the region is behind for the stream: what it was made to wait for takes a new one. */
@@ -228,10 +228,10 @@ bool slab_format(struct slabs *slabs, const struct region *region, struct stream
     struct slab *slab = make_set(slabs, stream->slot) ? take_record(slabs, slice_size[class].kind) : NULL;
     if (!slab)
         return false;
-    CUdeviceptr base = page_address(&slabs->space->pages, region->page);
-    vpmm_assert(state_at(slabs, region->page) == PAGE_OWN && region->pages == slab_want(class).pages);
+    CUdeviceptr base = unit_address(&slabs->space->units, region->first);
+    vpmm_assert(state_at(slabs, region->first) == UNIT_OWN && region->units == slab_want(class).units);
     vpmm_assert(!owner_of(peek_u64(&slab->word)) && !free_of(peek_u64(&slab->word)) && peek_u32(&stream->users) > 0);
-    slab->granule = region->page;
+    slab->granule = region->first;
     store_relaxed_u64(&slab->base, base);
     store_relaxed_u64(&slab->reciprocal, slice_size[class].reciprocal);
     store_relaxed_u32(&slab->class, class);
@@ -241,8 +241,8 @@ bool slab_format(struct slabs *slabs, const struct region *region, struct stream
         store_relaxed_u64(&slab->slice[i].address, base + (uint64_t)i * slice_size[class].bytes);
         store_relaxed_u64(&slab->slice[i].word, slice_word(SLICE_FREE, 0, class, 0));
     }
-    name_slab(slabs, region->page, region->pages, slab);
-    page_set(page_at(&slabs->space->pages, region->page), PAGE_CUT, region->pages);
+    name_slab(slabs, region->first, region->units, slab);
+    unit_set(unit_at(&slabs->space->units, region->first), UNIT_CUT, region->units);
     fetch_add_relaxed_u64(&slabs->empty, 1);
     store_sc_u64(&slab->word, slab_word(epoch, stream->slot, all_slices(slab)));
     list(slabs, slab, stream->slot);
@@ -264,13 +264,13 @@ static void dissolve(struct slabs *slabs, struct slab *slab, uint32_t owner)
     unsigned class = load_relaxed_u32(&slab->class);
     struct want want = slab_want(class);
     struct fence fence = {owner, number_of(slab)};
-    struct region region = {slab->granule, want.pages, fence.number ? fence : FENCE_PASSED, false};
-    vpmm_assert(state_at(slabs, region.page) == PAGE_CUT && owner && owner != SLAB_CLAIMED && are_free(slab));
+    struct region region = {slab->granule, want.units, fence.number ? fence : FENCE_PASSED, false};
+    vpmm_assert(state_at(slabs, region.first) == UNIT_CUT && owner && owner != SLAB_CLAIMED && are_free(slab));
     vpmm_assert(!owner_of(peek_u64(&slab->word)) && !free_of(peek_u64(&slab->word)));
     fetch_add_relaxed_u64(&slabs->empty, UINT64_MAX);
     unlist(slabs, slab, owner, class);
-    name_slab(slabs, region.page, region.pages, NULL);
-    page_set(page_at(&slabs->space->pages, region.page), PAGE_OWN, region.pages);
+    name_slab(slabs, region.first, region.units, NULL);
+    unit_set(unit_at(&slabs->space->units, region.first), UNIT_OWN, region.units);
     tree_insert(&slabs->unused[slice_size[class].kind], slab->index);
     region_publish(slabs->space, region);
 }
@@ -429,7 +429,7 @@ bool slab_adopt(struct slabs *slabs, struct stream *stream, unsigned class, bool
 static struct slab *slab_of(const struct slabs *slabs, const struct slice *slice)
 {
     uint64_t granule = 0;
-    page_around(&slabs->space->pages, load_relaxed_u64(&slice->address), &granule);
+    unit_around(&slabs->space->units, load_relaxed_u64(&slice->address), &granule);
     return slab_of_granule(slabs->space, granule);
 }
 

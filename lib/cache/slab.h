@@ -145,7 +145,7 @@ static inline size_t slice_requested(uint64_t word)
 /* The slab that a granule is of; NULL: none. It may be another's by the time that it is looked at. */
 static inline struct slab *slab_of_granule(const struct space *space, uint64_t granule)
 {
-    return load_acquire_ptr(&page_at(&space->pages, granule)->extent);
+    return load_acquire_ptr(&unit_at(&space->units, granule)->extent);
 }
 
 /*

@@ -1,7 +1,7 @@
 /*
  * slices.h - the slices in a front cache: a malloc and a free of up to 64 KiB that meet nobody else.
  *
- * What front.h says of regions holds for slices, with the slice's word in the place of the page's: a slice is cached
+ * What front.h says of regions holds for slices, with the slice's word in the place of the unit's: a slice is cached
  * for a stream if and only if its word is CACHED for it (slab.h); a slot, with the slice's record, is a hint; the bin
  * of a cached slice is noted.
  * A bin is of one class, and is filled by half from the stream's slabs when it is empty. Neighbours are not asked: what

@@ -7,7 +7,7 @@
 #include <inttypes.h>
 #include <stdarg.h>
 
-/* Of one space, in its pages. Slices count in bytes. */
+/* Of one space, in its units. Slices count in bytes. */
 struct tally {
     uint64_t live, cut, free, cached, hole, zombie, requested;
     uint64_t free_regions, hole_regions, extents, extent_pages;
@@ -18,7 +18,7 @@ struct auditor {
     struct arena *arena;
     struct space *space;
     struct tally tally;
-    uint64_t page, pages; /* the region under the lens */
+    uint64_t first, units; /* the region under the lens */
 };
 
 __attribute__((format(printf, 2, 3))) static vpmm_status violation(const struct auditor *auditor, const char *format,
@@ -29,28 +29,28 @@ __attribute__((format(printf, 2, 3))) static vpmm_status violation(const struct 
     va_start(arguments, format);
     vsnprintf(what, sizeof what, format, arguments);
     va_end(arguments);
-    return fail(VPMM_ERROR_INVALID_VALUE, "audit: region of %" PRIu64 " %s at %" PRIu64 ": %s", auditor->pages,
-                auditor->space->level == SPACE_PAGES ? "pages" : "granules", auditor->page, what);
+    return fail(VPMM_ERROR_INVALID_VALUE, "audit: region of %" PRIu64 " %s at %" PRIu64 ": %s", auditor->units,
+                auditor->space->level == SPACE_PAGES ? "pages" : "granules", auditor->first, what);
 }
 
-static struct page *at(const struct auditor *auditor, uint64_t page)
+static struct unit *at(const struct auditor *auditor, uint64_t unit)
 {
-    return page_at(&auditor->space->pages, page);
+    return unit_at(&auditor->space->units, unit);
 }
 
 static vpmm_status check_interior(const struct auditor *auditor)
 {
-    for (uint64_t i = 1; i < auditor->pages; i++)
-        if (word_state(load_relaxed_u64(&at(auditor, auditor->page + i)->word)) != PAGE_NONE)
-            return violation(auditor, "page %" PRIu64 " of it has a state of its own", i);
+    for (uint64_t i = 1; i < auditor->units; i++)
+        if (word_state(load_relaxed_u64(&at(auditor, auditor->first + i)->word)) != UNIT_NONE)
+            return violation(auditor, "unit %" PRIu64 " of it has a state of its own", i);
     return VPMM_SUCCESS;
 }
 
 /* Every page of a mapped region lies in the extent that it names; an extent is counted at its first page. */
 static vpmm_status check_extents(struct auditor *auditor)
 {
-    for (uint64_t page = auditor->page; page < auditor->page + auditor->pages; page++) {
-        const struct extent *extent = page_extent(at(auditor, page));
+    for (uint64_t page = auditor->first; page < auditor->first + auditor->units; page++) {
+        const struct extent *extent = unit_extent(at(auditor, page));
         if (!extent)
             return violation(auditor, "page %" PRIu64 " has no physical memory", page);
         uint64_t first = load_relaxed_u64(&extent->page);
@@ -68,85 +68,85 @@ static vpmm_status check_extents(struct auditor *auditor)
 static vpmm_status check_unmapped(const struct auditor *auditor, uint64_t pages)
 {
     for (uint64_t i = 0; i < pages; i++)
-        if (page_extent(at(auditor, auditor->page + i)))
+        if (unit_extent(at(auditor, auditor->first + i)))
             return violation(auditor, "its page %" PRIu64 " names an extent", i);
     return VPMM_SUCCESS;
 }
 
-static vpmm_status check_free(struct auditor *auditor, enum page_state left)
+static vpmm_status check_free(struct auditor *auditor, enum unit_state left)
 {
     struct space *space = auditor->space;
-    struct page *first = at(auditor, auditor->page);
-    struct fence fence = page_fence(first);
+    struct unit *first = at(auditor, auditor->first);
+    struct fence fence = unit_fence(first);
     struct hints *hints = fence.stream ? &stream_at(space->streams, fence.stream)->free[space->level] : &space->passed;
-    auditor->tally.free += auditor->pages;
+    auditor->tally.free += auditor->units;
     auditor->tally.free_regions++;
-    if (!hints_holds(hints, first, auditor->page))
+    if (!hints_holds(hints, first, auditor->first))
         return violation(auditor, "it is free and not hinted where its fence says");
-    if (load_relaxed_u32(&at(auditor, auditor->page + auditor->pages - 1)->back) != auditor->pages)
-        return violation(auditor, "its last page does not know its length");
-    uint64_t pages = 0;
-    while (pages < auditor->pages && load_relaxed_u32(&at(auditor, auditor->page + pages)->span_pages))
-        pages += load_relaxed_u32(&at(auditor, auditor->page + pages)->span_pages);
-    if (pages != auditor->pages)
-        return violation(auditor, "its spans have %" PRIu64 " pages", pages);
-    if (left == PAGE_FREE) {
-        uint64_t length = load_relaxed_u32(&at(auditor, auditor->page - 1)->back);
-        struct fence other = page_fence(at(auditor, auditor->page - length));
+    if (load_relaxed_u32(&at(auditor, auditor->first + auditor->units - 1)->back) != auditor->units)
+        return violation(auditor, "its last unit does not know its length");
+    uint64_t units = 0;
+    while (units < auditor->units && load_relaxed_u32(&at(auditor, auditor->first + units)->span_units))
+        units += load_relaxed_u32(&at(auditor, auditor->first + units)->span_units);
+    if (units != auditor->units)
+        return violation(auditor, "its spans have %" PRIu64 " units", units);
+    if (left == UNIT_FREE) {
+        uint64_t length = load_relaxed_u32(&at(auditor, auditor->first - 1)->back);
+        struct fence other = unit_fence(at(auditor, auditor->first - length));
         if (other.stream == fence.stream || !other.stream || !fence.stream)
             return violation(auditor, "it is not merged with the free region before it");
     }
     return VPMM_SUCCESS;
 }
 
-static vpmm_status check_hole(struct auditor *auditor, enum page_state left)
+static vpmm_status check_hole(struct auditor *auditor, enum unit_state left)
 {
-    auditor->tally.hole += auditor->pages;
+    auditor->tally.hole += auditor->units;
     auditor->tally.hole_regions++;
-    if (left == PAGE_HOLE)
+    if (left == UNIT_HOLE)
         return violation(auditor, "it is a hole after a hole");
-    if (!hints_holds(&auditor->arena->holes, at(auditor, auditor->page), auditor->page))
+    if (!hints_holds(&auditor->arena->holes, at(auditor, auditor->first), auditor->first))
         return violation(auditor, "it is a hole and not hinted");
-    if (load_relaxed_u32(&at(auditor, auditor->page + auditor->pages - 1)->back) != auditor->pages)
-        return violation(auditor, "its last page does not know its length");
+    if (load_relaxed_u32(&at(auditor, auditor->first + auditor->units - 1)->back) != auditor->units)
+        return violation(auditor, "its last unit does not know its length");
     return VPMM_SUCCESS;
 }
 
 static vpmm_status check_cached(struct auditor *auditor)
 {
-    auditor->tally.cached += auditor->pages;
-    if (!fronts_hold(auditor->space->fronts, auditor->page))
+    auditor->tally.cached += auditor->units;
+    if (!fronts_hold(auditor->space->fronts, auditor->first))
         return violation(auditor, "it is cached and in no cache of its stream that is noted");
     return VPMM_SUCCESS;
 }
 
-static vpmm_status check_region(struct auditor *auditor, enum page_state state, enum page_state left)
+static vpmm_status check_region(struct auditor *auditor, enum unit_state state, enum unit_state left)
 {
     enum { HOLE_PAGES_LOOKED_AT = 64 }; /* of what may be millions that were never touched */
-    uint64_t looked = auditor->pages < HOLE_PAGES_LOOKED_AT ? auditor->pages : HOLE_PAGES_LOOKED_AT;
-    vpmm_status status = state == PAGE_HOLE ? VPMM_SUCCESS : check_interior(auditor);
+    uint64_t looked = auditor->units < HOLE_PAGES_LOOKED_AT ? auditor->units : HOLE_PAGES_LOOKED_AT;
+    vpmm_status status = state == UNIT_HOLE ? VPMM_SUCCESS : check_interior(auditor);
     if (status != VPMM_SUCCESS)
         return status;
     switch (state) {
-    case PAGE_LIVE:
-        auditor->tally.live += auditor->pages;
-        auditor->tally.requested += load_relaxed_u64(&at(auditor, auditor->page)->requested);
+    case UNIT_LIVE:
+        auditor->tally.live += auditor->units;
+        auditor->tally.requested += load_relaxed_u64(&at(auditor, auditor->first)->requested);
         return check_extents(auditor);
-    case PAGE_FREE:
+    case UNIT_FREE:
         status = check_free(auditor, left);
         return status == VPMM_SUCCESS ? check_extents(auditor) : status;
-    case PAGE_CACHED:
+    case UNIT_CACHED:
         status = check_cached(auditor);
         return status == VPMM_SUCCESS ? check_extents(auditor) : status;
-    case PAGE_CUT:
-        auditor->tally.cut += auditor->pages;
+    case UNIT_CUT:
+        auditor->tally.cut += auditor->units;
         return check_extents(auditor);
-    case PAGE_HOLE:
+    case UNIT_HOLE:
         status = check_hole(auditor, left);
         return status == VPMM_SUCCESS ? check_unmapped(auditor, looked) : status;
-    case PAGE_ZOMBIE:
-        auditor->tally.zombie += auditor->pages;
-        return check_unmapped(auditor, auditor->pages);
+    case UNIT_ZOMBIE:
+        auditor->tally.zombie += auditor->units;
+        return check_unmapped(auditor, auditor->units);
     default:
         return violation(auditor, "its state is %d, which none has at rest", (int)state);
     }
@@ -154,13 +154,13 @@ static vpmm_status check_region(struct auditor *auditor, enum page_state state, 
 
 static vpmm_status check_chunk(struct auditor *auditor, uint32_t chunk)
 {
-    struct pages *pages = &auditor->arena->space.pages;
-    uint64_t first = (uint64_t)chunk << pages->chunk_shift, end = first + pages->chunk_pages;
-    enum page_state left = PAGE_NONE;
-    for (auditor->page = first; auditor->page < end; auditor->page += auditor->pages) {
-        uint64_t word = load_acquire_u64(&at(auditor, auditor->page)->word);
-        auditor->pages = word_pages(word);
-        if (!auditor->pages || auditor->page + auditor->pages > end)
+    struct units *units = &auditor->arena->space.units;
+    uint64_t first = (uint64_t)chunk << units->chunk_shift, end = first + units->chunk_units;
+    enum unit_state left = UNIT_NONE;
+    for (auditor->first = first; auditor->first < end; auditor->first += auditor->units) {
+        uint64_t word = load_acquire_u64(&at(auditor, auditor->first)->word);
+        auditor->units = word_units(word);
+        if (!auditor->units || auditor->first + auditor->units > end)
             return violation(auditor, "no region of this length can begin here (state %d)", (int)word_state(word));
         vpmm_status status = check_region(auditor, word_state(word), left);
         if (status != VPMM_SUCCESS)
@@ -195,18 +195,18 @@ static vpmm_status check_slice(struct auditor *auditor, const struct slab *slab,
 
 static vpmm_status check_slab(struct auditor *auditor)
 {
-    struct slab *slab = slab_of_granule(auditor->space, auditor->page);
+    struct slab *slab = slab_of_granule(auditor->space, auditor->first);
     uint64_t free = slab ? load_sc_u64(&slab->word) & UINT32_MAX : 0;
-    if (!slab || slab->granule != auditor->page)
+    if (!slab || slab->granule != auditor->first)
         return violation(auditor, "it is cut, and is no slab's");
-    if (slab_want(load_relaxed_u32(&slab->class)).pages != auditor->pages)
+    if (slab_want(load_relaxed_u32(&slab->class)).units != auditor->units)
         return violation(auditor, "it has not the length of a slab of class %u", load_relaxed_u32(&slab->class));
-    for (uint64_t i = 1; i < auditor->pages; i++)
-        if (slab_of_granule(auditor->space, auditor->page + i) != slab)
+    for (uint64_t i = 1; i < auditor->units; i++)
+        if (slab_of_granule(auditor->space, auditor->first + i) != slab)
             return violation(auditor, "its granule %" PRIu64 " does not name the slab", i);
     if (free && !slab_is_listed(&auditor->arena->slabs, slab)) /* the other way about, the next search takes it out */
         return violation(auditor, "it has free slices, and its owner's tree does not have it");
-    auditor->tally.cut += auditor->pages;
+    auditor->tally.cut += auditor->units;
     auditor->tally.empty_slabs += free == UINT32_MAX >> (SLAB_SLICES - slab->slices);
     vpmm_status status = VPMM_SUCCESS;
     for (unsigned i = 0; i < slab->slices && status == VPMM_SUCCESS; i++)
@@ -214,26 +214,26 @@ static vpmm_status check_slab(struct auditor *auditor)
     return status;
 }
 
-static vpmm_status check_granules(struct auditor *auditor, enum page_state state, enum page_state left)
+static vpmm_status check_granules(struct auditor *auditor, enum unit_state state, enum unit_state left)
 {
     uint64_t a_page = auditor->space->page_granules;
     vpmm_status status = check_interior(auditor);
-    if (status != VPMM_SUCCESS || state == PAGE_CUT)
+    if (status != VPMM_SUCCESS || state == UNIT_CUT)
         return status == VPMM_SUCCESS ? check_slab(auditor) : status;
-    for (uint64_t i = 0; i < auditor->pages; i++)
-        if (slab_of_granule(auditor->space, auditor->page + i))
+    for (uint64_t i = 0; i < auditor->units; i++)
+        if (slab_of_granule(auditor->space, auditor->first + i))
             return violation(auditor, "its granule %" PRIu64 " names a slab", i);
     switch (state) {
-    case PAGE_LIVE:
-        auditor->tally.live += auditor->pages;
-        auditor->tally.requested += load_relaxed_u64(&at(auditor, auditor->page)->requested);
+    case UNIT_LIVE:
+        auditor->tally.live += auditor->units;
+        auditor->tally.requested += load_relaxed_u64(&at(auditor, auditor->first)->requested);
         return VPMM_SUCCESS;
-    case PAGE_FREE: {
-        uint64_t first = (auditor->page + a_page - 1) / a_page, end = (auditor->page + auditor->pages) / a_page;
+    case UNIT_FREE: {
+        uint64_t first = (auditor->first + a_page - 1) / a_page, end = (auditor->first + auditor->units) / a_page;
         auditor->tally.whole_pages += end > first ? end - first : 0;
         return check_free(auditor, left);
     }
-    case PAGE_CACHED:
+    case UNIT_CACHED:
         return check_cached(auditor);
     default:
         return violation(auditor, "its state is %d, which none has at rest", (int)state);
@@ -241,18 +241,18 @@ static vpmm_status check_granules(struct auditor *auditor, enum page_state state
 }
 
 /* The regions of granules from `page`'s first one, or from where the last one of the page before ended. */
-static vpmm_status check_cut_page(struct auditor *auditor, uint64_t granule, bool adjoins, enum page_state *left)
+static vpmm_status check_cut_page(struct auditor *auditor, uint64_t granule, bool adjoins, enum unit_state *left)
 {
-    uint64_t end = granule + auditor->space->page_granules, from = auditor->page + auditor->pages;
+    uint64_t end = granule + auditor->space->page_granules, from = auditor->first + auditor->units;
     if (adjoins && from > granule)
         granule = from;
     else if (!adjoins && from > granule && from < end)
         return violation(auditor, "it reaches into a page that it is not of");
-    for (; granule < end; granule += auditor->pages) {
+    for (; granule < end; granule += auditor->units) {
         uint64_t word = load_acquire_u64(&at(auditor, granule)->word);
-        auditor->page = granule;
-        auditor->pages = word_pages(word);
-        if (!auditor->pages)
+        auditor->first = granule;
+        auditor->units = word_units(word);
+        if (!auditor->units)
             return violation(auditor, "no region begins here (state %d)", (int)word_state(word));
         vpmm_status status = check_granules(auditor, word_state(word), *left);
         if (status != VPMM_SUCCESS)
@@ -265,24 +265,24 @@ static vpmm_status check_cut_page(struct auditor *auditor, uint64_t granule, boo
 /* Whether a region of granules ends with the last cut page of a run. */
 static vpmm_status check_run_end(const struct auditor *auditor, uint64_t granule)
 {
-    return auditor->page + auditor->pages > granule && auditor->page < granule
+    return auditor->first + auditor->units > granule && auditor->first < granule
                ? violation(auditor, "it reaches into a page that is not cut")
                : VPMM_SUCCESS;
 }
 
 static vpmm_status check_cut_chunk(struct auditor *auditor, uint32_t chunk)
 {
-    const struct pages *pages = &auditor->arena->space.pages;
+    const struct units *units = &auditor->arena->space.units;
     uint64_t index = 0, a_page = auditor->space->page_granules;
-    enum page_state left = PAGE_NONE;
+    enum unit_state left = UNIT_NONE;
     bool adjoins = false;
     vpmm_status status = VPMM_SUCCESS;
-    for (uint64_t length; index < pages->chunk_pages && status == VPMM_SUCCESS; index += length) {
-        uint64_t word = load_acquire_u64(&pages->chunk[chunk].page[index].word);
-        uint64_t granule = ((uint64_t)chunk << auditor->space->pages.chunk_shift) + index * a_page;
-        bool is_cut = word_state(word) == PAGE_CUT;
-        length = word_pages(word);
-        left = adjoins ? left : PAGE_NONE;
+    for (uint64_t length; index < units->chunk_units && status == VPMM_SUCCESS; index += length) {
+        uint64_t word = load_acquire_u64(&units->chunk[chunk].unit[index].word);
+        uint64_t granule = ((uint64_t)chunk << auditor->space->units.chunk_shift) + index * a_page;
+        bool is_cut = word_state(word) == UNIT_CUT;
+        length = word_units(word);
+        left = adjoins ? left : UNIT_NONE;
         status = is_cut ? check_cut_page(auditor, granule, adjoins, &left) : check_run_end(auditor, granule);
         adjoins = is_cut;
     }
@@ -321,7 +321,7 @@ static vpmm_status check_page_tally(const struct auditor *auditor)
 {
     const struct arena *arena = auditor->arena;
     const struct tally *tally = &auditor->tally;
-    unsigned shift = arena->space.pages.page_shift;
+    unsigned shift = arena->space.units.unit_shift;
     uint64_t live = tally->live + tally->cut, mapped = stats_sum(arena->stats, STAT_mapped_bytes);
     uint64_t extents = stats_sum(arena->stats, STAT_extents_created) - stats_sum(arena->stats, STAT_extents_released);
     const struct pair pair[] = {
@@ -364,7 +364,7 @@ static vpmm_status check_cut_tally(const struct auditor *auditor)
 static vpmm_status audit_pages(struct auditor *auditor)
 {
     vpmm_status status = VPMM_SUCCESS;
-    uint32_t chunks = load_acquire_u32(&auditor->arena->space.pages.chunks);
+    uint32_t chunks = load_acquire_u32(&auditor->arena->space.units.chunks);
     for (uint32_t chunk = 0; chunk < chunks && status == VPMM_SUCCESS; chunk++)
         status = check_chunk(auditor, chunk);
     return status == VPMM_SUCCESS ? check_page_tally(auditor) : status;
@@ -373,7 +373,7 @@ static vpmm_status audit_pages(struct auditor *auditor)
 static vpmm_status audit_cut(struct auditor *auditor)
 {
     vpmm_status status = VPMM_SUCCESS;
-    uint32_t chunks = load_acquire_u32(&auditor->arena->cut.pages.chunks);
+    uint32_t chunks = load_acquire_u32(&auditor->arena->cut.units.chunks);
     for (uint32_t chunk = 0; chunk < chunks && status == VPMM_SUCCESS; chunk++)
         status = check_cut_chunk(auditor, chunk);
     return status == VPMM_SUCCESS ? check_cut_tally(auditor) : status;
@@ -393,38 +393,38 @@ vpmm_status audit(struct arena *arena)
 
 /* ---- the map ---- */
 
-/* Of a space, from one page to another. Between two states, merged or split at this moment, a page is passed over. */
-static void dump_span(const struct space *space, uint64_t page, uint64_t end, const char brackets[2], FILE *file)
+/* Of a space, from one unit to another. Between two states, merged or split at this moment, a unit is passed over. */
+static void dump_span(const struct space *space, uint64_t unit, uint64_t end, const char brackets[2], FILE *file)
 {
-    static const char *const sign[] = {[PAGE_LIVE] = "",  [PAGE_FREE] = "-",   [PAGE_CACHED] = "-", [PAGE_OWN] = "?",
-                                       [PAGE_HOLE] = "*", [PAGE_ZOMBIE] = "~", [PAGE_CUT] = ""};
-    fprintf(file, "0x%llx ", (unsigned long long)page_address(&space->pages, page));
-    for (uint64_t pages; page < end; page += pages) {
-        uint64_t word = load_acquire_u64(&page_at(&space->pages, page)->word);
-        pages = word_pages(word) ? word_pages(word) : 1;
-        bool is_slab = word_state(word) == PAGE_CUT && space->level == SPACE_GRANULES;
-        if (word_state(word) != PAGE_NONE)
-            fprintf(file, "%c%s%" PRIu64 "%c", brackets[0], is_slab ? "/" : sign[word_state(word)], pages, brackets[1]);
+    static const char *const sign[] = {[UNIT_LIVE] = "",  [UNIT_FREE] = "-",   [UNIT_CACHED] = "-", [UNIT_OWN] = "?",
+                                       [UNIT_HOLE] = "*", [UNIT_ZOMBIE] = "~", [UNIT_CUT] = ""};
+    fprintf(file, "0x%llx ", (unsigned long long)unit_address(&space->units, unit));
+    for (uint64_t units; unit < end; unit += units) {
+        uint64_t word = load_acquire_u64(&unit_at(&space->units, unit)->word);
+        units = word_units(word) ? word_units(word) : 1;
+        bool is_slab = word_state(word) == UNIT_CUT && space->level == SPACE_GRANULES;
+        if (word_state(word) != UNIT_NONE)
+            fprintf(file, "%c%s%" PRIu64 "%c", brackets[0], is_slab ? "/" : sign[word_state(word)], units, brackets[1]);
     }
     fputc('\n', file);
 }
 
 static bool is_cut(const struct space *space, uint64_t page)
 {
-    return word_state(load_acquire_u64(&page_at(&space->pages, page)->word)) == PAGE_CUT;
+    return word_state(load_acquire_u64(&unit_at(&space->units, page)->word)) == UNIT_CUT;
 }
 
 /* A line for each run of cut pages of a chunk. */
 static void dump_cut(const struct arena *arena, uint32_t chunk, FILE *file)
 {
-    const struct pages *pages = &arena->space.pages, *granules = &arena->cut.pages;
-    uint64_t first = (uint64_t)chunk << pages->chunk_shift, end = first + pages->chunk_pages, a_page;
+    const struct units *units = &arena->space.units, *granules = &arena->cut.units;
+    uint64_t first = (uint64_t)chunk << units->chunk_shift, end = first + units->chunk_units, a_page;
     a_page = arena->cut.page_granules;
     for (uint64_t page = first, run; page < end;) {
         for (run = 0; page + run < end && is_cut(&arena->space, page + run);)
             run++;
         uint64_t granule = ((uint64_t)chunk << granules->chunk_shift) + (page - first) * a_page;
-        uint64_t length = word_pages(load_acquire_u64(&page_at(pages, page)->word));
+        uint64_t length = word_units(load_acquire_u64(&unit_at(units, page)->word));
         if (run)
             dump_span(&arena->cut, granule, granule + run * a_page, "()", file);
         page += run ? run : length ? length : 1;
@@ -452,15 +452,15 @@ static void dump_slabs(const struct slabs *slabs, FILE *file)
 
 void dump_regions(struct arena *arena, FILE *file)
 {
-    for (uint32_t chunk = 0; chunk < load_acquire_u32(&arena->space.pages.chunks); chunk++) {
-        uint64_t page = (uint64_t)chunk << arena->space.pages.chunk_shift;
-        dump_span(&arena->space, page, page + arena->space.pages.chunk_pages, "[]", file);
+    for (uint32_t chunk = 0; chunk < load_acquire_u32(&arena->space.units.chunks); chunk++) {
+        uint64_t page = (uint64_t)chunk << arena->space.units.chunk_shift;
+        dump_span(&arena->space, page, page + arena->space.units.chunk_units, "[]", file);
     }
     if (!stats_sum(arena->stats, STAT_slab_bytes))
         return;
     fprintf(file, "of live pages, those that are cut, in granules of %d bytes: (X) live, (-X) free, (/X) a slab\n",
             GRANULE_BYTES);
-    for (uint32_t chunk = 0; chunk < load_acquire_u32(&arena->cut.pages.chunks); chunk++)
+    for (uint32_t chunk = 0; chunk < load_acquire_u32(&arena->cut.units.chunks); chunk++)
         dump_cut(arena, chunk, file);
     dump_slabs(&arena->slabs, file);
 }

@@ -9,7 +9,7 @@
 #include <stdio.h>
 
 /*
- * While no one else calls in. Walks every chunk: regions without gap or overlap, no interior page with a state, hints
+ * While no one else calls in. Walks every chunk: regions without gap or overlap, no interior unit with a state, hints
  * where they belong and nowhere else, neighbours merged, each mapped page of exactly one extent, and the statistics
  * equal to what was walked. INVALID_VALUE with the first violation.
  */

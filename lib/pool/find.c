@@ -4,14 +4,14 @@
 enum region_source find_free(struct space *space, struct stream *stream, struct want want, bool may_wait,
                              bool every_bin, struct region *region)
 {
-    uint64_t pages = want.pages + want.align - 1;
+    uint64_t units = want.units + want.align - 1;
     enum region_source source = region_take(space, stream, want, every_bin, region);
     if (source == REGION_NONE)
-        source = region_join(space, stream, pages, region);
-    if (source == REGION_NONE && region_take_part(space, stream, pages, region))
+        source = region_join(space, stream, units, region);
+    if (source == REGION_NONE && region_take_part(space, stream, units, region))
         source = REGION_COMPLETED;
     if (source == REGION_NONE && may_wait)
-        source = region_take_waiting(space, stream, pages, every_bin, region);
+        source = region_take_waiting(space, stream, units, every_bin, region);
     return source;
 }
 

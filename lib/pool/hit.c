@@ -79,11 +79,11 @@ static __attribute__((noinline)) vpmm_status after_rise(struct cache *cache)
 static inline vpmm_status malloc_at_once(vpmm_pool *pool, size_t bytes, CUstream handle, CUdeviceptr *out,
                                          struct cache *cache)
 {
-    const struct pages *pages = &pool->arena.space.pages;
+    const struct units *units = &pool->arena.space.units;
     bool look;
     /* What is less than a page wraps, and is too long as well. */
-    if (bytes - pages->page_size > pool->fronts.span ||
-        !regions_take_newest(cache, pages, ((bytes - 1) >> pages->page_shift) + 1, bytes, out, &look))
+    if (bytes - units->unit_size > pool->fronts.span ||
+        !regions_take_newest(cache, units, ((bytes - 1) >> units->unit_shift) + 1, bytes, out, &look))
         return malloc_hit(pool, bytes, handle, out, cache);
     return look ? after_rise(cache) : VPMM_SUCCESS;
 }
@@ -100,7 +100,7 @@ static __attribute__((noinline)) vpmm_status malloc_granules_at_once(vpmm_pool *
 {
     bool look;
     uint64_t granules = (bytes - 1) / GRANULE_BYTES + 1;
-    if (!regions_take_newest(cache, &pool->arena.cut.pages, granules, bytes, out, &look))
+    if (!regions_take_newest(cache, &pool->arena.cut.units, granules, bytes, out, &look))
         return slow_malloc(pool, bytes, handle, out);
     return look ? after_rise(cache) : VPMM_SUCCESS;
 }
@@ -177,12 +177,12 @@ static __attribute__((noinline)) vpmm_status free_granules(vpmm_pool *pool, CUde
                                                            struct cache *cache)
 {
     uint32_t unnoted;
-    struct page *first;
-    if (!page_in_first_chunk(&pool->arena.cut.pages, address, &first))
+    struct unit *first;
+    if (!unit_in_first_chunk(&pool->arena.cut.units, address, &first))
         return slow_free(pool, address, handle);
     uint64_t word = load_acquire_u64(&first->word);
-    if (word_state(word) != PAGE_LIVE ||
-        !regions_give_newest(cache, &pool->arena.cut.pages, address, first, word, &unnoted))
+    if (word_state(word) != UNIT_LIVE ||
+        !regions_give_newest(cache, &pool->arena.cut.units, address, first, word, &unnoted))
         return free_granules_hit(pool, address, handle, cache);
     return unnoted != CACHE_BINS ? after_first_free(pool, address, handle, cache, unnoted) : VPMM_SUCCESS;
 }
@@ -190,13 +190,13 @@ static __attribute__((noinline)) vpmm_status free_granules(vpmm_pool *pool, CUde
 /* The same of an address where no live region of pages begins. */
 static __attribute__((noinline)) vpmm_status free_piece(vpmm_pool *pool, CUdeviceptr address, CUstream handle)
 {
-    const struct pages *granules = &pool->arena.cut.pages;
+    const struct units *granules = &pool->arena.cut.units;
     uint64_t granule = (address - granules->chunk[0].base) / GRANULE_BYTES;
     struct cache *cache;
     if (!pool->arena.cut_mask || !hit_cache(pool, &pool->cut_fronts, handle, &cache) || cache->is_default ||
-        granule >= granules->chunk_pages)
+        granule >= granules->chunk_units)
         return slow_free(pool, address, handle);
-    struct slab *slab = load_acquire_ptr(&granules->chunk[0].page[granule].extent);
+    struct slab *slab = load_acquire_ptr(&granules->chunk[0].unit[granule].extent);
     if (!slab)
         return free_granules(pool, address, handle, cache);
     struct slice *slice = slab_slice_at(slab, address);
@@ -222,18 +222,18 @@ vpmm_status vpmm_free(vpmm_pool *pool, CUdeviceptr address, CUstream handle)
 {
     struct cache *cache;
     uint32_t unnoted;
-    struct page *first;
+    struct unit *first;
     if (!pool)
         return slow_free(pool, address, handle);
-    const struct pages *pages = &pool->arena.space.pages;
-    if (!page_in_first_chunk(pages, address, &first))
+    const struct units *units = &pool->arena.space.units;
+    if (!unit_in_first_chunk(units, address, &first))
         return free_piece(pool, address, handle);
     uint64_t word = load_acquire_u64(&first->word);
-    if (word_state(word) != PAGE_LIVE)
+    if (word_state(word) != UNIT_LIVE)
         return free_piece(pool, address, handle);
     if (!hit_cache(pool, &pool->fronts, handle, &cache))
         return slow_free(pool, address, handle);
-    if (cache->is_default || !regions_give_newest(cache, pages, address, first, word, &unnoted))
+    if (cache->is_default || !regions_give_newest(cache, units, address, first, word, &unnoted))
         return free_hit(pool, address, handle, cache);
     return unnoted != CACHE_BINS ? after_first_free(pool, address, handle, cache, unnoted) : VPMM_SUCCESS;
 }

@@ -19,10 +19,10 @@ const char *vpmm_version(void)
 
 static uint64_t longest_free(const struct arena *arena)
 {
-    uint64_t longest = hints_longest(&arena->space.passed, &arena->space.pages, PAGE_FREE);
+    uint64_t longest = hints_longest(&arena->space.passed, &arena->space.units, UNIT_FREE);
     for (uint32_t slot = 1; slot < load_acquire_u32(&arena->streams.slots); slot++) {
         uint64_t pages =
-            hints_longest(&stream_at(&arena->streams, slot)->free[SPACE_PAGES], &arena->space.pages, PAGE_FREE);
+            hints_longest(&stream_at(&arena->streams, slot)->free[SPACE_PAGES], &arena->space.units, UNIT_FREE);
         longest = pages > longest ? pages : longest;
     }
     return longest;
@@ -37,7 +37,7 @@ vpmm_status vpmm_stats_get(vpmm_pool *pool, vpmm_stats *out)
     if (pool->paged) {
         out->largest_free_bytes = longest_free(&pool->arena) * pool->config.page_size;
         out->largest_hole_bytes =
-            hints_longest(&pool->arena.holes, &pool->arena.space.pages, PAGE_HOLE) * pool->config.page_size;
+            hints_longest(&pool->arena.holes, &pool->arena.space.units, UNIT_HOLE) * pool->config.page_size;
     }
     return VPMM_SUCCESS;
 }

@@ -17,13 +17,13 @@ struct found_piece {
 
 static uint64_t pages_for(const struct arena *arena, struct want want)
 {
-    return (want.pages - 1) / arena->cut.page_granules + 1;
+    return (want.units - 1) / arena->cut.page_granules + 1;
 }
 
 /* A region of pages that is at least long enough, as what was wanted. */
 static struct found_piece cut_as_piece(struct arena *arena, struct region region, uint64_t pages)
 {
-    if (region.pages > pages)
+    if (region.units > pages)
         region = region_keep_front(&arena->space, region, pages);
     bool can = cut_possible(arena, &region);
     return can ? (struct found_piece){.region = cut_pages(arena, region), .space = &arena->cut}
@@ -42,7 +42,7 @@ static bool cut_free_pages(struct arena *arena, struct want want, struct stream 
     struct want pages = {pages_for(arena, want), 1};
     if (find_free(&arena->space, stream, pages, false, false, &found->region) == REGION_NONE)
         return false;
-    *found = cut_as_piece(arena, found->region, pages.pages);
+    *found = cut_as_piece(arena, found->region, pages.units);
     return true;
 }
 
@@ -54,7 +54,7 @@ static bool find_at_hand(struct arena *arena, struct want want, struct stream *s
 {
     if (find_free(&arena->cut, stream, want, false, false, &found->region) != REGION_NONE)
         return true;
-    return want.pages > arena->cut.page_granules && cut_free_pages(arena, want, stream, found);
+    return want.units > arena->cut.page_granules && cut_free_pages(arena, want, stream, found);
 }
 
 /* What the stream's caches and the thread's own hold, and what has passed by now, becomes free to all. */
@@ -90,7 +90,7 @@ static bool find_elsewhere(struct arena *arena, struct want want, struct stream 
 static uint64_t growth(const struct arena *arena)
 {
     enum { SHARE = 16, MOST = 32 };
-    uint64_t pages = stats_sum(arena->stats, STAT_slab_bytes) / arena->space.pages.page_size / SHARE;
+    uint64_t pages = stats_sum(arena->stats, STAT_slab_bytes) / arena->space.units.unit_size / SHARE;
     return pages < MOST ? pages : MOST;
 }
 
@@ -120,9 +120,9 @@ static vpmm_status find_further(struct arena *arena, struct want want, struct st
 /* What was found, from where the want may begin; it may be longer. */
 static void drop_what_is_before(struct arena *arena, struct want want, struct found_piece *found)
 {
-    uint64_t place = want_place(want, found->region.page);
-    if (found->space == &arena->cut && place > found->region.page)
-        found->region = region_drop_front(&arena->cut, found->region, place - found->region.page);
+    uint64_t place = want_place(want, found->region.first);
+    if (found->space == &arena->cut && place > found->region.first)
+        found->region = region_drop_front(&arena->cut, found->region, place - found->region.first);
 }
 
 static vpmm_status find_piece(struct arena *arena, struct want want, struct stream *stream, struct found_piece *found)
@@ -159,7 +159,7 @@ static vpmm_status malloc_granules(struct arena *arena, size_t bytes, struct str
             return status;
         count_malloc(arena, found.built);
         if (found.space == &arena->space)
-            granules = found.region.pages; /* of pages: all of them */
+            granules = found.region.units; /* of pages: all of them */
         address = region_hand_out(found.space, found.region, granules, bytes);
     }
     *out = address;
@@ -177,10 +177,10 @@ static CUdeviceptr make_slab(struct arena *arena, struct found_piece *found, str
 {
     struct want want = slab_want(class);
     if (found->space == &arena->space)
-        return region_hand_out(&arena->space, found->region, found->region.pages, bytes);
+        return region_hand_out(&arena->space, found->region, found->region.units, bytes);
     drop_what_is_before(arena, want, found);
-    if (found->region.pages > want.pages)
-        found->region = region_keep_front(&arena->cut, found->region, want.pages);
+    if (found->region.units > want.units)
+        found->region = region_keep_front(&arena->cut, found->region, want.units);
     if (slab_format(&arena->slabs, &found->region, stream, class))
         return 0;
     return region_hand_out(&arena->cut, found->region, (bytes - 1) / GRANULE_BYTES + 1, bytes);

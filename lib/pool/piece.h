@@ -18,7 +18,7 @@ enum { PIECE_MAX_PAGES = 7 }; /* from eight pages on, rounding up to pages waste
 /* Whether a request is cut from pages. */
 static inline bool piece_serves(const struct arena *arena, size_t bytes)
 {
-    size_t page = arena->space.pages.page_size, waste = -bytes & (page - 1);
+    size_t page = arena->space.units.unit_size, waste = -bytes & (page - 1);
     return bytes < arena->cut_below && (bytes < page || waste > (bytes + waste) / 8);
 }
 

@@ -203,7 +203,7 @@ static bool is_paged(const struct vpmm_pool *pool, CUdeviceptr address)
 {
     uint64_t page;
     return pool->paged &&
-           (page_around(&pool->arena.space.pages, address, &page) || pool->arena.cut_below || !pool->device.has_pools);
+           (unit_around(&pool->arena.space.units, address, &page) || pool->arena.cut_below || !pool->device.has_pools);
 }
 
 static vpmm_status free_checked(vpmm_pool *pool, CUdeviceptr address, CUstream handle)

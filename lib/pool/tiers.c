@@ -130,7 +130,7 @@ static vpmm_status find_or_build(struct arena *arena, struct stream *stream, uin
         *source = await_turn(arena, stream, pages, &place, region);
     if (*source == REGION_NONE)
         status = build_at_turn(arena, stream, pages, may_wait, limits, region, source);
-    if (status == VPMM_SUCCESS && region->pages > pages)
+    if (status == VPMM_SUCCESS && region->units > pages)
         *region = region_keep_front(&arena->space, *region, pages); /* the next one is to see the rest */
     turn_leave(turn, &place);
     return status;
@@ -184,7 +184,7 @@ vpmm_status tiers_take_pages(struct arena *arena, uint64_t pages, uint64_t enoug
         pages = enough;
         status = find_or_build(arena, stream, pages, policy_waits(arena), &limits, region, source);
     }
-    if (tiers_is_shortage(status) && pages <= arena->space.pages.chunk_pages)
+    if (tiers_is_shortage(status) && pages <= arena->space.units.chunk_units)
         status = reclaim(arena, stream, pages, limits.creatable_pages, region, source);
     if (limits.since_ns)
         stats_note_latency(arena->stats, clock_now_ns() - limits.since_ns);

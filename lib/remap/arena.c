@@ -66,16 +66,16 @@ vpmm_status arena_init(struct arena *arena, struct device *device, struct stats 
 }
 
 /* Of every mapped region; of a lost device's pool also those of live memory. An extent may span several regions. */
-static void free_extents(struct pages *pages, uint64_t page, uint64_t end)
+static void free_extents(struct units *units, uint64_t page, uint64_t end)
 {
     uint64_t freed_until = page;
     for (uint64_t next; page < end; page = next) {
-        uint64_t word = load_relaxed_u64(&page_at(pages, page)->word);
-        next = page + word_pages(word);
-        bool mapped = word_state(word) == PAGE_LIVE || word_state(word) == PAGE_FREE ||
-                      word_state(word) == PAGE_CACHED || word_state(word) == PAGE_CUT;
+        uint64_t word = load_relaxed_u64(&unit_at(units, page)->word);
+        next = page + word_units(word);
+        bool mapped = word_state(word) == UNIT_LIVE || word_state(word) == UNIT_FREE ||
+                      word_state(word) == UNIT_CACHED || word_state(word) == UNIT_CUT;
         for (uint64_t at = page > freed_until ? page : freed_until; mapped && at < next; at = freed_until) {
-            struct extent *extent = page_extent(page_at(pages, at));
+            struct extent *extent = unit_extent(unit_at(units, at));
             freed_until = at + extent->pages;
             if (extent_let_go(extent))
                 free(extent);
@@ -85,9 +85,9 @@ static void free_extents(struct pages *pages, uint64_t page, uint64_t end)
 
 void arena_free(struct arena *arena)
 {
-    for (uint32_t chunk = 0; chunk < load_acquire_u32(&arena->space.pages.chunks); chunk++) {
-        uint64_t first = (uint64_t)chunk << arena->space.pages.chunk_shift;
-        free_extents(&arena->space.pages, first, first + arena->space.pages.chunk_pages);
+    for (uint32_t chunk = 0; chunk < load_acquire_u32(&arena->space.units.chunks); chunk++) {
+        uint64_t first = (uint64_t)chunk << arena->space.units.chunk_shift;
+        free_extents(&arena->space.units, first, first + arena->space.units.chunk_units);
     }
     zombies_drop(arena);
     slabs_free(&arena->slabs);
@@ -137,7 +137,7 @@ static void release_span(struct giving_back *back, uint64_t page, uint64_t pages
 {
     struct arena *arena = back->arena;
     for (uint64_t end = page + pages; page < end;) {
-        struct extent *extent = page_extent(page_at(&arena->space.pages, page));
+        struct extent *extent = unit_extent(unit_at(&arena->space.units, page));
         page += extent->pages;
         note_failure(back, device_call(arena->device, cuMemRelease, extent->handle), "releasing free memory");
     }
@@ -147,12 +147,12 @@ static void release_span(struct giving_back *back, uint64_t page, uint64_t pages
 static void give_back_chunk(struct giving_back *back, uint32_t chunk)
 {
     struct arena *arena = back->arena;
-    uint64_t first = (uint64_t)chunk << arena->space.pages.chunk_shift, end = first + arena->space.pages.chunk_pages;
+    uint64_t first = (uint64_t)chunk << arena->space.units.chunk_shift, end = first + arena->space.units.chunk_units;
     uint64_t span = first, pages;
     for (uint64_t page = first; page < end; page += pages) {
-        uint64_t word = load_acquire_u64(&page_at(&arena->space.pages, page)->word);
-        pages = word_pages(word);
-        bool is_free = word_state(word) == PAGE_FREE;
+        uint64_t word = load_acquire_u64(&unit_at(&arena->space.units, page)->word);
+        pages = word_units(word);
+        bool is_free = word_state(word) == UNIT_FREE;
         uint64_t until = is_free ? page + pages : page;
         if (is_free && until < end)
             continue;
@@ -168,25 +168,25 @@ static void free_chunk(struct giving_back *back, uint32_t chunk)
 {
     struct arena *arena = back->arena;
     note_failure(back,
-                 device_call(arena->device, cuMemAddressFree, arena->space.pages.chunk[chunk].base,
-                             (size_t)arena->space.pages.chunk_pages << arena->space.pages.page_shift),
+                 device_call(arena->device, cuMemAddressFree, arena->space.units.chunk[chunk].base,
+                             (size_t)arena->space.units.chunk_units << arena->space.units.unit_shift),
                  "giving address space back");
 }
 
 vpmm_status arena_give_back(struct arena *arena)
 {
-    if (!load_acquire_u32(&arena->space.pages.chunks))
+    if (!load_acquire_u32(&arena->space.units.chunks))
         return VPMM_SUCCESS; /* it has got nothing, and if host memory ended it was not even begun */
     struct giving_back back = {.arena = arena, .status = pass_settle(arena)};
     cut_flush(arena); /* what a lost device kept from passing stays cut, and is given up with the rest */
     snprintf(back.words, sizeof back.words, "%s", vpmm_last_error());
-    for (uint32_t chunk = 0; chunk < load_acquire_u32(&arena->space.pages.chunks) && !device_lost(arena->device);
+    for (uint32_t chunk = 0; chunk < load_acquire_u32(&arena->space.units.chunks) && !device_lost(arena->device);
          chunk++) {
         give_back_chunk(&back, chunk);
         free_chunk(&back, chunk);
     }
     if (back.status == VPMM_SUCCESS && zombies_wait(arena))
         return fail(VPMM_ERROR_DRIVER, "cuMemRelease was refused to the last for %zu bytes of memory given back before",
-                    (size_t)arena->quarantined_pages << arena->space.pages.page_shift);
+                    (size_t)arena->quarantined_pages << arena->space.units.unit_shift);
     return back.status == VPMM_SUCCESS ? VPMM_SUCCESS : fail(back.status, "%s", back.words);
 }

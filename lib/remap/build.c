@@ -105,7 +105,7 @@ static void publish_part(struct arena *arena, struct region whole, uint64_t from
     if (from == to)
         return;
     stats_count(arena->stats, STAT_splits);
-    page_set(page_at(&arena->space.pages, from), PAGE_OWN, to - from);
+    unit_set(unit_at(&arena->space.units, from), UNIT_OWN, to - from);
     region_publish(&arena->space, (struct region){from, to - from, whole.fence, false});
 }
 
@@ -116,8 +116,8 @@ static void donor_add(struct build *build, struct extent *extent, uint64_t page,
     struct donor *last = build->donors ? &build->donor[build->donors - 1] : NULL;
     vpmm_assert(extent && peek_u64(&extent->page) == page); /* it lies where the view has seen it */
     build->extent[index] = extent;
-    if (!first_of_run && last->region.page + last->region.pages == page) {
-        last->region.pages += extent->pages;
+    if (!first_of_run && last->region.first + last->region.units == page) {
+        last->region.units += extent->pages;
         last->extents++;
         return;
     }
@@ -134,10 +134,10 @@ static void divide(struct build *build, const struct view *view, const struct po
                    size_t last, struct region region)
 {
     struct arena *arena = build->arena;
-    uint64_t done = region.page, end = region.page + region.pages;
+    uint64_t done = region.first, end = region.first + region.units;
     for (size_t i = first; i < last; i++) {
         const struct policy_extent *seen = &view->extent[plan->move[i]];
-        donor_add(build, page_extent(page_at(&arena->space.pages, seen->page)), seen->page, region.fence, i,
+        donor_add(build, unit_extent(unit_at(&arena->space.units, seen->page)), seen->page, region.fence, i,
                   i == first);
         publish_part(arena, region, done, seen->page);
         done = seen->page + seen->pages;
@@ -145,8 +145,8 @@ static void divide(struct build *build, const struct view *view, const struct po
     publish_part(arena, region, done, end);
     for (size_t i = 0; i < build->donors; i++) {
         struct region *donor = &build->donor[i].region;
-        if (donor->page >= region.page && donor->page < end)
-            page_set(page_at(&arena->space.pages, donor->page), PAGE_OWN, donor->pages);
+        if (donor->first >= region.first && donor->first < end)
+            unit_set(unit_at(&arena->space.units, donor->first), UNIT_OWN, donor->units);
     }
 }
 
@@ -159,9 +159,9 @@ static void return_donors(struct build *build)
 
 static void return_base(struct build *build)
 {
-    if (build->base.pages)
+    if (build->base.units)
         region_publish(&build->arena->space, build->base);
-    build->base.pages = 0;
+    build->base.units = 0;
 }
 
 /* All the plan's regions, or none. False: one has changed since it was seen. */
@@ -203,9 +203,9 @@ static void carve(struct build *build, const struct view *view, const struct pol
     for (size_t i = 0; i < build->extents; i++)
         pages += build->extent[i]->pages;
     if (plan->place == POLICY_EXTEND_UP)
-        page = build->base.page + build->base.pages;
+        page = build->base.first + build->base.units;
     else if (plan->place == POLICY_EXTEND_DOWN)
-        page = build->base.page - pages;
+        page = build->base.first - pages;
     build->base_first = plan->place == POLICY_EXTEND_UP;
     build->target = (struct region){page, pages, FENCE_PASSED, false};
     vpmm_assert(pages > 0 && lock_is_taken(&build->arena->plan_lock));
@@ -220,7 +220,7 @@ static uint64_t creatable(const struct arena *arena, const struct build_limits *
     uint64_t cap = UINT64_MAX;
     uint64_t max_mapped = load_relaxed_u64(&arena->max_mapped);
     if (max_mapped) {
-        cap = max_mapped >> arena->space.pages.page_shift;
+        cap = max_mapped >> arena->space.units.unit_shift;
         uint64_t held = arena->budgeted_pages + arena->quarantined_pages;
         cap = cap > held ? cap - held : 0;
     }
@@ -251,7 +251,7 @@ static CUresult try_create(struct arena *arena, struct extent *extent)
 {
     CUmemAllocationProp prop = properties(arena);
     return device_call(arena->device, cuMemCreate, &extent->handle,
-                       (size_t)extent->pages << arena->space.pages.page_shift, &prop, 0);
+                       (size_t)extent->pages << arena->space.units.unit_shift, &prop, 0);
 }
 
 /*
@@ -290,7 +290,7 @@ static vpmm_status create_handles(struct build *build)
 static vpmm_status map_all(struct build *build)
 {
     struct arena *arena = build->arena;
-    uint64_t page = build->target.page;
+    uint64_t page = build->target.first;
     for (size_t i = 0; i < build->extents; i++) {
         struct extent *extent = build->extent[i];
         build->mapped = i + 1; /* an attempt counts: unmapping what is not mapped does no harm */
@@ -298,7 +298,7 @@ static vpmm_status map_all(struct build *build)
             return step_failed(build, "mapping memory", STAT_unwound_map);
         page += extent->pages;
     }
-    if (mapping_allow(arena, build->target.page, build->target.pages) != CUDA_SUCCESS)
+    if (mapping_allow(arena, build->target.first, build->target.units) != CUDA_SUCCESS)
         return step_failed(build, "giving the device access to a mapping", STAT_unwound_access);
     return VPMM_SUCCESS;
 }
@@ -330,7 +330,7 @@ static vpmm_status wait_for_donors(struct build *build, bool *waited)
     *waited = false;
     for (size_t i = 0; i <= build->donors && status == VPMM_SUCCESS; i++) {
         const struct region *region = i < build->donors ? &build->donor[i].region : &build->base;
-        if (!region->pages || (build->stream && fence_usable(&arena->streams, region->fence, build->stream)))
+        if (!region->units || (build->stream && fence_usable(&arena->streams, region->fence, build->stream)))
             continue;
         if (fence_passed(&arena->streams, region->fence))
             continue;
@@ -353,7 +353,7 @@ static struct fence joint_fence(const struct build *build, bool waited)
         return fence_take(build->stream);
     for (size_t i = 0; i <= build->donors; i++) {
         const struct region *region = i < build->donors ? &build->donor[i].region : &build->base;
-        if (region->pages && !fence_passed(&arena->streams, region->fence) && region->fence.number > latest.number)
+        if (region->units && !fence_passed(&arena->streams, region->fence) && region->fence.number > latest.number)
             latest = region->fence;
     }
     return latest;
@@ -362,13 +362,13 @@ static struct fence joint_fence(const struct build *build, bool waited)
 static void place_extents(struct build *build)
 {
     struct arena *arena = build->arena;
-    uint64_t page = build->target.page;
+    uint64_t page = build->target.first;
     for (size_t i = 0; i < build->extents; i++) {
         struct extent *extent = build->extent[i];
         vpmm_assert(peek_u32(&extent->holders) > 0);
         store_relaxed_u64(&extent->page, page);
         for (uint32_t j = 0; j < extent->pages; j++)
-            store_relaxed_ptr(&page_at(&arena->space.pages, page + j)->extent, extent);
+            store_relaxed_ptr(&unit_at(&arena->space.units, page + j)->extent, extent);
         page += extent->pages;
     }
 }
@@ -379,8 +379,8 @@ static void bury_donors(struct build *build)
         struct donor *donor = &build->donor[i];
         struct zombie *zombie = donor->zombie;
         vpmm_assert(zombie && zombie->parts == donor->extents);
-        zombie->page = donor->region.page;
-        zombie->pages = donor->region.pages;
+        zombie->page = donor->region.first;
+        zombie->pages = donor->region.units;
         zombie->fence = donor->region.fence;
         for (size_t j = 0; j < donor->extents; j++)
             zombie_hold(zombie, (uint32_t)j, build->extent[donor->first + j]);
@@ -393,7 +393,7 @@ static void bury_donors(struct build *build)
 static void note_growth(struct arena *arena, uint64_t pages)
 {
     enum { SHARE = 64 };
-    uint64_t mapped = stats_sum(arena->stats, STAT_mapped_bytes) >> arena->space.pages.page_shift;
+    uint64_t mapped = stats_sum(arena->stats, STAT_mapped_bytes) >> arena->space.units.unit_shift;
     uint64_t grown = fetch_add_relaxed_u64(&arena->grown_pages, pages) + pages;
     if (grown * SHARE < mapped)
         return;
@@ -404,7 +404,7 @@ static void note_growth(struct arena *arena, uint64_t pages)
 static void count_commit(struct build *build)
 {
     struct stats *stats = build->arena->stats;
-    stats_add(stats, STAT_mapped_bytes, build->new_pages << build->arena->space.pages.page_shift);
+    stats_add(stats, STAT_mapped_bytes, build->new_pages << build->arena->space.units.unit_shift);
     stats_add(stats, STAT_pages_created, build->new_pages);
     if (build->new_pages)
         note_growth(build->arena, build->new_pages);
@@ -426,10 +426,10 @@ static void commit(struct build *build, bool waited, struct region *result)
         first = &build->base;
         second = &build->target;
     }
-    if (second->pages)
-        page_set(page_at(&arena->space.pages, second->page), PAGE_NONE, 0);
-    *result = (struct region){first->page, first->pages + second->pages, fence, false};
-    page_set(page_at(&arena->space.pages, result->page), PAGE_OWN, result->pages);
+    if (second->units)
+        unit_set(unit_at(&arena->space.units, second->first), UNIT_NONE, 0);
+    *result = (struct region){first->first, first->units + second->units, fence, false};
+    unit_set(unit_at(&arena->space.units, result->first), UNIT_OWN, result->units);
     for (size_t i = build->moved; i < build->extents; i++)
         build->extent[i] = NULL; /* the pages' now */
 }
@@ -441,7 +441,7 @@ static void commit(struct build *build, bool waited, struct region *result)
 static bool unmap_target(struct build *build)
 {
     struct arena *arena = build->arena;
-    uint64_t page = build->target.page;
+    uint64_t page = build->target.first;
     bool gone = true;
     for (size_t i = 0; i < build->extents; i++) {
         uint32_t pages = build->extent[i]->pages;
@@ -459,7 +459,7 @@ static bool unmap_target(struct build *build)
 static void quarantine(struct arena *arena, uint64_t pages)
 {
     arena->quarantined_pages += pages;
-    stats_add(arena->stats, STAT_quarantined_bytes, pages << arena->space.pages.page_shift);
+    stats_add(arena->stats, STAT_quarantined_bytes, pages << arena->space.units.unit_shift);
 }
 
 /* The created extents go to the spare zombie's parts; the place that they would have had holds them no longer. */
@@ -486,8 +486,8 @@ static void give_up_target(struct build *build, bool gone)
         if (zombie_let_go(build->arena, zombie))
             return;
     } else {
-        zombie->page = build->target.page;
-        zombie->pages = build->target.pages;
+        zombie->page = build->target.first;
+        zombie->pages = build->target.units;
         stats_count(build->arena->stats, STAT_unmap_failures);
     }
     build->spare = NULL;
@@ -505,7 +505,7 @@ static void unwind(struct build *build)
     lock_take(&arena->plan_lock);
     vpmm_assert(made <= build->new_pages && build->new_pages <= arena->budgeted_pages);
     if (gone)
-        hole_add(arena, build->target.page, build->target.pages);
+        hole_add(arena, build->target.first, build->target.units);
     quarantine(arena, made);
     arena->budgeted_pages -= build->new_pages;
     pthread_mutex_unlock(&arena->plan_lock);
@@ -548,16 +548,16 @@ static vpmm_status carry_out(struct build *build, struct build_limits *limits, s
 static vpmm_status add_chunk(struct arena *arena, CUdeviceptr base)
 {
     void *pages = NULL, *granules = NULL;
-    vpmm_status status = pages_table_new(&arena->space.pages, &pages);
+    vpmm_status status = units_table_new(&arena->space.units, &pages);
     if (status == VPMM_SUCCESS && cut_takes_chunk(arena))
-        status = pages_table_new(&arena->cut.pages, &granules);
+        status = units_table_new(&arena->cut.units, &granules);
     if (status != VPMM_SUCCESS) {
-        pages_table_free(&arena->space.pages, pages);
+        units_table_free(&arena->space.units, pages);
         return status;
     }
     if (granules)
-        pages_add_chunk(&arena->cut.pages, base, granules);
-    hole_add(arena, pages_add_chunk(&arena->space.pages, base, pages), arena->space.pages.chunk_pages);
+        units_add_chunk(&arena->cut.units, base, granules);
+    hole_add(arena, units_add_chunk(&arena->space.units, base, pages), arena->space.units.chunk_units);
     return VPMM_SUCCESS;
 }
 
@@ -576,9 +576,9 @@ static vpmm_status reserve_failed(const struct arena *arena, size_t bytes)
 static vpmm_status reserve_one(struct arena *arena)
 {
     CUdeviceptr base = 0;
-    size_t bytes = (size_t)arena->space.pages.chunk_pages << arena->space.pages.page_shift;
+    size_t bytes = (size_t)arena->space.units.chunk_units << arena->space.units.unit_shift;
     vpmm_status status = VPMM_SUCCESS;
-    if (device_call(arena->device, cuMemAddressReserve, &base, bytes, arena->space.pages.page_size, 0, 0) !=
+    if (device_call(arena->device, cuMemAddressReserve, &base, bytes, arena->space.units.unit_size, 0, 0) !=
         CUDA_SUCCESS) {
         status = reserve_failed(arena, bytes);
     } else {
@@ -601,7 +601,7 @@ static vpmm_status reserve_chunk(struct arena *arena, uint32_t seen)
     if (status != VPMM_SUCCESS)
         return status;
     lock_take(&arena->reserve_lock);
-    if (load_acquire_u32(&arena->space.pages.chunks) == seen)
+    if (load_acquire_u32(&arena->space.units.chunks) == seen)
         status = reserve_one(arena);
     pthread_mutex_unlock(&arena->reserve_lock);
     device_leave(arena->device, &scope);
@@ -666,15 +666,15 @@ static vpmm_status no_room(const struct arena *arena, uint64_t pages)
 {
     return fail(VPMM_ERROR_OUT_OF_ADDRESS_SPACE,
                 "%llu bytes were asked for, and a chunk of address space has %llu: raise VPMM_VA_SIZE",
-                (unsigned long long)(pages << arena->space.pages.page_shift),
-                (unsigned long long)(arena->space.pages.chunk_pages << arena->space.pages.page_shift));
+                (unsigned long long)(pages << arena->space.units.unit_shift),
+                (unsigned long long)(arena->space.units.chunk_units << arena->space.units.unit_shift));
 }
 
 vpmm_status build_region(struct arena *arena, struct stream *stream, uint64_t pages, struct build_limits *limits,
                          struct region *result, enum region_source *source)
 {
     enum { TRIES = 8 }; /* at plans that other threads spoil by taking what was seen free */
-    if (pages > arena->space.pages.chunk_pages)
+    if (pages > arena->space.units.chunk_units)
         return no_room(arena, pages);
     for (int i = 0;; i++) {
         struct build build = {.arena = arena, .stream = stream};
@@ -686,7 +686,7 @@ vpmm_status build_region(struct arena *arena, struct stream *stream, uint64_t pa
             pthread_mutex_unlock(&arena->plan_lock);
             return VPMM_SUCCESS; /* freed while this thread waited for the plan lock */
         }
-        uint32_t seen = load_acquire_u32(&arena->space.pages.chunks);
+        uint32_t seen = load_acquire_u32(&arena->space.units.chunks);
         enum claim_result claimed = plan_and_claim(&build, pages, limits, i < TRIES, &needs_chunk, &status);
         pthread_mutex_unlock(&arena->plan_lock);
         if (claimed == CLAIM_DONE) {
@@ -720,7 +720,7 @@ vpmm_status build_initial(struct arena *arena, uint64_t pages)
 
 static void count_removed(struct arena *arena, uint64_t pages)
 {
-    stats_sub(arena->stats, STAT_mapped_bytes, pages << arena->space.pages.page_shift);
+    stats_sub(arena->stats, STAT_mapped_bytes, pages << arena->space.units.unit_shift);
     stats_count(arena->stats, STAT_extents_released);
     lock_take(&arena->plan_lock);
     vpmm_assert(pages <= arena->budgeted_pages);
@@ -732,7 +732,7 @@ static void count_removed(struct arena *arena, uint64_t pages)
 static void forget_extent(struct arena *arena, uint64_t page, uint64_t pages)
 {
     for (uint64_t i = page; i < page + pages; i++)
-        store_relaxed_ptr(&page_at(&arena->space.pages, i)->extent, NULL);
+        store_relaxed_ptr(&unit_at(&arena->space.units, i)->extent, NULL);
 }
 
 enum removal {
@@ -780,11 +780,11 @@ static struct extent *claim_extent(struct arena *arena, const struct view *view,
     struct region region;
     if (!view_claim_run(view, arena, seen->run, &region))
         return NULL;
-    struct extent *extent = page_extent(page_at(&arena->space.pages, seen->page));
+    struct extent *extent = unit_extent(unit_at(&arena->space.units, seen->page));
     *kept = (struct region){seen->page, seen->pages, region.fence, false};
-    publish_part(arena, region, region.page, seen->page);
-    page_set(page_at(&arena->space.pages, seen->page), PAGE_OWN, seen->pages);
-    publish_part(arena, region, seen->page + seen->pages, region.page + region.pages);
+    publish_part(arena, region, region.first, seen->page);
+    unit_set(unit_at(&arena->space.units, seen->page), UNIT_OWN, seen->pages);
+    publish_part(arena, region, seen->page + seen->pages, region.first + region.units);
     return extent;
 }
 
@@ -793,12 +793,12 @@ static uint32_t release_extent(struct arena *arena, struct region kept, struct e
 {
     enum removal removal = remove_extent(arena, extent, spare);
     if (removal != REMOVED_NONE) {
-        cut_forget(arena, kept.page, kept.pages);
+        cut_forget(arena, kept.first, kept.units);
         lock_take(&arena->plan_lock);
-        hole_add(arena, kept.page, kept.pages);
+        hole_add(arena, kept.first, kept.units);
         pthread_mutex_unlock(&arena->plan_lock);
     }
-    return removal == REMOVED ? (uint32_t)kept.pages : 0;
+    return removal == REMOVED ? (uint32_t)kept.units : 0;
 }
 
 /* The longest that is not more than what is to go, most memory for each call; else, if more may go, the shortest. */

@@ -20,37 +20,37 @@ vpmm_status cut_init(struct arena *arena, const vpmm_config *config)
 
 bool cut_takes_chunk(const struct arena *arena)
 {
-    uint32_t chunks = load_acquire_u32(&arena->cut.pages.chunks);
-    return arena->cut.page_granules && chunks == load_acquire_u32(&arena->space.pages.chunks) &&
-           chunks < arena->cut.pages.max_chunks;
+    uint32_t chunks = load_acquire_u32(&arena->cut.units.chunks);
+    return arena->cut.page_granules && chunks == load_acquire_u32(&arena->space.units.chunks) &&
+           chunks < arena->cut.units.max_chunks;
 }
 
 static uint64_t first_granule(const struct arena *arena, uint64_t page)
 {
-    const struct pages *pages = &arena->space.pages, *granules = &arena->cut.pages;
-    return page >> pages->chunk_shift << granules->chunk_shift | page_index(pages, page) * arena->cut.page_granules;
+    const struct units *units = &arena->space.units, *granules = &arena->cut.units;
+    return page >> units->chunk_shift << granules->chunk_shift | unit_index(units, page) * arena->cut.page_granules;
 }
 
 static uint64_t page_of_granule(const struct arena *arena, uint64_t granule)
 {
-    const struct pages *pages = &arena->space.pages, *granules = &arena->cut.pages;
-    return granule >> granules->chunk_shift << pages->chunk_shift |
-           page_index(granules, granule) / arena->cut.page_granules;
+    const struct units *units = &arena->space.units, *granules = &arena->cut.units;
+    return granule >> granules->chunk_shift << units->chunk_shift |
+           unit_index(granules, granule) / arena->cut.page_granules;
 }
 
 bool cut_possible(const struct arena *arena, const struct region *region)
 {
-    uint64_t chunk = region->page >> arena->space.pages.chunk_shift;
-    uint64_t end = page_index(&arena->space.pages, region->page) + region->pages;
-    return chunk < load_acquire_u32(&arena->cut.pages.chunks) &&
-           end * arena->cut.page_granules <= arena->cut.pages.chunk_pages;
+    uint64_t chunk = region->first >> arena->space.units.chunk_shift;
+    uint64_t end = unit_index(&arena->space.units, region->first) + region->units;
+    return chunk < load_acquire_u32(&arena->cut.units.chunks) &&
+           end * arena->cut.page_granules <= arena->cut.units.chunk_units;
 }
 
 /* ---- a page's granules ---- */
 
-static struct page *granules_of(const struct arena *arena, uint64_t page)
+static struct unit *granules_of(const struct arena *arena, uint64_t page)
 {
-    return page_at(&arena->cut.pages, first_granule(arena, page));
+    return unit_at(&arena->cut.units, first_granule(arena, page));
 }
 
 /* For the page's owner, as are the next two. */
@@ -61,8 +61,8 @@ static bool are_described(const struct arena *arena, uint64_t page)
 
 static void describe(struct arena *arena, uint64_t page)
 {
-    struct page *granule = granules_of(arena, page);
-    uint64_t none = word_make(PAGE_NONE, 0, load_relaxed_u64(&page_at(&arena->space.pages, page)->word));
+    struct unit *granule = granules_of(arena, page);
+    uint64_t none = word_make(UNIT_NONE, 0, load_relaxed_u64(&unit_at(&arena->space.units, page)->word));
     for (uint64_t i = 0; i < arena->cut.page_granules; i++)
         poke_u64(&granule[i].word, none);
 }
@@ -70,17 +70,17 @@ static void describe(struct arena *arena, uint64_t page)
 /* Raises the page's generation. False: there is nothing to forget, or generations are too high for it. */
 static bool begin_to_forget(struct arena *arena, uint64_t page)
 {
-    _Atomic(uint64_t) *word = &page_at(&arena->space.pages, page)->word;
-    struct page *granule = granules_of(arena, page);
+    _Atomic(uint64_t) *word = &unit_at(&arena->space.units, page)->word;
+    struct unit *granule = granules_of(arena, page);
     uint64_t highest = word_generation(load_relaxed_u64(word));
     if (!are_described(arena, page))
         return false;
     for (uint64_t i = 0; i < arena->cut.page_granules; i++) {
         uint64_t generation = word_generation(peek_u64(&granule[i].word));
-        vpmm_assert(word_state(peek_u64(&granule[i].word)) == PAGE_NONE);
+        vpmm_assert(word_state(peek_u64(&granule[i].word)) == UNIT_NONE);
         highest = generation > highest ? generation : highest;
     }
-    if (highest >> (PAGE_GENERATION_BITS - 1))
+    if (highest >> (UNIT_GENERATION_BITS - 1))
         return false;
     /* The caller's store of what the page becomes is the release. */
     store_relaxed_u64(word, word_of_generation(load_relaxed_u64(word), highest));
@@ -89,7 +89,7 @@ static bool begin_to_forget(struct arena *arena, uint64_t page)
 
 void cut_forget(struct arena *arena, uint64_t page, uint64_t pages)
 {
-    size_t bytes = arena->cut.page_granules * sizeof(struct page);
+    size_t bytes = arena->cut.page_granules * sizeof(struct unit);
     for (uint64_t i = page, run; i < page + pages; i += run + 1) {
         for (run = 0; i + run < page + pages; run++) {
             struct region one = {i + run, 1, FENCE_PASSED, false};
@@ -103,30 +103,30 @@ void cut_forget(struct arena *arena, uint64_t page, uint64_t pages)
 
 struct region cut_pages(struct arena *arena, struct region pages)
 {
-    uint64_t bytes = pages.pages << arena->space.pages.page_shift;
-    struct region granules = {first_granule(arena, pages.page), pages.pages * arena->cut.page_granules, pages.fence,
+    uint64_t bytes = pages.units << arena->space.units.unit_shift;
+    struct region granules = {first_granule(arena, pages.first), pages.units * arena->cut.page_granules, pages.fence,
                               false};
-    for (uint64_t i = 0; i < pages.pages; i++)
-        if (!are_described(arena, pages.page + i))
-            describe(arena, pages.page + i);
-    page_set(page_at(&arena->cut.pages, granules.page), PAGE_OWN, granules.pages);
+    for (uint64_t i = 0; i < pages.units; i++)
+        if (!are_described(arena, pages.first + i))
+            describe(arena, pages.first + i);
+    unit_set(unit_at(&arena->cut.units, granules.first), UNIT_OWN, granules.units);
     stats_begin_live(arena->stats, STAT_live_bytes, bytes, 0);
     stats_add(arena->stats, STAT_slab_bytes, bytes);
-    for (uint64_t i = 0; i < pages.pages; i++)
-        page_set(page_at(&arena->space.pages, pages.page + i), PAGE_CUT, 1); /* pairs with the acquire in a free */
+    for (uint64_t i = 0; i < pages.units; i++)
+        unit_set(unit_at(&arena->space.units, pages.first + i), UNIT_CUT, 1); /* pairs with the acquire in a free */
     return granules;
 }
 
 /* The same the other way: whole pages. */
 static struct region uncut(struct arena *arena, struct region granules)
 {
-    struct region pages = {page_of_granule(arena, granules.page), granules.pages / arena->cut.page_granules,
+    struct region pages = {page_of_granule(arena, granules.first), granules.units / arena->cut.page_granules,
                            granules.fence, false};
-    uint64_t bytes = pages.pages << arena->space.pages.page_shift;
-    page_set(page_at(&arena->cut.pages, granules.page), PAGE_NONE, 0);
-    for (uint64_t i = 1; i < pages.pages; i++)
-        page_set(page_at(&arena->space.pages, pages.page + i), PAGE_NONE, 0);
-    page_set(page_at(&arena->space.pages, pages.page), PAGE_OWN, pages.pages);
+    uint64_t bytes = pages.units << arena->space.units.unit_shift;
+    unit_set(unit_at(&arena->cut.units, granules.first), UNIT_NONE, 0);
+    for (uint64_t i = 1; i < pages.units; i++)
+        unit_set(unit_at(&arena->space.units, pages.first + i), UNIT_NONE, 0);
+    unit_set(unit_at(&arena->space.units, pages.first), UNIT_OWN, pages.units);
     stats_end_live(arena->stats, STAT_live_bytes, bytes, 0);
     stats_sub(arena->stats, STAT_slab_bytes, bytes);
     return pages;
@@ -145,7 +145,7 @@ struct extension {
 
 static bool is_usable(const struct space *space, const struct stream *stream, uint64_t page)
 {
-    return fence_usable(space->streams, page_fence(page_at(&space->pages, page)), stream);
+    return fence_usable(space->streams, unit_fence(unit_at(&space->units, page)), stream);
 }
 
 /* The run that needs the fewest pages. */
@@ -154,17 +154,17 @@ static bool look_for_extension(const struct seen_region *found, void *data)
     enum { REGIONS_LOOKED_AT = 256 };
     struct extension *extension = data;
     const struct arena *arena = extension->arena;
-    uint64_t end = found->page + found->pages, a_page = arena->cut.page_granules;
-    uint64_t take = (extension->wanted - found->pages + a_page - 1) / a_page;
-    if (found->pages >= extension->wanted || end % a_page ||
-        page_index(&arena->cut.pages, end) == arena->cut.pages.chunk_pages ||
-        (extension->take && take >= extension->take) || !is_usable(&arena->cut, extension->stream, found->page))
+    uint64_t end = found->first + found->units, a_page = arena->cut.page_granules;
+    uint64_t take = (extension->wanted - found->units + a_page - 1) / a_page;
+    if (found->units >= extension->wanted || end % a_page ||
+        unit_index(&arena->cut.units, end) == arena->cut.units.chunk_units ||
+        (extension->take && take >= extension->take) || !is_usable(&arena->cut, extension->stream, found->first))
         return ++extension->looked < REGIONS_LOOKED_AT;
-    struct seen_region pages = {.page = page_of_granule(arena, end)};
-    pages.word = load_sc_u64(&page_at(&arena->space.pages, pages.page)->word);
-    pages.pages = word_pages(pages.word);
-    if (word_state(pages.word) == PAGE_FREE && pages.pages >= take &&
-        is_usable(&arena->space, extension->stream, pages.page)) {
+    struct seen_region pages = {.first = page_of_granule(arena, end)};
+    pages.word = load_sc_u64(&unit_at(&arena->space.units, pages.first)->word);
+    pages.units = word_units(pages.word);
+    if (word_state(pages.word) == UNIT_FREE && pages.units >= take &&
+        is_usable(&arena->space, extension->stream, pages.first)) {
         extension->pages = pages;
         extension->take = take;
     }
@@ -173,13 +173,13 @@ static bool look_for_extension(const struct seen_region *found, void *data)
 
 bool cut_extend(struct arena *arena, const struct stream *stream, struct want want)
 {
-    struct extension found = {.arena = arena, .stream = stream, .wanted = want.pages + want.align - 1};
+    struct extension found = {.arena = arena, .stream = stream, .wanted = want.units + want.align - 1};
     struct region region;
-    hints_each(&stream->free[SPACE_GRANULES], &arena->cut.pages, PAGE_FREE, look_for_extension, &found);
-    hints_each(&arena->cut.passed, &arena->cut.pages, PAGE_FREE, look_for_extension, &found);
+    hints_each(&stream->free[SPACE_GRANULES], &arena->cut.units, UNIT_FREE, look_for_extension, &found);
+    hints_each(&arena->cut.passed, &arena->cut.units, UNIT_FREE, look_for_extension, &found);
     if (!found.take || !region_claim(&arena->space, &found.pages, &region))
         return false;
-    if (region.pages > found.take)
+    if (region.units > found.take)
         region = region_keep_front(&arena->space, region, found.take);
     if (cut_possible(arena, &region))
         region_publish(&arena->cut, cut_pages(arena, region));
@@ -201,8 +201,8 @@ static bool look_for_whole(const struct seen_region *found, void *data)
 {
     struct whole *whole = data;
     uint64_t a_page = whole->arena->cut.page_granules;
-    uint64_t page = want_place((struct want){0, a_page}, found->page);
-    uint64_t pages = (found->page + found->pages) / a_page * a_page;
+    uint64_t page = want_place((struct want){0, a_page}, found->first);
+    uint64_t pages = (found->first + found->units) / a_page * a_page;
     if (pages <= page)
         return true;
     whole->in = *found;
@@ -214,9 +214,9 @@ static bool look_for_whole(const struct seen_region *found, void *data)
 static bool find_whole(struct whole *whole)
 {
     const struct space *cut = &whole->arena->cut;
-    hints_each(&cut->passed, &cut->pages, PAGE_FREE, look_for_whole, whole);
+    hints_each(&cut->passed, &cut->units, UNIT_FREE, look_for_whole, whole);
     for (uint32_t slot = 1, n = load_acquire_u32(&cut->streams->slots); slot < n && !whole->pages; slot++)
-        hints_each(&stream_at(cut->streams, slot)->free[SPACE_GRANULES], &cut->pages, PAGE_FREE, look_for_whole, whole);
+        hints_each(&stream_at(cut->streams, slot)->free[SPACE_GRANULES], &cut->units, UNIT_FREE, look_for_whole, whole);
     return whole->pages;
 }
 
@@ -230,9 +230,9 @@ void cut_give_back(struct arena *arena, uint64_t keep_pages)
             break;
         if (!region_claim(&arena->cut, &found.in, &region))
             continue;
-        if (found.page > region.page)
-            region = region_drop_front(&arena->cut, region, found.page - region.page);
-        if (region.pages > found.pages)
+        if (found.page > region.first)
+            region = region_drop_front(&arena->cut, region, found.page - region.first);
+        if (region.units > found.pages)
             region = region_keep_front(&arena->cut, region, found.pages);
         region_publish(&arena->space, uncut(arena, region));
     }
@@ -256,6 +256,6 @@ bool cut_noted(const struct arena *arena)
 bool cut_granule_of(const struct arena *arena, CUdeviceptr address, uint64_t *granule)
 {
     uint64_t page;
-    return page_around(&arena->cut.pages, address, granule) && page_around(&arena->space.pages, address, &page) &&
-           word_state(load_acquire_u64(&page_at(&arena->space.pages, page)->word)) == PAGE_CUT;
+    return unit_around(&arena->cut.units, address, granule) && unit_around(&arena->space.units, address, &page) &&
+           word_state(load_acquire_u64(&unit_at(&arena->space.units, page)->word)) == UNIT_CUT;
 }

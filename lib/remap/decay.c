@@ -114,7 +114,7 @@ static bool release_at_turn(struct arena *arena, uint64_t keep_pages, uint32_t *
 
 static unsigned give_back(struct arena *arena, uint64_t target, bool *gave_way)
 {
-    unsigned shift = arena->space.pages.page_shift, n = 0;
+    unsigned shift = arena->space.units.unit_shift, n = 0;
     uint64_t keep_pages = (target >> shift) + (target & ((UINT64_C(1) << shift) - 1) ? 1 : 0);
     uint32_t pages;
     for (; n < DECAY_EXTENTS && release_at_turn(arena, keep_pages, &pages, gave_way); n++)

@@ -3,20 +3,20 @@
 #include "base/assert.h"
 #include "base/lock.h"
 
-static struct page *at(const struct arena *arena, uint64_t page)
+static struct unit *at(const struct arena *arena, uint64_t page)
 {
-    return page_at(&arena->space.pages, page);
+    return unit_at(&arena->space.units, page);
 }
 
 uint64_t hole_from(struct arena *arena, uint64_t page)
 {
     uint64_t word = load_acquire_u64(&at(arena, page)->word);
-    return word_state(word) == PAGE_HOLE ? word_pages(word) : 0;
+    return word_state(word) == UNIT_HOLE ? word_units(word) : 0;
 }
 
 uint64_t hole_until(struct arena *arena, uint64_t page)
 {
-    uint64_t index = page_index(&arena->space.pages, page);
+    uint64_t index = unit_index(&arena->space.units, page);
     uint64_t length = index ? load_relaxed_u32(&at(arena, page - 1)->back) : 0;
     return length && length <= index && hole_from(arena, page - length) == length ? length : 0;
 }
@@ -25,28 +25,28 @@ static void hole_put(struct arena *arena, uint64_t page, uint64_t pages)
 {
     if (!pages)
         return;
-    struct page *first = at(arena, page);
+    struct unit *first = at(arena, page);
     store_relaxed_u32(&at(arena, page + pages - 1)->back, (uint32_t)pages);
     hints_enter(&arena->holes, &arena->space.hint_arena, first, page, pages);
-    page_set(first, PAGE_HOLE, pages);
+    unit_set(first, UNIT_HOLE, pages);
 }
 
 static void hole_take(struct arena *arena, uint64_t page)
 {
     hints_remove(at(arena, page));
-    page_set(at(arena, page), PAGE_NONE, 0);
+    unit_set(at(arena, page), UNIT_NONE, 0);
 }
 
 void hole_add(struct arena *arena, uint64_t page, uint64_t pages)
 {
     vpmm_assert(lock_is_taken(&arena->plan_lock) && pages > 0 && !hole_from(arena, page));
     uint64_t before = hole_until(arena, page);
-    uint64_t after = pages < pages_to_chunk_end(&arena->space.pages, page) ? hole_from(arena, page + pages) : 0;
+    uint64_t after = pages < units_to_chunk_end(&arena->space.units, page) ? hole_from(arena, page + pages) : 0;
     if (after)
         hole_take(arena, page + pages);
     if (before)
         hole_take(arena, page - before);
-    page_set(at(arena, page), PAGE_NONE, 0);
+    unit_set(at(arena, page), UNIT_NONE, 0);
     hole_put(arena, page - before, before + pages + after);
 }
 
@@ -55,7 +55,7 @@ void hole_carve(struct arena *arena, uint64_t hole, uint64_t page, uint64_t page
     uint64_t length = hole_from(arena, hole);
     vpmm_assert(lock_is_taken(&arena->plan_lock) && page >= hole && page + pages <= hole + length);
     hole_take(arena, hole);
-    page_set(at(arena, page), PAGE_OWN, pages);
+    unit_set(at(arena, page), UNIT_OWN, pages);
     hole_put(arena, hole, page - hole);
     hole_put(arena, page + pages, hole + length - (page + pages));
 }

@@ -29,8 +29,8 @@ struct collector {
 static struct view_region in_reach(const struct collector *collector, const struct seen_region *found)
 {
     const struct streams *streams = &collector->arena->streams;
-    struct fence fence = page_fence(page_at(&collector->arena->space.pages, found->page));
-    struct view_region region = {found->page, found->pages, *found, false};
+    struct fence fence = unit_fence(unit_at(&collector->arena->space.units, found->first));
+    struct view_region region = {found->first, found->units, *found, false};
     bool whole = collector->reach == VIEW_ALL      ? fence_seems_waitable(streams, fence)
                  : collector->reach == VIEW_USABLE ? fence_usable(streams, fence, collector->stream)
                                                    : fence_passed(streams, fence);
@@ -62,7 +62,7 @@ static bool add_hole(const struct seen_region *found, void *data)
         view->out_of_memory = true;
         return false;
     }
-    view->hole[view->holes++] = (struct policy_hole){found->page, found->pages};
+    view->hole[view->holes++] = (struct policy_hole){found->first, found->units};
     return true;
 }
 
@@ -84,7 +84,7 @@ static bool add_extents(struct view *view, const struct arena *arena, struct pol
     uint64_t end = run->page + run->pages;
     run->first_extent = (uint32_t)view->extents;
     for (uint64_t page = run->page; page < end;) {
-        const struct extent *extent = page_extent(page_at(&arena->space.pages, page));
+        const struct extent *extent = unit_extent(unit_at(&arena->space.units, page));
         if (!extent) /* the run was handed out, freed and built over since it was seen: its claim will fail */
             break;
         uint64_t first = load_relaxed_u64(&extent->page);
@@ -104,7 +104,7 @@ static bool add_extents(struct view *view, const struct arena *arena, struct pol
 /* In VIEW_ALL, what one stream would have to wait for is not joined to anything. */
 static bool is_usable(const struct arena *arena, const struct stream *stream, const struct view_region *region)
 {
-    struct fence fence = page_fence(page_at(&arena->space.pages, region->found.page));
+    struct fence fence = unit_fence(unit_at(&arena->space.units, region->found.first));
     return region->part ||
            (stream ? fence_usable(&arena->streams, fence, stream) : fence_passed(&arena->streams, fence));
 }
@@ -128,7 +128,7 @@ static bool add_run(struct view *view, struct arena *arena, size_t first, uint32
         !room((void **)&view->members, &view->members_capacity, view->runs, sizeof *view->members))
         return false;
     uint64_t page = view->region[first].page, end = last->page + last->pages;
-    bool at_end = last->pages == pages_to_chunk_end(&arena->space.pages, last->page);
+    bool at_end = last->pages == units_to_chunk_end(&arena->space.units, last->page);
     view->members[view->runs] = (struct view_members){(uint32_t)first, regions};
     view->run[view->runs] = (struct policy_run){.page = page,
                                                 .pages = (uint32_t)(end - page),
@@ -191,15 +191,15 @@ bool view_make(struct view *view, struct arena *arena, const struct stream *stre
     view->regions = view->runs = view->extents = view->holes = 0;
     view->out_of_memory = false;
     struct collector collector = {view, arena, stream, reach};
-    hints_each(&arena->space.passed, &arena->space.pages, PAGE_FREE, add_region, &collector);
+    hints_each(&arena->space.passed, &arena->space.units, UNIT_FREE, add_region, &collector);
     if (reach == VIEW_USABLE)
-        hints_each(&stream->free[SPACE_PAGES], &arena->space.pages, PAGE_FREE, add_region, &collector);
+        hints_each(&stream->free[SPACE_PAGES], &arena->space.units, UNIT_FREE, add_region, &collector);
     bool others = reach == VIEW_ALL || load_relaxed_u32(&arena->space.mixed);
     for (uint32_t slot = 1; others && slot < load_acquire_u32(&arena->streams.slots); slot++)
         if (reach != VIEW_USABLE || slot != stream->slot)
-            hints_each(&stream_at(&arena->streams, slot)->free[SPACE_PAGES], &arena->space.pages, PAGE_FREE, add_region,
+            hints_each(&stream_at(&arena->streams, slot)->free[SPACE_PAGES], &arena->space.units, UNIT_FREE, add_region,
                        &collector);
-    hints_each(&arena->holes, &arena->space.pages, PAGE_HOLE, add_hole, view);
+    hints_each(&arena->holes, &arena->space.units, UNIT_HOLE, add_hole, view);
     if (view->out_of_memory)
         return false;
     if (view->regions)

@@ -27,12 +27,12 @@ void zombie_push(struct arena *arena, struct zombie *zombie)
 {
     zombie->has_pages = zombie->pages != 0;
     vpmm_assert(!zombie->has_pages ||
-                word_state(peek_u64(&page_at(&arena->space.pages, zombie->page)->word)) == PAGE_OWN);
+                word_state(peek_u64(&unit_at(&arena->space.units, zombie->page)->word)) == UNIT_OWN);
     if (zombie->has_pages) {
         for (uint64_t page = zombie->page; page < zombie->page + zombie->pages; page++)
-            store_relaxed_ptr(&page_at(&arena->space.pages, page)->extent, NULL);
-        stats_add(arena->stats, STAT_pending_unmap_bytes, zombie->pages << arena->space.pages.page_shift);
-        page_set(page_at(&arena->space.pages, zombie->page), PAGE_ZOMBIE, zombie->pages);
+            store_relaxed_ptr(&unit_at(&arena->space.units, page)->extent, NULL);
+        stats_add(arena->stats, STAT_pending_unmap_bytes, zombie->pages << arena->space.units.unit_shift);
+        unit_set(unit_at(&arena->space.units, zombie->page), UNIT_ZOMBIE, zombie->pages);
     }
     pile_push(&arena->zombies, &zombie->node);
     bell_ring(&arena->bell);
@@ -62,7 +62,7 @@ static bool release(struct arena *arena, struct extent *extent)
     vpmm_assert(!peek_u32(&extent->holders) && arena->quarantined_pages >= extent->pages);
     arena->quarantined_pages -= extent->pages;
     pthread_mutex_unlock(&arena->plan_lock);
-    stats_sub(arena->stats, STAT_quarantined_bytes, (uint64_t)extent->pages << arena->space.pages.page_shift);
+    stats_sub(arena->stats, STAT_quarantined_bytes, (uint64_t)extent->pages << arena->space.units.unit_shift);
     free(extent);
     return true;
 }
@@ -82,21 +82,21 @@ bool zombie_let_go(struct arena *arena, struct zombie *zombie)
 /* What is left of a zombie keeps its pages ZOMBIE; what was unmapped becomes a hole. */
 static void advance(struct arena *arena, struct zombie *zombie, uint32_t mappings, uint64_t pages)
 {
-    struct page *first = page_at(&arena->space.pages, zombie->page);
+    struct unit *first = unit_at(&arena->space.units, zombie->page);
     uint64_t unmapped = zombie->page;
     vpmm_assert(lock_is_taken(&arena->pass_lock) && zombie->unmapped + mappings <= zombie->parts);
-    vpmm_assert(pages <= zombie->pages && word_state(peek_u64(&first->word)) == PAGE_ZOMBIE);
+    vpmm_assert(pages <= zombie->pages && word_state(peek_u64(&first->word)) == UNIT_ZOMBIE);
     cut_forget(arena, unmapped, pages);
     zombie->unmapped += mappings;
     zombie->page += pages;
     zombie->pages -= pages;
     lock_take(&arena->plan_lock);
     if (zombie->pages)
-        page_set(page_at(&arena->space.pages, zombie->page), PAGE_ZOMBIE, zombie->pages);
-    page_set(first, PAGE_NONE, 0);
+        unit_set(unit_at(&arena->space.units, zombie->page), UNIT_ZOMBIE, zombie->pages);
+    unit_set(first, UNIT_NONE, 0);
     hole_add(arena, unmapped, pages);
     pthread_mutex_unlock(&arena->plan_lock);
-    stats_sub(arena->stats, STAT_pending_unmap_bytes, pages << arena->space.pages.page_shift);
+    stats_sub(arena->stats, STAT_pending_unmap_bytes, pages << arena->space.units.unit_shift);
 }
 
 /* One call's worth. False: the driver refused, or nothing is left to unmap. */

@@ -9,7 +9,7 @@
  * asked for that. An extent whose place is given up is quarantined until then: not in mapped_bytes any more, and still
  * in what is compared with max_mapped. It leaves with the release that the driver has answered with success, or, after
  * one that it had refused, with CUDA_ERROR_INVALID_VALUE: the refused one had taken effect. So a part of a zombie names
- * the extent of which it has a mapping, or the release, as one of its holders (pages.h); the last of them releases the
+ * the extent of which it has a mapping, or the release, as one of its holders (units.h); the last of them releases the
  * handle, and takes the pages out of quarantine. Who gives an extent up puts them in before that.
  *
  * A zombie is made ahead of the driver calls that need it, so that nothing can fail once memory has moved. Any thread

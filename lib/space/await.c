@@ -11,12 +11,12 @@ void await_init(struct await *await)
         wakeup_init(&await->place[i].news);
 }
 
-unsigned await_enter(struct await *await, uint64_t pages, uint32_t slot)
+unsigned await_enter(struct await *await, uint64_t units, uint32_t slot)
 {
     for (unsigned i = 0; i < AWAIT_PLACES; i++) {
         uint64_t nobody = 0;
         if (load_relaxed_u64(&await->place[i].want) ||
-            !cas_sc_u64(&await->place[i].want, &nobody, pages << SLOT_BITS | slot))
+            !cas_sc_u64(&await->place[i].want, &nobody, units << SLOT_BITS | slot))
             continue;
         fetch_add_sc_u32(&await->waiting, 1);
         return i;
@@ -58,12 +58,12 @@ void await_wake(struct await *await, unsigned place)
         wakeup_signal(&await->place[place].news);
 }
 
-void await_wake_wanting(struct await *await, uint64_t pages, struct fence fence)
+void await_wake_wanting(struct await *await, uint64_t units, struct fence fence)
 {
     for (unsigned i = 0; i < AWAIT_PLACES; i++) {
         uint64_t want = load_sc_u64(&await->place[i].want);
         bool in_reach = !fence.stream || fence.stream == (uint32_t)want;
-        if (want && want >> SLOT_BITS <= pages && in_reach)
+        if (want && want >> SLOT_BITS <= units && in_reach)
             await_wake(await, i);
     }
 }

@@ -2,9 +2,9 @@
  * await.h - threads that wait for free memory.
  *
  *   place   what one waiting thread wants, and the event count that it sleeps on
- *   want    pages << 32 | slot of its stream; 0: nobody has the place
+ *   want    units << 32 | slot of its stream; 0: nobody has the place
  *
- * Who publishes memory wakes those whose want it may serve: as many pages, behind a fence of their own stream or none.
+ * Who publishes memory wakes those whose want it may serve: as many units, behind a fence of their own stream or none.
  * No publication is missed. Who waits enters its want, reads its event count, and then looks for memory; who publishes
  * makes the region FREE, and then looks at the wants; all sequentially consistent, so one of the two sees the other.
  * A thread for which there is no place is woken by nobody, and sleeps for short times.
@@ -21,7 +21,7 @@
 
 #include "base/atomic.h"
 #include "base/queue.h"
-#include "space/pages.h"
+#include "space/units.h"
 
 enum { AWAIT_PLACES = 64, AWAIT_NO_PLACE = AWAIT_PLACES };
 
@@ -37,8 +37,8 @@ struct await {
 
 void await_init(struct await *);
 
-/* A place for so many pages on the stream of this slot; AWAIT_NO_PLACE: all are taken. */
-unsigned await_enter(struct await *, uint64_t pages, uint32_t slot);
+/* A place for so many units on the stream of this slot; AWAIT_NO_PLACE: all are taken. */
+unsigned await_enter(struct await *, uint64_t units, uint32_t slot);
 void await_leave(struct await *, unsigned place);
 
 /* To be read before the look for memory after which the thread sleeps. */
@@ -54,13 +54,13 @@ bool await_spin(struct await *, unsigned place, uint32_t seen, uint64_t ns);
 void await_wake(struct await *, unsigned place);
 
 /* For await_published alone. */
-void await_wake_wanting(struct await *, uint64_t pages, struct fence);
+void await_wake_wanting(struct await *, uint64_t units, struct fence);
 
-/* A region of so many pages is FREE, behind that fence. */
-static inline void await_published(struct await *await, uint64_t pages, struct fence fence)
+/* A region of so many units is FREE, behind that fence. */
+static inline void await_published(struct await *await, uint64_t units, struct fence fence)
 {
     if (load_sc_u32(&await->waiting))
-        await_wake_wanting(await, pages, fence);
+        await_wake_wanting(await, units, fence);
 }
 
 #endif

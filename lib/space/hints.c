@@ -5,7 +5,7 @@
 
 /*
  * A block is 512 bytes and aligned to them, so that a slot's number fits below its address in `where`. `used` says
- * which slots are taken; slot[i] is page + 1 once filled in.
+ * which slots are taken; slot[i] is unit + 1 once filled in.
  */
 struct hint_block {
     _Alignas(512) _Atomic(uint64_t) used;
@@ -32,12 +32,12 @@ void hint_arena_free(struct hint_arena *arena)
     reserve_free(arena->base, arena->bytes);
 }
 
-static unsigned bin_of(uint64_t pages)
+static unsigned bin_of(uint64_t units)
 {
-    if (pages <= HINT_EXACT_BINS)
-        return (unsigned)pages - 1;
-    unsigned log = 63 - (unsigned)__builtin_clzll(pages); /* 6 or more */
-    unsigned eighth = (unsigned)(pages >> (log - 3)) & (HINT_BINS_A_DOUBLING - 1);
+    if (units <= HINT_EXACT_BINS)
+        return (unsigned)units - 1;
+    unsigned log = 63 - (unsigned)__builtin_clzll(units); /* 6 or more */
+    unsigned eighth = (unsigned)(units >> (log - 3)) & (HINT_BINS_A_DOUBLING - 1);
     return HINT_EXACT_BINS + (log - 6) * HINT_BINS_A_DOUBLING + eighth;
 }
 
@@ -137,10 +137,10 @@ static struct hint_block *find_room(struct hints *hints, struct hint_bin *bin, s
     return block;
 }
 
-bool hints_enter(struct hints *hints, struct hint_arena *arena, struct page *descriptor, uint64_t page, uint64_t pages)
+bool hints_enter(struct hints *hints, struct hint_arena *arena, struct unit *descriptor, uint64_t unit, uint64_t units)
 {
-    unsigned number = bin_of(pages);
-    vpmm_assert(pages > 0 && number < HINT_BINS);
+    unsigned number = bin_of(units);
+    vpmm_assert(units > 0 && number < HINT_BINS);
     struct hint_bin *bin = &hints->bin[number];
     int slot = -1;
     struct hint_block *block = find_room(hints, bin, arena, &slot);
@@ -149,7 +149,7 @@ bool hints_enter(struct hints *hints, struct hint_arena *arena, struct page *des
         return false;
     }
     store_relaxed_u64(&descriptor->where, (uint64_t)(uintptr_t)block | (unsigned)slot);
-    store_sc_u32(&block->slot[slot], (uint32_t)page + 1);
+    store_sc_u32(&block->slot[slot], (uint32_t)unit + 1);
     if (load_relaxed_ptr(&bin->full) != block)
         store_release_ptr(&bin->full, block);
     fetch_add_sc_u64(&bin->count, 1);
@@ -157,7 +157,7 @@ bool hints_enter(struct hints *hints, struct hint_arena *arena, struct page *des
     return true;
 }
 
-void hints_remove(struct page *descriptor)
+void hints_remove(struct unit *descriptor)
 {
     uint64_t where = load_relaxed_u64(&descriptor->where);
     if (!where)
@@ -177,15 +177,15 @@ void hints_remove(struct page *descriptor)
 
 /* ---- searching ---- */
 
-static bool look(const struct pages *pages, const struct hint_block *block, int slot, enum page_state state,
+static bool look(const struct units *units, const struct hint_block *block, int slot, enum unit_state state,
                  struct seen_region *found)
 {
     uint32_t entry = load_sc_u32(&block->slot[slot]);
     if (!entry)
         return false;
-    found->page = entry - 1;
-    found->word = load_sc_u64(&page_at(pages, found->page)->word);
-    found->pages = word_pages(found->word);
+    found->first = entry - 1;
+    found->word = load_sc_u64(&unit_at(units, found->first)->word);
+    found->units = word_units(found->word);
     return word_state(found->word) == state;
 }
 
@@ -203,11 +203,11 @@ static const struct hint_block *walk_next(const struct hint_bin *bin, const stru
 
 static bool fits(struct want want, const struct seen_region *found)
 {
-    return want_place(want, found->page) + want.pages <= found->page + found->pages;
+    return want_place(want, found->first) + want.units <= found->first + found->units;
 }
 
 /* The shortest fitting region of the first `most` of a bin; in an exact bin, the first. */
-static bool best_of_bin(struct hint_bin *bin, const struct pages *pages, enum page_state state, struct want want,
+static bool best_of_bin(struct hint_bin *bin, const struct units *units, enum unit_state state, struct want want,
                         bool exact, int most, struct seen_region *best)
 {
     const struct hint_block *start = load_acquire_ptr(&bin->full);
@@ -216,18 +216,18 @@ static bool best_of_bin(struct hint_bin *bin, const struct pages *pages, enum pa
     for (const struct hint_block *block = start; block; block = walk_next(bin, start, block, &wrapped)) {
         for (uint64_t used = load_relaxed_u64(&block->used); used; used &= used - 1) {
             struct seen_region found;
-            if (!look(pages, block, __builtin_ctzll(used), state, &found))
+            if (!look(units, block, __builtin_ctzll(used), state, &found))
                 continue;
             if (!fits(want, &found)) {
                 if (++compared == most)
                     return any;
                 continue;
             }
-            if (!any || found.pages < best->pages) {
+            if (!any || found.units < best->units) {
                 *best = found;
                 any = true;
             }
-            if (exact || best->pages == want.pages || ++compared == most) {
+            if (exact || best->units == want.units || ++compared == most) {
                 if (block != start)
                     store_release_ptr(&bin->full, (void *)block); /* the next search begins here */
                 return true;
@@ -237,12 +237,12 @@ static bool best_of_bin(struct hint_bin *bin, const struct pages *pages, enum pa
     return any;
 }
 
-bool hints_best(const struct hints *set, const struct pages *pages, enum page_state state, struct want want,
+bool hints_best(const struct hints *set, const struct units *units, enum unit_state state, struct want want,
                 bool every_bin, struct seen_region *best)
 {
     struct hints *hints = (struct hints *)set; /* searches keep where they found something */
     int most = every_bin ? INT32_MAX : HINTS_COMPARED_IN_A_BIN;
-    for (unsigned bin = bin_of(want.pages); bin < HINT_BINS; bin++) {
+    for (unsigned bin = bin_of(want.units); bin < HINT_BINS; bin++) {
         if (!every_bin) {
             uint64_t bits = load_sc_u64(&hints->bits[bin / 64]) >> bin % 64;
             if (!bits) {
@@ -252,13 +252,13 @@ bool hints_best(const struct hints *set, const struct pages *pages, enum page_st
             bin += (unsigned)__builtin_ctzll(bits);
         }
         if (load_relaxed_u64(&hints->bin[bin].count) &&
-            best_of_bin(&hints->bin[bin], pages, state, want, bin < HINT_EXACT_BINS, most, best))
+            best_of_bin(&hints->bin[bin], units, state, want, bin < HINT_EXACT_BINS, most, best))
             return true;
     }
     return false;
 }
 
-void hints_each(const struct hints *hints, const struct pages *pages, enum page_state state,
+void hints_each(const struct hints *hints, const struct units *units, enum unit_state state,
                 bool (*visit)(const struct seen_region *, void *), void *data)
 {
     for (unsigned bin = 0; bin < HINT_BINS; bin++) {
@@ -268,7 +268,7 @@ void hints_each(const struct hints *hints, const struct pages *pages, enum page_
              block = next_block(block))
             for (uint64_t used = load_relaxed_u64(&block->used); used; used &= used - 1) {
                 struct seen_region found;
-                if (look(pages, block, __builtin_ctzll(used), state, &found) && !visit(&found, data))
+                if (look(units, block, __builtin_ctzll(used), state, &found) && !visit(&found, data))
                     return;
             }
     }
@@ -282,15 +282,15 @@ uint64_t hints_count(const struct hints *hints)
     return count;
 }
 
-bool hints_holds(const struct hints *hints, const struct page *descriptor, uint64_t page)
+bool hints_holds(const struct hints *hints, const struct unit *descriptor, uint64_t unit)
 {
     uint64_t where = load_relaxed_u64(&descriptor->where);
     const struct hint_block *block = (const struct hint_block *)(uintptr_t)(where & ~UINT64_C(511));
-    return where && block->owner == hints && load_relaxed_u32(&block->slot[where & 511]) == (uint32_t)page + 1 &&
-           block->bin == &hints->bin[bin_of(word_pages(load_relaxed_u64(&descriptor->word)))];
+    return where && block->owner == hints && load_relaxed_u32(&block->slot[where & 511]) == (uint32_t)unit + 1 &&
+           block->bin == &hints->bin[bin_of(word_units(load_relaxed_u64(&descriptor->word)))];
 }
 
-uint64_t hints_longest(const struct hints *hints, const struct pages *pages, enum page_state state)
+uint64_t hints_longest(const struct hints *hints, const struct units *units, enum unit_state state)
 {
     for (unsigned bin = HINT_BINS; bin-- > 0;) {
         uint64_t longest = 0;
@@ -298,8 +298,8 @@ uint64_t hints_longest(const struct hints *hints, const struct pages *pages, enu
         for (; block && load_relaxed_u64(&hints->bin[bin].count); block = next_block(block))
             for (uint64_t used = load_relaxed_u64(&block->used); used; used &= used - 1) {
                 struct seen_region found;
-                if (look(pages, block, __builtin_ctzll(used), state, &found) && found.pages > longest)
-                    longest = found.pages;
+                if (look(units, block, __builtin_ctzll(used), state, &found) && found.units > longest)
+                    longest = found.units;
             }
         if (longest)
             return longest;

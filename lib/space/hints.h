@@ -1,11 +1,11 @@
 /*
  * hints.h - a set of regions by length, to be found and not to be believed.
  *
- * The page table is the truth about a region; a hint says where to look. Whoever makes a region FREE enters its hint
- * first, so that a FREE region is always hinted; whoever takes it removes the hint after. In between, a search meets
- * hints of regions that are no longer free, and passes over them.
+ * The table of units is the truth about a region; a hint says where to look. Whoever makes a region FREE enters its
+ * hint first, so that a FREE region is always hinted; whoever takes it removes the hint after. In between, a search
+ * meets hints of regions that are no longer free, and passes over them.
  *
- *   bin     regions of one length (up to 64 pages), or of an eighth of a doubling beyond
+ *   bin     regions of one length (up to 64 units), or of an eighth of a doubling beyond
  *   block   up to 60 hints of one bin; a chain of blocks a bin. Blocks never leave their bin before the set is freed,
  *           so a reader may follow `next` at any time: no ABA, nothing is reclaimed under it
  *   where   what the owner keeps of its hint, to remove it without a search: block address | slot
@@ -24,7 +24,7 @@
 #ifndef VPMM_LIB_HINTS_H
 #define VPMM_LIB_HINTS_H
 
-#include "space/pages.h"
+#include "space/units.h"
 
 enum { HINT_EXACT_BINS = 64, HINT_BINS_A_DOUBLING = 8, HINT_BINS = 240, HINT_SLOTS = 60 };
 
@@ -52,44 +52,44 @@ struct hints {
 
 /* A region that a search found: FREE, or HOLE, when its word was read. */
 struct seen_region {
-    uint64_t page, pages, word;
+    uint64_t first, units, word;
 };
 
 bool hint_arena_init(struct hint_arena *, size_t bytes); /* false: no address space */
 void hint_arena_free(struct hint_arena *);
 
 /* Enters a region that the caller owns. false: the arena is exhausted, nothing is entered and `where` is 0. */
-bool hints_enter(struct hints *, struct hint_arena *, struct page *, uint64_t page, uint64_t pages);
+bool hints_enter(struct hints *, struct hint_arena *, struct unit *, uint64_t unit, uint64_t units);
 
 /* Removes the hint of a region that the caller owns. */
-void hints_remove(struct page *);
+void hints_remove(struct unit *);
 
-/* What is looked for: so many pages from a page on whose number is a multiple of `align`, a power of two. */
+/* What is looked for: so many units from a unit on whose number is a multiple of `align`, a power of two. */
 struct want {
-    uint64_t pages, align;
+    uint64_t units, align;
 };
 
-/* The first page of a region at which it fits, or would. */
-static inline uint64_t want_place(struct want want, uint64_t page)
+/* The first unit of a region at which it fits, or would. */
+static inline uint64_t want_place(struct want want, uint64_t unit)
 {
-    return (page + want.align - 1) & ~(want.align - 1);
+    return (unit + want.align - 1) & ~(want.align - 1);
 }
 
 /*
- * The shortest region that the want fits into and in state `state` among those seen: exact up to 64 pages; beyond,
+ * The shortest region that the want fits into and in state `state` among those seen: exact up to 64 units; beyond,
  * the shortest of the first 64 of its bin. `every_bin` ignores the bits: for a last look before giving up, which a
  * bit that is just being cleared must not spoil. false: none.
  */
-bool hints_best(const struct hints *, const struct pages *, enum page_state state, struct want, bool every_bin,
+bool hints_best(const struct hints *, const struct units *, enum unit_state state, struct want, bool every_bin,
                 struct seen_region *best);
 
 /* Calls visit for each region in state `state`, until it answers false. A region may be missed or met twice if it
    changes meanwhile. */
-void hints_each(const struct hints *, const struct pages *, enum page_state state,
+void hints_each(const struct hints *, const struct units *, enum unit_state state,
                 bool (*visit)(const struct seen_region *, void *), void *data);
 
 uint64_t hints_count(const struct hints *);
-bool hints_holds(const struct hints *, const struct page *, uint64_t page);          /* for the audit */
-uint64_t hints_longest(const struct hints *, const struct pages *, enum page_state); /* pages; 0: none */
+bool hints_holds(const struct hints *, const struct unit *, uint64_t unit);          /* for the audit */
+uint64_t hints_longest(const struct hints *, const struct units *, enum unit_state); /* units; 0: none */
 
 #endif

@@ -2,15 +2,15 @@
 
 #include "base/assert.h"
 
-static struct page *at(const struct space *space, uint64_t page)
+static struct unit *at(const struct space *space, uint64_t unit)
 {
-    return page_at(&space->pages, page);
+    return unit_at(&space->units, unit);
 }
 
 /* For assertions: the region is in the hands of one thread, which is the caller. */
-static bool is_owned(const struct space *space, uint64_t page)
+static bool is_owned(const struct space *space, uint64_t unit)
 {
-    return word_state(peek_u64(&at(space, page)->word)) == PAGE_OWN;
+    return word_state(peek_u64(&at(space, unit)->word)) == UNIT_OWN;
 }
 
 static struct hints *shard_of(struct space *space, struct fence fence)
@@ -33,106 +33,106 @@ static bool may_merge(const struct space *space, struct fence a, struct fence b,
 
 /* ---- spans ---- */
 
-static void write_span(struct space *space, uint64_t page, uint64_t pages, struct fence fence)
+static void write_span(struct space *space, uint64_t unit, uint64_t units, struct fence fence)
 {
-    struct page *first = at(space, page);
-    store_relaxed_u32(&first->span_pages, (uint32_t)pages);
+    struct unit *first = at(space, unit);
+    store_relaxed_u32(&first->span_units, (uint32_t)units);
     store_relaxed_u32(&first->span_stream, fence.stream);
     store_relaxed_u64(&first->span_number, fence.number);
 }
 
-static uint64_t span_pages(const struct space *space, uint64_t page)
+static uint64_t span_units(const struct space *space, uint64_t unit)
 {
-    return load_relaxed_u32(&at(space, page)->span_pages);
+    return load_relaxed_u32(&at(space, unit)->span_units);
 }
 
-static struct fence span_fence(const struct space *space, uint64_t page)
+static struct fence span_fence(const struct space *space, uint64_t unit)
 {
-    const struct page *first = at(space, page);
+    const struct unit *first = at(space, unit);
     return (struct fence){load_relaxed_u32(&first->span_stream), load_relaxed_u64(&first->span_number)};
 }
 
 static void ensure_spans(struct space *space, struct region region)
 {
     if (!region.has_spans)
-        write_span(space, region.page, region.pages, region.fence);
+        write_span(space, region.first, region.units, region.fence);
 }
 
-/* For assertions: the spans follow each other from the region's first page to its end. */
+/* For assertions: the spans follow each other from the region's first unit to its end. */
 static bool spans_fill(const struct space *space, struct region region)
 {
-    uint64_t page = region.page, end = region.page + region.pages;
-    while (page < end && span_pages(space, page))
-        page += span_pages(space, page);
-    return page == end;
+    uint64_t unit = region.first, end = region.first + region.units;
+    while (unit < end && span_units(space, unit))
+        unit += span_units(space, unit);
+    return unit == end;
 }
 
 /* The latest of a region's spans, which are all of one stream or passed. */
-static struct fence latest_fence(const struct space *space, uint64_t page, uint64_t end)
+static struct fence latest_fence(const struct space *space, uint64_t unit, uint64_t end)
 {
     struct fence latest = FENCE_PASSED;
-    for (; page < end; page += span_pages(space, page)) {
-        struct fence fence = settled(space, span_fence(space, page));
+    for (; unit < end; unit += span_units(space, unit)) {
+        struct fence fence = settled(space, span_fence(space, unit));
         latest = fence.number > latest.number ? fence : latest;
     }
     return latest;
 }
 
-/* Splits an owned region in two at `pages`; the span that lies across becomes two. */
-static struct region split(struct space *space, struct region region, uint64_t pages)
+/* Splits an owned region in two at `units`; the span that lies across becomes two. */
+static struct region split(struct space *space, struct region region, uint64_t units)
 {
-    vpmm_assert(is_owned(space, region.page) && pages > 0 && pages < region.pages);
-    struct region rest = {region.page + pages, region.pages - pages, region.fence, region.has_spans};
+    vpmm_assert(is_owned(space, region.first) && units > 0 && units < region.units);
+    struct region rest = {region.first + units, region.units - units, region.fence, region.has_spans};
     stats_count(space->stats, STAT_splits);
     if (!region.has_spans)
         return rest;
-    uint64_t span = region.page;
-    while (span + span_pages(space, span) <= rest.page)
-        span += span_pages(space, span);
-    uint64_t end = span + span_pages(space, span);
-    if (span < rest.page) {
+    uint64_t span = region.first;
+    while (span + span_units(space, span) <= rest.first)
+        span += span_units(space, span);
+    uint64_t end = span + span_units(space, span);
+    if (span < rest.first) {
         struct fence fence = span_fence(space, span);
-        write_span(space, rest.page, end - rest.page, fence);
-        write_span(space, span, rest.page - span, fence);
+        write_span(space, rest.first, end - rest.first, fence);
+        write_span(space, span, rest.first - span, fence);
     }
-    rest.fence = latest_fence(space, rest.page, rest.page + rest.pages);
+    rest.fence = latest_fence(space, rest.first, rest.first + rest.units);
     return rest;
 }
 
 /* ---- neighbours ---- */
 
-/* The FREE region that ends before this page, if its hint on its last page still holds. */
-static bool left_of(const struct space *space, uint64_t page, struct seen_region *left)
+/* The FREE region that ends before this unit, if its hint on its last unit still holds. */
+static bool left_of(const struct space *space, uint64_t unit, struct seen_region *left)
 {
-    uint64_t index = page_index(&space->pages, page);
+    uint64_t index = unit_index(&space->units, unit);
     if (!index)
         return false;
-    uint64_t length = load_sc_u32(&at(space, page - 1)->back);
+    uint64_t length = load_sc_u32(&at(space, unit - 1)->back);
     if (!length || length > index)
         return false;
-    left->page = page - length;
-    left->word = load_sc_u64(&at(space, left->page)->word);
-    left->pages = length;
-    return word_state(left->word) == PAGE_FREE && word_pages(left->word) == length;
+    left->first = unit - length;
+    left->word = load_sc_u64(&at(space, left->first)->word);
+    left->units = length;
+    return word_state(left->word) == UNIT_FREE && word_units(left->word) == length;
 }
 
-static bool right_of(const struct space *space, uint64_t page, uint64_t pages, struct seen_region *right)
+static bool right_of(const struct space *space, uint64_t unit, uint64_t units, struct seen_region *right)
 {
-    if (pages == pages_to_chunk_end(&space->pages, page))
+    if (units == units_to_chunk_end(&space->units, unit))
         return false;
-    right->page = page + pages;
-    right->word = load_sc_u64(&at(space, right->page)->word);
-    right->pages = word_pages(right->word);
-    return word_state(right->word) == PAGE_FREE;
+    right->first = unit + units;
+    right->word = load_sc_u64(&at(space, right->first)->word);
+    right->units = word_units(right->word);
+    return word_state(right->word) == UNIT_FREE;
 }
 
 /* Of granules: how many whole pages a region that becomes FREE, or no longer is, gives back or takes. */
-static uint64_t whole_pages(const struct space *space, uint64_t page, uint64_t pages)
+static uint64_t whole_pages(const struct space *space, uint64_t unit, uint64_t units)
 {
     uint64_t a_page = space->page_granules;
-    if (pages < a_page || !a_page)
+    if (units < a_page || !a_page)
         return 0;
-    uint64_t first = (page + a_page - 1) / a_page, end = (page + pages) / a_page;
+    uint64_t first = (unit + a_page - 1) / a_page, end = (unit + units) / a_page;
     return end > first ? end - first : 0;
 }
 
@@ -144,21 +144,21 @@ static void count_whole(struct space *space, uint64_t whole)
 
 bool region_claim(struct space *space, const struct seen_region *found, struct region *region)
 {
-    struct page *first = at(space, found->page);
-    struct fence fence = page_fence(first);
-    if (!page_take(first, found->word))
+    struct unit *first = at(space, found->first);
+    struct fence fence = unit_fence(first);
+    if (!unit_take(first, found->word))
         return false;
-    vpmm_assert(word_state(found->word) == PAGE_FREE && word_pages(found->word) == found->pages);
+    vpmm_assert(word_state(found->word) == UNIT_FREE && word_units(found->word) == found->units);
     hints_remove(first);
-    count_whole(space, 0 - whole_pages(space, found->page, found->pages));
-    *region = (struct region){found->page, found->pages, fence, true};
+    count_whole(space, 0 - whole_pages(space, found->first, found->units));
+    *region = (struct region){found->first, found->units, fence, true};
     return true;
 }
 
 static bool claim_mergeable(struct space *space, const struct seen_region *neighbour, struct fence fence,
                             struct region *claimed, struct fence *merged)
 {
-    return may_merge(space, page_fence(at(space, neighbour->page)), fence, merged) &&
+    return may_merge(space, unit_fence(at(space, neighbour->first)), fence, merged) &&
            region_claim(space, neighbour, claimed);
 }
 
@@ -172,12 +172,12 @@ static void note_mixture(struct space *space, struct fence a, struct fence b)
 /* Both are in the caller's hands, `left` ends where `right` begins: they become one. */
 static struct region unite(struct space *space, struct region left, struct region right, struct fence fence)
 {
-    vpmm_assert(is_owned(space, left.page) && is_owned(space, right.page) && left.page + left.pages == right.page);
+    vpmm_assert(is_owned(space, left.first) && is_owned(space, right.first) && left.first + left.units == right.first);
     note_mixture(space, left.fence, right.fence);
     ensure_spans(space, left);
     ensure_spans(space, right);
-    page_set(at(space, right.page), PAGE_NONE, 0);
-    return (struct region){left.page, left.pages + right.pages, fence, true};
+    unit_set(at(space, right.first), UNIT_NONE, 0);
+    return (struct region){left.first, left.units + right.units, fence, true};
 }
 
 /* Takes mergeable neighbours in until there are none. Lock-free: each failed claim is another thread's progress. */
@@ -186,10 +186,10 @@ static struct region grow(struct space *space, struct region region)
     struct seen_region neighbour;
     struct region claimed;
     struct fence merged;
-    while (left_of(space, region.page, &neighbour) &&
+    while (left_of(space, region.first, &neighbour) &&
            claim_mergeable(space, &neighbour, region.fence, &claimed, &merged))
         region = unite(space, claimed, region, merged);
-    while (right_of(space, region.page, region.pages, &neighbour) &&
+    while (right_of(space, region.first, region.units, &neighbour) &&
            claim_mergeable(space, &neighbour, region.fence, &claimed, &merged))
         region = unite(space, region, claimed, merged);
     return region;
@@ -198,17 +198,17 @@ static struct region grow(struct space *space, struct region region)
 /* The word that makes it FREE. The hint is entered first: a FREE region is always hinted. */
 static struct seen_region set_free(struct space *space, struct region region)
 {
-    struct page *first = at(space, region.page);
-    vpmm_assert(is_owned(space, region.page) && region.pages <= pages_to_chunk_end(&space->pages, region.page));
+    struct unit *first = at(space, region.first);
+    vpmm_assert(is_owned(space, region.first) && region.units <= units_to_chunk_end(&space->units, region.first));
     region.has_spans = region.has_spans && region.fence.stream;
     ensure_spans(space, region);
     vpmm_assert_walk(spans_fill(space, region));
-    page_set_fence(first, region.fence);
-    store_sc_u32(&at(space, region.page + region.pages - 1)->back, (uint32_t)region.pages);
-    hints_enter(shard_of(space, region.fence), &space->hint_arena, first, region.page, region.pages);
-    count_whole(space, whole_pages(space, region.page, region.pages));
-    uint64_t word = page_set(first, PAGE_FREE, region.pages);
-    return (struct seen_region){region.page, region.pages, word};
+    unit_set_fence(first, region.fence);
+    store_sc_u32(&at(space, region.first + region.units - 1)->back, (uint32_t)region.units);
+    hints_enter(shard_of(space, region.fence), &space->hint_arena, first, region.first, region.units);
+    count_whole(space, whole_pages(space, region.first, region.units));
+    uint64_t word = unit_set(first, UNIT_FREE, region.units);
+    return (struct seen_region){region.first, region.units, word};
 }
 
 /*
@@ -226,12 +226,12 @@ static bool take_again(struct space *space, struct seen_region self, struct regi
     struct region claimed, own;
     struct fence merged;
     struct fence fence = region->fence;
-    if (left_of(space, self.page, &neighbour) && claim_mergeable(space, &neighbour, fence, &claimed, &merged)) {
+    if (left_of(space, self.first, &neighbour) && claim_mergeable(space, &neighbour, fence, &claimed, &merged)) {
         *region = region_claim(space, &self, &own) ? unite(space, claimed, own, merged) : claimed;
         return true;
     }
-    if (right_of(space, self.page, self.pages, &neighbour) &&
-        may_merge(space, page_fence(at(space, neighbour.page)), fence, &merged) && region_claim(space, &self, &own)) {
+    if (right_of(space, self.first, self.units, &neighbour) &&
+        may_merge(space, unit_fence(at(space, neighbour.first)), fence, &merged) && region_claim(space, &self, &own)) {
         *region = own;
         return true;
     }
@@ -250,7 +250,7 @@ static bool passed_meanwhile(struct space *space, struct seen_region self, struc
 
 void region_publish(struct space *space, struct region region)
 {
-    vpmm_assert(region.pages > 0 && is_owned(space, region.page));
+    vpmm_assert(region.units > 0 && is_owned(space, region.first));
     do {
         region.fence = settled(space, region.fence);
         region = grow(space, region);
@@ -259,7 +259,7 @@ void region_publish(struct space *space, struct region region)
             break;
     } while (true);
     fetch_add_sc_u64(&space->publications, 1);
-    await_published(&space->await, region.pages, region.fence);
+    await_published(&space->await, region.units, region.fence);
     bell_ring(space->bell);
 }
 
@@ -270,9 +270,9 @@ void region_publish(struct space *space, struct region region)
  * region may have been taken, used and freed elsewhere. The fence is read after the word; if the claim by that word
  * succeeds, it was the fence of that word.
  */
-static bool usable(const struct space *space, const struct stream *stream, uint64_t page)
+static bool usable(const struct space *space, const struct stream *stream, uint64_t unit)
 {
-    return fence_usable(space->streams, page_fence(at(space, page)), stream);
+    return fence_usable(space->streams, unit_fence(at(space, unit)), stream);
 }
 
 enum region_source region_take(struct space *space, struct stream *stream, struct want want, bool every_bin,
@@ -280,13 +280,13 @@ enum region_source region_take(struct space *space, struct stream *stream, struc
 {
     for (;;) { /* lock-free: a failed claim means that another thread took, merged or moved the region */
         struct seen_region own, passed;
-        bool has_own = hints_best(&stream->free[space->level], &space->pages, PAGE_FREE, want, every_bin, &own);
-        bool has_passed = hints_best(&space->passed, &space->pages, PAGE_FREE, want, every_bin, &passed);
+        bool has_own = hints_best(&stream->free[space->level], &space->units, UNIT_FREE, want, every_bin, &own);
+        bool has_passed = hints_best(&space->passed, &space->units, UNIT_FREE, want, every_bin, &passed);
         if (!has_own && !has_passed)
             return REGION_NONE;
-        bool take_own = has_own && (!has_passed || own.pages <= passed.pages);
+        bool take_own = has_own && (!has_passed || own.units <= passed.units);
         const struct seen_region *found = take_own ? &own : &passed;
-        if (usable(space, stream, found->page) && region_claim(space, found, region))
+        if (usable(space, stream, found->first) && region_claim(space, found, region))
             return take_own ? REGION_OWN_STREAM : REGION_COMPLETED;
     }
 }
@@ -295,7 +295,7 @@ struct join {
     struct space *space;
     const struct stream *stream;
     uint64_t wanted;
-    uint64_t page, pages; /* of the run found, from its first region on; pages 0: none yet */
+    uint64_t first, units; /* of the run found, from its first region on; units 0: none yet */
     unsigned looked;      /* regions that were not part of a long enough run */
 };
 
@@ -305,19 +305,19 @@ static bool look_around(const struct seen_region *found, void *data)
     enum { REGIONS_LOOKED_AT = 128 }; /* a malloc that finds nothing here builds, and a build sees all runs */
     struct join *join = data;
     struct seen_region next;
-    uint64_t page = found->page, pages = found->pages;
-    while (pages < join->wanted && left_of(join->space, page, &next) && usable(join->space, join->stream, next.page)) {
-        page = next.page;
-        pages += next.pages;
+    uint64_t unit = found->first, units = found->units;
+    while (units < join->wanted && left_of(join->space, unit, &next) && usable(join->space, join->stream, next.first)) {
+        unit = next.first;
+        units += next.units;
     }
-    while (pages < join->wanted && right_of(join->space, page, pages, &next) &&
-           usable(join->space, join->stream, next.page))
-        pages += next.pages;
-    if (pages >= join->wanted) {
-        join->page = page;
-        join->pages = pages;
+    while (units < join->wanted && right_of(join->space, unit, units, &next) &&
+           usable(join->space, join->stream, next.first))
+        units += next.units;
+    if (units >= join->wanted) {
+        join->first = unit;
+        join->units = units;
     }
-    return !join->pages && ++join->looked < REGIONS_LOOKED_AT;
+    return !join->units && ++join->looked < REGIONS_LOOKED_AT;
 }
 
 /* Own fences are of one stream, and a passed one counts less than any of them. */
@@ -327,17 +327,17 @@ struct region region_unite(struct space *space, struct region left, struct regio
     return unite(space, left, right, a.number > b.number ? a : b);
 }
 
-/* Claims regions from `page` on until `wanted` pages are together; false: something changed, nothing is kept. */
-static bool claim_run(struct space *space, const struct stream *stream, uint64_t page, uint64_t wanted,
+/* Claims regions from `unit` on until `wanted` units are together; false: something changed, nothing is kept. */
+static bool claim_run(struct space *space, const struct stream *stream, uint64_t unit, uint64_t wanted,
                       struct region *region)
 {
-    struct seen_region next = {.page = page, .word = load_sc_u64(&at(space, page)->word)};
+    struct seen_region next = {.first = unit, .word = load_sc_u64(&at(space, unit)->word)};
     struct region claimed;
-    next.pages = word_pages(next.word);
-    if (word_state(next.word) != PAGE_FREE || !usable(space, stream, page) || !region_claim(space, &next, region))
+    next.units = word_units(next.word);
+    if (word_state(next.word) != UNIT_FREE || !usable(space, stream, unit) || !region_claim(space, &next, region))
         return false;
-    while (region->pages < wanted) {
-        if (!right_of(space, region->page, region->pages, &next) || !usable(space, stream, next.page) ||
+    while (region->units < wanted) {
+        if (!right_of(space, region->first, region->units, &next) || !usable(space, stream, next.first) ||
             !region_claim(space, &next, &claimed)) {
             /* As one region: its spans keep the fences that they had. */
             region_publish(space, *region);
@@ -348,15 +348,15 @@ static bool claim_run(struct space *space, const struct stream *stream, uint64_t
     return true;
 }
 
-enum region_source region_join(struct space *space, struct stream *stream, uint64_t pages, struct region *region)
+enum region_source region_join(struct space *space, struct stream *stream, uint64_t units, struct region *region)
 {
     enum { TRIES = 4 };
     for (int i = 0; i < TRIES; i++) {
-        struct join join = {.space = space, .stream = stream, .wanted = pages};
-        hints_each(&stream->free[space->level], &space->pages, PAGE_FREE, look_around, &join);
-        if (!join.pages)
+        struct join join = {.space = space, .stream = stream, .wanted = units};
+        hints_each(&stream->free[space->level], &space->units, UNIT_FREE, look_around, &join);
+        if (!join.units)
             return REGION_NONE;
-        if (claim_run(space, stream, join.page, pages, region))
+        if (claim_run(space, stream, join.first, units, region))
             return REGION_OWN_STREAM;
     }
     return REGION_NONE;
@@ -366,24 +366,24 @@ struct part {
     struct space *space;
     uint64_t wanted;
     struct seen_region in; /* the region */
-    uint64_t page, pages;  /* the run in it; pages 0: none found */
+    uint64_t first, units; /* the run in it; units 0: none found */
     unsigned looked;
 };
 
 /* The spans may be changing: lengths are held against the region's, and the claim by its word decides. */
-void region_longest_part(const struct space *space, const struct seen_region *found, uint64_t *page, uint64_t *pages)
+void region_longest_part(const struct space *space, const struct seen_region *found, uint64_t *unit, uint64_t *units)
 {
-    uint64_t end = found->page + found->pages, run = found->page, length;
-    *pages = 0;
+    uint64_t end = found->first + found->units, run = found->first, length;
+    *units = 0;
     for (uint64_t span = run; span < end; span += length) {
-        length = span_pages(space, span);
+        length = span_units(space, span);
         if (!length || span + length > end)
             break;
         if (!fence_passed(space->streams, span_fence(space, span))) {
             run = span + length;
-        } else if (span + length - run > *pages) {
-            *page = run;
-            *pages = span + length - run;
+        } else if (span + length - run > *units) {
+            *unit = run;
+            *units = span + length - run;
         }
     }
 }
@@ -392,61 +392,61 @@ static bool look_inside(const struct seen_region *found, void *data)
 {
     enum { REGIONS_LOOKED_AT = 128 };
     struct part *part = data;
-    uint64_t page, pages;
-    region_longest_part(part->space, found, &page, &pages);
-    if (pages >= part->wanted) {
+    uint64_t unit, units;
+    region_longest_part(part->space, found, &unit, &units);
+    if (units >= part->wanted) {
         part->in = *found;
-        part->page = page;
-        part->pages = pages;
+        part->first = unit;
+        part->units = units;
         return false;
     }
     return ++part->looked < REGIONS_LOOKED_AT;
 }
 
-struct region region_drop_front(struct space *space, struct region region, uint64_t pages)
+struct region region_drop_front(struct space *space, struct region region, uint64_t units)
 {
-    struct region rest = split(space, region, pages);
-    page_set(at(space, rest.page), PAGE_OWN, rest.pages);
-    region.pages = pages;
+    struct region rest = split(space, region, units);
+    unit_set(at(space, rest.first), UNIT_OWN, rest.units);
+    region.units = units;
     region_publish(space, region);
     return rest;
 }
 
-struct region region_keep_front(struct space *space, struct region region, uint64_t pages)
+struct region region_keep_front(struct space *space, struct region region, uint64_t units)
 {
-    struct region rest = split(space, region, pages);
-    page_set(at(space, rest.page), PAGE_OWN, rest.pages);
-    region.pages = pages;
+    struct region rest = split(space, region, units);
+    unit_set(at(space, rest.first), UNIT_OWN, rest.units);
+    region.units = units;
     region_publish(space, rest);
     return region;
 }
 
-struct region region_take_out(struct space *space, struct region region, uint64_t page, uint64_t pages)
+struct region region_take_out(struct space *space, struct region region, uint64_t unit, uint64_t units)
 {
     struct region run = region;
-    vpmm_assert(page >= region.page && pages > 0 && page + pages <= region.page + region.pages);
-    if (page > region.page)
-        run = region_drop_front(space, region, page - region.page);
-    if (run.pages > pages)
-        region_keep_front(space, run, pages);
-    return (struct region){page, pages, FENCE_PASSED, false};
+    vpmm_assert(unit >= region.first && units > 0 && unit + units <= region.first + region.units);
+    if (unit > region.first)
+        run = region_drop_front(space, region, unit - region.first);
+    if (run.units > units)
+        region_keep_front(space, run, units);
+    return (struct region){unit, units, FENCE_PASSED, false};
 }
 
-bool region_take_part(struct space *space, struct stream *stream, uint64_t pages, struct region *region)
+bool region_take_part(struct space *space, struct stream *stream, uint64_t units, struct region *region)
 {
     enum { TRIES = 4 };
     if (!load_relaxed_u32(&space->mixed))
         return false;
     for (int i = 0; i < TRIES; i++) {
-        struct part part = {.space = space, .wanted = pages};
-        for (uint32_t slot = 1, n = load_acquire_u32(&space->streams->slots); slot < n && !part.pages; slot++)
+        struct part part = {.space = space, .wanted = units};
+        for (uint32_t slot = 1, n = load_acquire_u32(&space->streams->slots); slot < n && !part.units; slot++)
             if (stream_at(space->streams, slot) != stream)
-                hints_each(&stream_at(space->streams, slot)->free[space->level], &space->pages, PAGE_FREE, look_inside,
+                hints_each(&stream_at(space->streams, slot)->free[space->level], &space->units, UNIT_FREE, look_inside,
                            &part);
-        if (!part.pages)
+        if (!part.units)
             return false;
         if (region_claim(space, &part.in, region)) {
-            *region = region_take_out(space, *region, part.page, part.pages);
+            *region = region_take_out(space, *region, part.first, part.units);
             return true;
         }
     }
@@ -454,21 +454,21 @@ bool region_take_part(struct space *space, struct stream *stream, uint64_t pages
 }
 
 /* The best fit among what other streams have freed, and can be waited for. */
-static bool take_freed_elsewhere(struct space *space, const struct stream *stream, uint64_t pages, bool every_bin,
+static bool take_freed_elsewhere(struct space *space, const struct stream *stream, uint64_t units, bool every_bin,
                                  struct region *region)
 {
-    struct want want = {pages, 1};
+    struct want want = {units, 1};
     for (;;) { /* lock-free, as region_take */
         struct seen_region best = {0}, found;
         for (uint32_t slot = 1, n = load_acquire_u32(&space->streams->slots); slot < n; slot++) {
             struct stream *other = stream_at(space->streams, slot);
             if (other != stream &&
-                hints_best(&other->free[space->level], &space->pages, PAGE_FREE, want, every_bin, &found) &&
-                (!best.pages || found.pages < best.pages) &&
-                fence_waitable(space->streams, page_fence(at(space, found.page))))
+                hints_best(&other->free[space->level], &space->units, UNIT_FREE, want, every_bin, &found) &&
+                (!best.units || found.units < best.units) &&
+                fence_waitable(space->streams, unit_fence(at(space, found.first))))
                 best = found;
         }
-        if (!best.pages)
+        if (!best.units)
             return false;
         if (region_claim(space, &best, region))
             return true;
@@ -476,13 +476,13 @@ static bool take_freed_elsewhere(struct space *space, const struct stream *strea
 }
 
 /* What cannot be waited for is put back. What is not needed is free, behind its own fence, before the wait. */
-enum region_source region_take_waiting(struct space *space, struct stream *stream, uint64_t pages, bool every_bin,
+enum region_source region_take_waiting(struct space *space, struct stream *stream, uint64_t units, bool every_bin,
                                        struct region *region)
 {
-    if (!take_freed_elsewhere(space, stream, pages, every_bin, region))
+    if (!take_freed_elsewhere(space, stream, units, every_bin, region))
         return REGION_NONE;
-    if (region->pages > pages)
-        *region = region_keep_front(space, *region, pages);
+    if (region->units > units)
+        *region = region_keep_front(space, *region, units);
     bool passed = fence_passed(space->streams, region->fence);
     vpmm_status status = load_relaxed_u32(space->reuse) == VPMM_REUSE_WAIT_HOST
                              ? stream_wait_host(space->streams, region->fence)
@@ -496,21 +496,21 @@ enum region_source region_take_waiting(struct space *space, struct stream *strea
 
 /* ---- handing out and taking back ---- */
 
-CUdeviceptr region_hand_out(struct space *space, struct region region, uint64_t pages, uint64_t requested)
+CUdeviceptr region_hand_out(struct space *space, struct region region, uint64_t units, uint64_t requested)
 {
-    struct page *first = at(space, region.page);
+    struct unit *first = at(space, region.first);
     struct region rest = {0};
-    vpmm_assert(is_owned(space, region.page) && pages > 0 && pages <= region.pages);
-    if (region.pages > pages) {
-        rest = split(space, region, pages);
-        page_set(at(space, rest.page), PAGE_OWN, rest.pages);
+    vpmm_assert(is_owned(space, region.first) && units > 0 && units <= region.units);
+    if (region.units > units) {
+        rest = split(space, region, units);
+        unit_set(at(space, rest.first), UNIT_OWN, rest.units);
     }
     store_relaxed_u64(&first->requested, requested);
-    stats_begin_live(space->stats, space->live_stat, pages << space->pages.page_shift, requested);
-    page_set(first, PAGE_LIVE, pages); /* release: pairs with the acquire in region_take_back */
-    if (rest.pages)
+    stats_begin_live(space->stats, space->live_stat, units << space->units.unit_shift, requested);
+    unit_set(first, UNIT_LIVE, units); /* release: pairs with the acquire in region_take_back */
+    if (rest.units)
         region_publish(space, rest);
-    return page_address(&space->pages, region.page);
+    return unit_address(&space->units, region.first);
 }
 
 vpmm_status region_not_live(CUdeviceptr address)
@@ -522,17 +522,17 @@ vpmm_status region_not_live(CUdeviceptr address)
 
 vpmm_status region_take_back(struct space *space, CUdeviceptr address, struct region *region)
 {
-    uint64_t page;
-    if (!page_of_address(&space->pages, address, &page))
+    uint64_t unit;
+    if (!unit_of_address(&space->units, address, &unit))
         return fail(VPMM_ERROR_INVALID_POINTER, "0x%llx is not the start of an allocation of this pool",
                     (unsigned long long)address);
-    struct page *first = at(space, page);
+    struct unit *first = at(space, unit);
     uint64_t word = load_acquire_u64(&first->word);
-    if (word_state(word) != PAGE_LIVE || !page_take(first, word))
+    if (word_state(word) != UNIT_LIVE || !unit_take(first, word))
         return region_not_live(address);
-    *region = (struct region){page, word_pages(word), FENCE_PASSED, false};
-    vpmm_assert(is_owned(space, page) && region->pages > 0);
-    stats_end_live(space->stats, space->live_stat, region->pages << space->pages.page_shift,
+    *region = (struct region){unit, word_units(word), FENCE_PASSED, false};
+    vpmm_assert(is_owned(space, unit) && region->units > 0);
+    stats_end_live(space->stats, space->live_stat, region->units << space->units.unit_shift,
                    load_relaxed_u64(&first->requested));
     return VPMM_SUCCESS;
 }
@@ -541,12 +541,12 @@ static bool pass_one(const struct seen_region *found, void *data)
 {
     struct space *space = data;
     struct region region;
-    if (fence_passed(space->streams, page_fence(at(space, found->page))) && region_claim(space, found, &region))
+    if (fence_passed(space->streams, unit_fence(at(space, found->first))) && region_claim(space, found, &region))
         region_publish(space, region);
     return true;
 }
 
 void region_pass(struct space *space, struct stream *stream)
 {
-    hints_each(&stream->free[space->level], &space->pages, PAGE_FREE, pass_one, space);
+    hints_each(&stream->free[space->level], &space->units, UNIT_FREE, pass_one, space);
 }

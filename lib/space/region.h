@@ -9,8 +9,8 @@
  * with one stream, from 1.05 to 1.11 with four.) Idle memory is not made to look busy by it, because a region remembers
  * its spans: runs of it whose fences passed or will pass on their own. Another stream finds the passed ones
  * (region_take_part) before it waits or builds.
- *   sum of the spans' pages = the region's pages; the region's fence is the latest of the spans'
- * Spans are chained by length from the region's first page; merging leaves them as they are, and a region that has
+ *   sum of the spans' units = the region's units; the region's fence is the latest of the spans'
+ * Spans are chained by length from the region's first unit; merging leaves them as they are, and a region that has
  * passed is a single one. That two neighbours which are published at the same time do not both miss each other is
  * argued at take_again (region.c).
  */
@@ -21,9 +21,9 @@
 
 /* A region in the caller's hands: its first word is OWN. */
 struct region {
-    uint64_t page, pages;
+    uint64_t first, units;
     struct fence fence;
-    bool has_spans; /* written in its pages; not so: it is a single one, with its fence */
+    bool has_spans; /* written in its units; not so: it is a single one, with its fence */
 };
 
 enum region_source { REGION_NONE, REGION_OWN_STREAM, REGION_COMPLETED, REGION_WAITED };
@@ -35,22 +35,22 @@ void region_publish(struct space *, struct region);
 enum region_source region_take(struct space *, struct stream *, struct want, bool every_bin, struct region *);
 
 /* A run of adjacent free regions that only their fences keep apart, all usable by the stream without waiting. */
-enum region_source region_join(struct space *, struct stream *, uint64_t pages, struct region *);
+enum region_source region_join(struct space *, struct stream *, uint64_t units, struct region *);
 
-/* The longest run of spans in a region, as it was seen, that have passed; pages 0: none. */
-void region_longest_part(const struct space *, const struct seen_region *, uint64_t *page, uint64_t *pages);
+/* The longest run of spans in a region, as it was seen, that have passed; units 0: none. */
+void region_longest_part(const struct space *, const struct seen_region *, uint64_t *first, uint64_t *units);
 
 /* Publishes what lies before and after such a run in an owned region, under their latest fences, and keeps the run. */
-struct region region_take_out(struct space *, struct region, uint64_t page, uint64_t pages);
+struct region region_take_out(struct space *, struct region, uint64_t first, uint64_t units);
 
 /* A run of passed spans inside a longer region of another stream that has not passed as a whole. */
-bool region_take_part(struct space *, struct stream *, uint64_t pages, struct region *);
+bool region_take_part(struct space *, struct stream *, uint64_t units, struct region *);
 
 /*
  * The best fit among what other streams have freed, and a wait for its fence: of the stream on the device, or of the
  * calling thread, as the setting is (vpmm_reuse). REGION_COMPLETED: it had passed meanwhile.
  */
-enum region_source region_take_waiting(struct space *, struct stream *, uint64_t pages, bool every_bin,
+enum region_source region_take_waiting(struct space *, struct stream *, uint64_t units, bool every_bin,
                                        struct region *);
 
 /* Takes a FREE region as it was seen; false: it has changed. */
@@ -59,14 +59,14 @@ bool region_claim(struct space *, const struct seen_region *, struct region *);
 /* Two adjacent owned regions that one stream may use without waiting, as one behind the later of their fences. */
 struct region region_unite(struct space *, struct region left, struct region right);
 
-/* Keeps the first `pages` pages as a live allocation of `requested` bytes and publishes the rest. */
-CUdeviceptr region_hand_out(struct space *, struct region, uint64_t pages, uint64_t requested);
+/* Keeps the first `units` units as a live allocation of `requested` bytes and publishes the rest. */
+CUdeviceptr region_hand_out(struct space *, struct region, uint64_t units, uint64_t requested);
 
-/* Publishes the first `pages` pages of an owned region and keeps the rest. */
-struct region region_drop_front(struct space *, struct region, uint64_t pages);
+/* Publishes the first `units` units of an owned region and keeps the rest. */
+struct region region_drop_front(struct space *, struct region, uint64_t units);
 
-/* Keeps the first `pages` pages of an owned region and publishes the rest. */
-struct region region_keep_front(struct space *, struct region, uint64_t pages);
+/* Keeps the first `units` units of an owned region and publishes the rest. */
+struct region region_keep_front(struct space *, struct region, uint64_t units);
 
 /* What a free returns where no live allocation begins. */
 vpmm_status region_not_live(CUdeviceptr);

@@ -2,9 +2,9 @@
 
 #define HINT_ARENA_BYTES ((size_t)4 << 30) /* reserved, not committed: 8 million blocks of 60 hints */
 
-vpmm_status space_init(struct space *space, size_t page_size, size_t va_size)
+vpmm_status space_init(struct space *space, size_t unit_size, size_t va_size)
 {
-    pages_init(&space->pages, page_size, va_size);
+    units_init(&space->units, unit_size, va_size);
     await_init(&space->await);
     return hint_arena_init(&space->hint_arena, HINT_ARENA_BYTES)
                ? VPMM_SUCCESS
@@ -14,5 +14,5 @@ vpmm_status space_init(struct space *space, size_t page_size, size_t va_size)
 void space_free(struct space *space)
 {
     hint_arena_free(&space->hint_arena);
-    pages_free(&space->pages);
+    units_free(&space->units);
 }

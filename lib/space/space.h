@@ -1,11 +1,11 @@
 /*
- * space.h - what regions live in: a page table, the hints of its FREE regions, and the caches in front of them.
+ * space.h - what regions live in: a table of units, the hints of its FREE regions, and the caches in front of them.
  *
  * A pool has two. In the one, regions are runs of pages, and what becomes of physical memory is decided (build.h). In
  * the other they are runs of granules, the parts that pages are cut into for small requests (cut.h): the same states,
  * fences, merging and caches at a finer grain. Both are of the same streams.
  *
- *   pages      the truth about every region                                   by exchange of words (pages.h)
+ *   units      the truth about every region                                   by exchange of words (units.h)
  *   passed     hints of FREE regions that wait for nothing                    lock-free (hints.h)
  *   streams    records, each with hints of the FREE regions behind its fences lock-free (stream.h, fence.h)
  *   fronts     what threads keep for themselves, CACHED                       lock-free (front.h)
@@ -18,8 +18,8 @@
 #include "space/await.h"
 #include "space/fence.h"
 #include "space/hints.h"
-#include "space/pages.h"
 #include "space/stream.h"
+#include "space/units.h"
 
 enum { GRANULE_BYTES = 8192 };
 
@@ -35,7 +35,7 @@ struct space {
     enum space_level level;           /* which of a stream's hints are of this space */
     enum stat live_stat, cached_stat; /* the levels of bytes handed out, and in caches */
     uint64_t page_granules;           /* of granules: how many a page has; 0: of pages, or no page is ever cut */
-    struct pages pages;
+    struct units units;
     struct hint_arena hint_arena;
     struct hints passed;
     _Atomic(uint64_t) whole;        /* pages in FREE regions of granules, each region by itself */
@@ -45,7 +45,7 @@ struct space {
 };
 
 /* The tables and hints, empty. What is constant is the caller's to set before. HOST_MEMORY. */
-vpmm_status space_init(struct space *, size_t page_size, size_t va_size);
+vpmm_status space_init(struct space *, size_t unit_size, size_t va_size);
 void space_free(struct space *);
 
 #endif

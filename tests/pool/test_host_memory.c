@@ -229,7 +229,7 @@ Test(host_memory, what_was_cut_costs_nothing_once_its_memory_has_moved)
 
 static uint64_t generation_at(const struct world *w, CUdeviceptr address)
 {
-    return word_generation(peek_u64(&page_at_address(&w->pool->arena.cut.pages, address)->word));
+    return word_generation(peek_u64(&unit_at_address(&w->pool->arena.cut.units, address)->word));
 }
 
 /*
@@ -240,7 +240,7 @@ static void generations_go_on(struct world *w, uint64_t above, bool forgets)
 {
     CUstream s = world_stream(w);
     CUdeviceptr p = take_bytes(w, PAGE / 2, s), again;
-    atomic_fetch_add(&page_at_address(&w->pool->arena.cut.pages, p)->word, above << (64 - PAGE_GENERATION_BITS));
+    atomic_fetch_add(&unit_at_address(&w->pool->arena.cut.units, p)->word, above << (64 - UNIT_GENERATION_BITS));
     for (int i = 0; i < 50; i++) {
         give(w, p, s);
         cr_assert_eq(take_bytes(w, PAGE / 2, s), p);
@@ -267,6 +267,6 @@ Test(host_memory, no_word_of_a_granule_comes_again)
     world_open(&w, &setup);
     generations_go_on(&w, 0, true);
     generations_go_on(&w, UINT64_C(1) << 30, true);
-    generations_go_on(&w, UINT64_C(1) << (PAGE_GENERATION_BITS - 1), false);
+    generations_go_on(&w, UINT64_C(1) << (UNIT_GENERATION_BITS - 1), false);
     world_close(&w);
 }

@@ -98,12 +98,13 @@ struct neighbours : rl::test_suite<neighbours, 2> {
 };
 
 static const quote neighbours_quotes[] = {
-    {"lib/space/pages.h", "        store_sc_u64(&page->word, word);"},
-    {"lib/space/pages.h", "    return cas_sc_u64(&page->word, &word, word_make(PAGE_OWN, word_pages(word), word));"},
-    {"lib/space/region.c", "    uint64_t length = load_sc_u32(&at(space, page - 1)->back);"},
-    {"lib/space/region.c", "    left->word = load_sc_u64(&at(space, left->page)->word);"},
-    {"lib/space/region.c", "    right->word = load_sc_u64(&at(space, right->page)->word);"},
-    {"lib/space/region.c", "    store_sc_u32(&at(space, region.page + region.pages - 1)->back, (uint32_t)region.pages);"},
+    {"lib/space/units.h", "        store_sc_u64(&unit->word, word);"},
+    {"lib/space/units.h", "    return cas_sc_u64(&unit->word, &word, word_make(UNIT_OWN, word_units(word), word));"},
+    {"lib/space/region.c", "    uint64_t length = load_sc_u32(&at(space, unit - 1)->back);"},
+    {"lib/space/region.c", "    left->word = load_sc_u64(&at(space, left->first)->word);"},
+    {"lib/space/region.c", "    right->word = load_sc_u64(&at(space, right->first)->word);"},
+    {"lib/space/region.c",
+     "    store_sc_u32(&at(space, region.first + region.units - 1)->back, (uint32_t)region.units);"},
     {0, 0}};
 
 /* A fence passes while memory behind it is published (region.c, passed_meanwhile): one of the two moves it. */
@@ -141,7 +142,7 @@ static const quote passed_quotes[] = {
     {"lib/space/fence.c", "        store_sc_u64(&stream->completed, mark_number(last)); /* pairs with fence_passed, and"},
     {"lib/space/fence.h",
      "    return !fence.stream || (stream && fence.number <= load_sc_u64(&stream->completed));"},
-    {"lib/space/hints.c", "    found->word = load_sc_u64(&page_at(pages, found->page)->word);"},
+    {"lib/space/hints.c", "    found->word = load_sc_u64(&unit_at(units, found->first)->word);"},
     {0, 0}};
 
 /*
@@ -213,7 +214,7 @@ struct noted : rl::test_suite<noted, 2> {
 
 static const quote noted_quotes[] = {
     {"lib/cache/regions.h", "    store_relaxed_u64(&bin->slot[count], address);"},
-    {"lib/cache/regions.h", "    if (!cas_sc_u64(&first->word, &word, word_next(word, PAGE_LIVE, PAGE_CACHED)))"},
+    {"lib/cache/regions.h", "    if (!cas_sc_u64(&first->word, &word, word_next(word, UNIT_LIVE, UNIT_CACHED)))"},
     {"lib/cache/regions.h", "    *unnoted = !(load_sc_u64(&cache->regions.noted) >> index & 1) ? index : CACHE_BINS;"},
     {"lib/cache/cache.c", "    if (!fetch_or_sc_u64(&set->noted, UINT64_C(1) << index))\n        cache_list_noted(cache);"},
     {"lib/cache/cache.c", "    return set && load_sc_u64(&set->noted) ? exchange_sc_u64(&set->noted, 0) : 0;"},
@@ -260,7 +261,7 @@ static const quote moved_quotes[] = {
     {"lib/cache/cache.c", "    if (count > slots)\n        cache_note_filled(cache, kind, index);"},
     {0, 0}};
 
-/* A hit of one stream, while another thread takes the page and frees it on another stream (front.h, ABA). */
+/* A hit of one stream, while another thread takes the region and frees it on another stream (front.h, ABA). */
 struct hit : rl::test_suite<hit, 2> {
     word state, fence_stream; /* state: 10 * generation + state */
     word used_on;
@@ -302,8 +303,8 @@ struct hit : rl::test_suite<hit, 2> {
 
 static const quote hit_quotes[] = {
     {"lib/cache/regions.h",
-     "    uint64_t word = load_acquire_u64(&page->word);\n    return word_is(word, PAGE_CACHED, length) && "
-     "load_relaxed_u32(&page->fence_stream) == cache->slot &&\n           cas_sc_u64("},
+     "    uint64_t word = load_acquire_u64(&first->word);\n    return word_is(word, UNIT_CACHED, length) && "
+     "load_relaxed_u32(&first->fence_stream) == cache->slot &&\n           cas_sc_u64("},
     {0, 0}};
 
 /* From a free to a malloc on another stream, by published, a mark, its ring and completed (fence.h). */
@@ -705,14 +706,14 @@ struct awaited : rl::test_suite<awaited, 2> {
 };
 
 static const quote awaited_quotes[] = {
-    {"lib/space/await.c", "            !cas_sc_u64(&await->place[i].want, &nobody, pages << SLOT_BITS | slot))\n"
+    {"lib/space/await.c", "            !cas_sc_u64(&await->place[i].want, &nobody, units << SLOT_BITS | slot))\n"
                           "            continue;\n"
                           "        fetch_add_sc_u32(&await->waiting, 1);"},
     {"lib/space/await.c", "        uint64_t want = load_sc_u64(&await->place[i].want);"},
-    {"lib/space/await.h", "    if (load_sc_u32(&await->waiting))\n        await_wake_wanting(await, pages, fence);"},
-    {"lib/space/region.c", "    await_published(&space->await, region.pages, region.fence);"},
-    {"lib/space/pages.h", "        store_sc_u64(&page->word, word);"},
-    {"lib/space/hints.c", "    found->word = load_sc_u64(&page_at(pages, found->page)->word);"},
+    {"lib/space/await.h", "    if (load_sc_u32(&await->waiting))\n        await_wake_wanting(await, units, fence);"},
+    {"lib/space/region.c", "    await_published(&space->await, region.units, region.fence);"},
+    {"lib/space/units.h", "        store_sc_u64(&unit->word, word);"},
+    {"lib/space/hints.c", "    found->word = load_sc_u64(&unit_at(units, found->first)->word);"},
     {"lib/pool/tiers.c", "        turn_read(turn, place);\n        source = find_pages("},
     {0, 0}};
 

@@ -14,7 +14,7 @@ enum order { OLDEST_FIRST, NEWEST_FIRST, SHUFFLED };
 struct set {
     struct hint_arena arena;
     struct hints *hints;
-    struct page *page;
+    struct unit *page;
     uint64_t block_bytes;
 };
 

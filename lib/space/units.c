@@ -1,0 +1,82 @@
+#define _GNU_SOURCE
+#include "space/units.h"
+
+#include "base/reserve.h"
+
+#include <sys/mman.h>
+
+void units_init(struct units *units, size_t unit_size, size_t va_size)
+{
+    units->unit_size = unit_size;
+    units->unit_shift = (unsigned)__builtin_ctzll(unit_size);
+    units->chunk_units = va_size >> units->unit_shift;
+    units->chunk_shift = 64 - (unsigned)__builtin_clzll(units->chunk_units); /* room for one more: see units.h */
+    /* Hints keep unit numbers in 32 bits, of which 0 means none. */
+    uint64_t fits = (UINT64_C(1) << (32 - units->chunk_shift)) - 1;
+    units->max_chunks = fits < UNITS_MAX_CHUNKS ? (unsigned)fits : UNITS_MAX_CHUNKS;
+    store_relaxed_u32(&units->chunks, 0);
+}
+
+static size_t table_bytes(const struct units *units)
+{
+    return units->chunk_units * sizeof(struct unit);
+}
+
+void units_free(struct units *units)
+{
+    for (uint32_t i = 0; i < load_relaxed_u32(&units->chunks); i++)
+        reserve_free(units->chunk[i].unit, table_bytes(units));
+}
+
+vpmm_status units_table_new(const struct units *units, void **out)
+{
+    uint32_t n = load_relaxed_u32(&units->chunks);
+    if (n == units->max_chunks)
+        return fail(VPMM_ERROR_OUT_OF_ADDRESS_SPACE,
+                    "%u chunks of %zu bytes are reserved, and no pool holds more; "
+                    "raise VPMM_VA_SIZE",
+                    n, (size_t)units->chunk_units << units->unit_shift);
+    void *table = reserve_zeros(table_bytes(units));
+    if (!table)
+        return fail(VPMM_ERROR_HOST_MEMORY, "mmap of %zu bytes of page descriptors failed: lower VPMM_VA_SIZE",
+                    table_bytes(units));
+    madvise(table, table_bytes(units), MADV_NOHUGEPAGE); /* sparse by nature: a huge page would be mostly empty */
+    *out = table;
+    return VPMM_SUCCESS;
+}
+
+void units_table_free(const struct units *units, void *table)
+{
+    reserve_free(table, table_bytes(units));
+}
+
+uint64_t units_add_chunk(struct units *units, CUdeviceptr base, void *table)
+{
+    uint32_t n = load_relaxed_u32(&units->chunks);
+    units->chunk[n] = (struct chunk){.base = base, .unit = table};
+    store_release_u32(&units->chunks, n + 1); /* pairs with unit_around's acquire */
+    return (uint64_t)n << units->chunk_shift;
+}
+
+bool unit_around(const struct units *units, CUdeviceptr address, uint64_t *unit)
+{
+    for (uint32_t i = 0, n = load_acquire_u32(&units->chunks); i < n; i++) {
+        CUdeviceptr offset = address - units->chunk[i].base;
+        if (offset >> units->unit_shift < units->chunk_units && address >= units->chunk[i].base) {
+            *unit = (uint64_t)i << units->chunk_shift | offset >> units->unit_shift;
+            return true;
+        }
+    }
+    return false;
+}
+
+bool unit_of_address(const struct units *units, CUdeviceptr address, uint64_t *unit)
+{
+    return unit_around(units, address, unit) && unit_address(units, *unit) == address;
+}
+
+struct unit *unit_at_address(const struct units *units, CUdeviceptr address)
+{
+    uint64_t unit;
+    return unit_of_address(units, address, &unit) ? unit_at(units, unit) : NULL;
+}

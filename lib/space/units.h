@@ -1,0 +1,231 @@
+/*
+ * units.h - the table of a space: one descriptor for every unit of reserved address space.
+ *
+ *   unit     what a space counts in: a page, or a granule of pages that are cut (space.h)
+ *   chunk    one cuMemAddressReserve of va_size bytes, and a table of descriptors for it. Chunks are added, never
+ *            removed before the pool's end
+ *   number   of a unit, in all chunks: chunk << shift | index in the chunk. A chunk has fewer units than 1 << shift, so
+ *            that the last unit of one and the first of the next are not neighbours by number, as they are none in fact
+ *   region   a run of units of one chunk; its first unit's word says its state and length
+ *
+ * States and who may change them:
+ *   NONE     inside a region, or reserved and never used
+ *   LIVE     handed out            -> OWN by the free that wins the exchange
+ *   FREE     mapped, reusable      -> OWN by any thread that wins the exchange (malloc, a merging free, build, reaper)
+ *   CACHED   in a front cache      -> LIVE by its owner, OWN by a thief, by exchange
+ *   OWN      one thread has it: the only one that may write any of the region's descriptors
+ *   CUT      handed out in parts   -> OWN by who has all of its parts (cut.h, slab.h)
+ *   HOLE     unmapped              changed only by who has the plan lock
+ *   ZOMBIE   to be unmapped         changed only by who has the pass lock
+ *
+ *   sum of units over LIVE, CUT, FREE, CACHED, OWN, HOLE, ZOMBIE regions = units of the chunk, when no one is inside a
+ * call
+ *
+ * The word is state:4 | units:26 | generation:34, and every transition raises the generation. An exchange of the
+ * whole word therefore fails if the region changed hands in between, however often (ABA needs 2^33 transitions of one
+ * unit within one operation; it would be 2^34 if cut_forget did not raise generations), and what was read of a FREE
+ * region's other fields before a successful exchange was true at the exchange: those fields are written only in state
+ * OWN.
+ *
+ * Fields other than the word are written by the owner and read by others as hints, so they are atomics with relaxed
+ * order; the word's release (every store of FREE, LIVE, CACHED) and acquire (every load that leads to an exchange)
+ * order them.
+ *
+ * Descriptors are 64 bytes, one cache line: 8-byte words of adjacent units cost 116 ns a pair in false sharing where
+ * 64-byte ones cost 26. A table is reserved address space without commitment; only what is used is touched.
+ */
+#ifndef VPMM_LIB_UNITS_H
+#define VPMM_LIB_UNITS_H
+
+#include "base/atomic.h"
+#include "base/status.h"
+
+#include <cuda.h>
+
+enum unit_state { UNIT_NONE, UNIT_LIVE, UNIT_FREE, UNIT_CACHED, UNIT_OWN, UNIT_HOLE, UNIT_ZOMBIE, UNIT_CUT };
+
+enum { UNIT_STATE_BITS = 4, UNIT_COUNT_BITS = 26, UNIT_GENERATION_BITS = 34, UNITS_MAX_CHUNKS = 1024 };
+#define UNITS_A_CHUNK_MAX ((UINT64_C(1) << UNIT_COUNT_BITS) - 1)
+
+/* A point in a stream: `stream` is the slot of its record, 0 for memory that waits for nothing. */
+struct fence {
+    uint32_t stream;
+    uint64_t number;
+};
+
+#define FENCE_PASSED ((struct fence){0, 0})
+
+/*
+ * A physical handle and where it is mapped. Written by the owner of the pages that it is mapped at. Its memory is held
+ * until its last mapping is gone and its handle is released: old addresses count as holders beside its present place,
+ * and who lets go of it last releases the handle (zombie.h).
+ */
+struct extent {
+    _Atomic(uint64_t) page;
+    uint32_t pages;
+    CUmemGenericAllocationHandle handle;
+    _Atomic(uint32_t) holders;
+    bool release_refused; /* the last holder's */
+};
+
+/* Whether it was the last holder's to let go, which may be asked again. */
+static inline bool extent_let_go(struct extent *extent)
+{
+    return !load_acquire_u32(&extent->holders) || fetch_add_acq_rel_u32(&extent->holders, UINT32_MAX) == 1;
+}
+
+struct unit {
+    _Alignas(64) _Atomic(uint64_t) word;
+    _Atomic(uint64_t) fence_number;
+    _Atomic(uint32_t) fence_stream;
+    _Atomic(uint32_t) back;      /* on a region's last unit: its length when it was last published; a hint */
+    _Atomic(uint64_t) where;     /* on a hinted region's first unit: its hint (hints.h), the owner's */
+    _Atomic(uint64_t) requested; /* on a LIVE region's first unit: bytes asked for */
+    _Atomic(void *) extent;      /* struct extent, of every mapped page; struct slab, of every granule of a slab */
+    _Atomic(uint32_t) span_units, span_stream; /* on the first unit of a span of a FREE region: see region.h */
+    _Atomic(uint64_t) span_number;
+};
+
+_Static_assert(sizeof(struct unit) == 64, "a unit's descriptor is a cache line");
+
+struct chunk {
+    CUdeviceptr base;
+    struct unit *unit;
+};
+
+struct units {
+    size_t unit_size;     /* bytes */
+    unsigned unit_shift;  /* unit_size = 1 << unit_shift */
+    unsigned chunk_shift; /* of a unit's number */
+    uint64_t chunk_units;
+    unsigned max_chunks;
+    _Atomic(uint32_t) chunks; /* stored with release after the chunk is filled in; every reader's load is an acquire,
+                                 but that the first is there before anything else of the pool */
+    struct chunk chunk[UNITS_MAX_CHUNKS];
+};
+
+void units_init(struct units *, size_t unit_size, size_t va_size);
+void units_free(struct units *); /* the tables; the reservations are the caller's */
+
+/* A table for one more chunk, every word NONE. OUT_OF_ADDRESS_SPACE: no pool has more chunks. HOST_MEMORY. */
+vpmm_status units_table_new(const struct units *, void **table);
+void units_table_free(const struct units *, void *table); /* NULL is a no-op */
+
+/* Adds a chunk at a reserved address range, with its table; its first unit. One thread at a time. */
+uint64_t units_add_chunk(struct units *, CUdeviceptr base, void *table);
+
+static inline uint64_t word_make(enum unit_state state, uint64_t units, uint64_t previous)
+{
+    return (uint64_t)state | units << UNIT_STATE_BITS |
+           ((previous >> (UNIT_STATE_BITS + UNIT_COUNT_BITS)) + 1) << (UNIT_STATE_BITS + UNIT_COUNT_BITS);
+}
+
+/* The same of a word whose state is known: one addition. The generation is on top and wraps. */
+static inline uint64_t word_next(uint64_t word, enum unit_state from, enum unit_state to)
+{
+    return word + (UINT64_C(1) << (UNIT_STATE_BITS + UNIT_COUNT_BITS)) + (uint64_t)to - (uint64_t)from;
+}
+
+static inline enum unit_state word_state(uint64_t word)
+{
+    return (enum unit_state)(word & ((1u << UNIT_STATE_BITS) - 1));
+}
+
+static inline uint64_t word_units(uint64_t word)
+{
+    return word >> UNIT_STATE_BITS & ((UINT64_C(1) << UNIT_COUNT_BITS) - 1);
+}
+
+static inline uint64_t word_generation(uint64_t word)
+{
+    return word >> (UNIT_STATE_BITS + UNIT_COUNT_BITS);
+}
+
+/* The word as it would be later on. */
+static inline uint64_t word_of_generation(uint64_t word, uint64_t generation)
+{
+    return word + ((generation - word_generation(word)) << (UNIT_STATE_BITS + UNIT_COUNT_BITS));
+}
+
+static inline uint64_t unit_index(const struct units *units, uint64_t unit)
+{
+    return unit & ((UINT64_C(1) << units->chunk_shift) - 1);
+}
+
+static inline struct unit *unit_at(const struct units *units, uint64_t unit)
+{
+    return &units->chunk[unit >> units->chunk_shift].unit[unit_index(units, unit)];
+}
+
+static inline CUdeviceptr unit_address(const struct units *units, uint64_t unit)
+{
+    return units->chunk[unit >> units->chunk_shift].base + (unit_index(units, unit) << units->unit_shift);
+}
+
+/* Units of the chunk from this one on, itself included: no region reaches further. */
+static inline uint64_t units_to_chunk_end(const struct units *units, uint64_t unit)
+{
+    return units->chunk_units - unit_index(units, unit);
+}
+
+/* The unit that holds this address. false: not in any chunk. */
+bool unit_around(const struct units *, CUdeviceptr, uint64_t *unit);
+
+/* The unit at exactly this address. false: not in any chunk, or not a unit's first byte. */
+bool unit_of_address(const struct units *, CUdeviceptr, uint64_t *unit);
+
+/* Its descriptor; NULL: there is none. */
+struct unit *unit_at_address(const struct units *, CUdeviceptr);
+
+/*
+ * The same in the first chunk alone, the only one of most pools, which is there before anything else of the pool.
+ * Rotated, an offset that is no unit's has its low bits at the top, and is out of range like one beyond the end.
+ */
+static inline bool unit_in_first_chunk(const struct units *units, CUdeviceptr address, struct unit **unit)
+{
+    uint64_t offset = address - units->chunk[0].base;
+    uint64_t index = offset >> units->unit_shift | offset << (-units->unit_shift & 63);
+    if (index >= units->chunk_units)
+        return false;
+    *unit = &units->chunk[0].unit[index];
+    return true;
+}
+
+static inline struct fence unit_fence(const struct unit *unit)
+{
+    return (struct fence){load_relaxed_u32(&unit->fence_stream), load_relaxed_u64(&unit->fence_number)};
+}
+
+static inline void unit_set_fence(struct unit *unit, struct fence fence)
+{
+    store_relaxed_u32(&unit->fence_stream, fence.stream);
+    store_relaxed_u64(&unit->fence_number, fence.number);
+}
+
+static inline struct extent *unit_extent(const struct unit *unit)
+{
+    return load_relaxed_ptr(&unit->extent);
+}
+
+/*
+ * The owner's change of its region's first word. Pairs with the acquire load of whoever finds the region next. The
+ * order is sequentially consistent for FREE, where two neighbours that are published at once must not both miss
+ * each other (region.c), and for CACHED, where a cache and who empties it must not (front.h).
+ */
+static inline uint64_t unit_set(struct unit *unit, enum unit_state state, uint64_t count)
+{
+    uint64_t word = word_make(state, count, load_relaxed_u64(&unit->word));
+    if (state == UNIT_FREE || state == UNIT_CACHED)
+        store_sc_u64(&unit->word, word);
+    else
+        store_release_u64(&unit->word, word);
+    return word;
+}
+
+/* Takes a region whose word was read (with acquire): true if it was still so, and is now OWN. */
+static inline bool unit_take(struct unit *unit, uint64_t word)
+{
+    return cas_sc_u64(&unit->word, &word, word_make(UNIT_OWN, word_units(word), word));
+}
+
+#endif
