@@ -43,9 +43,11 @@
  *   observers, get_attribute          different instants
  *   vpmm_free, vpmm_free              of one pointer: one of them answers INVALID_POINTER, unless the address has been
  *                                     handed out in between, which is the caller's mistake
+ *   vpmm_use, vpmm_free               of one pointer: the caller's mistake, which one of them may answer with
+ *                                     INVALID_POINTER. Two vpmm_use of one pointer: safe
  *   vpmm_malloc, vpmm_free            on one stream, by any number of threads: safe. Their points of the stream are in
  *                                     the order in which the calls return, where one returns before the other begins
- *   vpmm_stream_release               during mallocs and frees on the same stream: safe. Each of them counts as before
+ *   vpmm_stream_release               during mallocs, frees and uses on the same stream: safe. Each of them counts as before
  *                                     the release, which then covers it, or as after: then the pool has met the stream
  *                                     anew, and it needs another release. During another release of the stream: safe,
  *                                     the second answers SUCCESS, or INVALID_VALUE if it found the stream released
@@ -275,13 +277,29 @@ vpmm_status vpmm_malloc(vpmm_pool *, size_t bytes, CUstream stream, CUdeviceptr 
 
 /*
  * Ends the use of an allocation at this point of `stream`, which need not be the stream that it was allocated on:
- * every earlier use elsewhere must be ordered before this point. 0 is a no-op.
+ * every earlier use elsewhere must be ordered before this point, or said with vpmm_use. 0 is a no-op.
  * INVALID_POINTER: not the start of a live allocation of this pool, also if it was freed before and not handed out
  * since. Others as for malloc; a free into the thread's front cache makes no driver call, on a default stream but one
  * for the current context. With VPMM_SMALL_ASYNC DRIVER may also say that the driver refused the free itself: it may be
  * tried again until a malloc has been given the same address, and does not keep the pool busy if it is not.
  */
 vpmm_status vpmm_free(vpmm_pool *, CUdeviceptr, CUstream stream);
+
+/*
+ * Says that work on `stream`, a further one than the free will name, uses a live allocation too; as record_stream of
+ * PyTorch. A later free then ends the use only when what this stream has been given by then has passed as well. Neither
+ * stream waits for the other: the memory goes to nobody before, and then waits for the slowest of its streams alone. An
+ * event is recorded in the free, none before. Several streams may be said, each of them as often as one likes; 0 is a
+ * no-op. It may be called before or after the work is queued, and is for the allocation's present life alone.
+ * A release of the stream ends its use at that point: what is queued on it later needs another vpmm_use. On a stream
+ * that only calls which are given it may touch (VPMM_STREAMS_EAGER, `captures`, a default stream) the free records
+ * nothing: the memory waits for the next call with that stream that goes past the front cache, or for a wait for the
+ * device before a request fails and in vpmm_trim.
+ * Calls for one allocation may be made at once, and wait for each other for a moment; its free is ordered after them by
+ * the program. INVALID_POINTER: as for vpmm_free. NOT_SUPPORTED: the stream captures, or the memory is the driver's
+ * pool's (VPMM_SMALL_ASYNC). INVALID_VALUE: a NULL pool, a stream of another device. HOST_MEMORY. DRIVER.
+ */
+vpmm_status vpmm_use(vpmm_pool *, CUdeviceptr, CUstream stream);
 
 /*
  * Call before cuStreamDestroy (see vpmm_streams): gives the memory freed on the stream to every stream once its work
@@ -299,11 +317,13 @@ vpmm_status vpmm_stream_release(vpmm_pool *, CUstream);
  */
 vpmm_status vpmm_malloc_ptsz(vpmm_pool *, size_t bytes, CUstream stream, CUdeviceptr *);
 vpmm_status vpmm_free_ptsz(vpmm_pool *, CUdeviceptr, CUstream stream);
+vpmm_status vpmm_use_ptsz(vpmm_pool *, CUdeviceptr, CUstream stream);
 vpmm_status vpmm_stream_release_ptsz(vpmm_pool *, CUstream);
 
 #ifdef CUDA_API_PER_THREAD_DEFAULT_STREAM
 #define vpmm_malloc         vpmm_malloc_ptsz
 #define vpmm_free           vpmm_free_ptsz
+#define vpmm_use            vpmm_use_ptsz
 #define vpmm_stream_release vpmm_stream_release_ptsz
 #endif
 
@@ -346,6 +366,7 @@ vpmm_status vpmm_trim(vpmm_pool *, size_t keep_bytes, size_t *released);
     X(pending_unmap_bytes, gauge, "old addresses of re-mapped extents, not yet unmapped")                              \
     X(quarantined_bytes, gauge, "physical memory given back and not yet taken by the driver, beside mapped")           \
     X(cached_bytes, gauge, "the part of reusable that is in front caches")                                             \
+    X(ending_bytes, gauge, "the part of reusable and slab_free that waits for several streams (vpmm_use)")             \
     X(slab_bytes, gauge, "the part of live that is cut into pieces for small requests")                                \
     X(slab_live_bytes, gauge, "pieces handed out, after rounding")                                                     \
     X(slab_free_bytes, gauge, "the rest of slab_bytes")                                                                \
@@ -371,6 +392,7 @@ vpmm_status vpmm_trim(vpmm_pool *, size_t keep_bytes, size_t *released);
     X(frees_pages, part_of(frees, pages), "frees of pages, for every stream to take")                                  \
     X(frees_slab, part_of(frees, slab), "frees of pieces, for every stream to take")                                   \
     X(frees_small, part_of(frees, small), "frees into the driver's memory pool (VPMM_SMALL=async)")                    \
+    X(uses, counter, "allocations that a further stream was said to use (vpmm_use)")                                   \
     X(reclaims, counter, "mallocs that had to take everything back before an answer")                                  \
     X(unwound, counter_by(step), "builds that were given up and undone")                                               \
     X(unwound_context, part_of(unwound, context), "the device's context could not be made current")                    \
@@ -389,7 +411,7 @@ vpmm_status vpmm_trim(vpmm_pool *, size_t keep_bytes, size_t *released);
     X(unmap_failures, counter, "unmaps that the driver refused; the address stays pending")                            \
     X(marks, counter, "fences recorded as events")                                                                     \
     X(out_of_memory, counter, "mallocs refused for want of memory")                                                    \
-    X(failures, counter_by(status), "mallocs and frees that answered an error")                                        \
+    X(failures, counter_by(status), "mallocs, frees and uses that answered an error")                                        \
     X(failed_invalid_value, part_of(failures, invalid_value), "of these, VPMM_ERROR_INVALID_VALUE")                    \
     X(failed_invalid_pointer, part_of(failures, invalid_pointer), "VPMM_ERROR_INVALID_POINTER")                        \
     X(failed_out_of_memory, part_of(failures, out_of_memory), "VPMM_ERROR_OUT_OF_MEMORY")                              \

@@ -137,6 +137,12 @@ class pool
         throw_if(vpmm_free(pool_, address, stream));
     }
 
+    /* vpmm_use: work on the stream uses a live allocation too. */
+    void use(CUdeviceptr address, CUstream stream)
+    {
+        throw_if(vpmm_use(pool_, address, stream));
+    }
+
     /* vpmm_stream_release: before cuStreamDestroy. */
     void release_stream(CUstream stream)
     {

@@ -1,8 +1,10 @@
 #include "cache/slab.h"
 
 #include "base/assert.h"
+#include "base/clock.h"
 #include "base/reserve.h"
 #include "space/region.h"
+#include "space/use.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -108,8 +110,12 @@ void slabs_free(struct slabs *slabs)
         return;
     for (uint32_t slot = 1; slabs->set && slot < load_acquire_u32(&slabs->space->streams->slots); slot++)
         reserve_free(load_relaxed_ptr(&slabs->set[slot]), set_bytes());
-    for (uint32_t i = 0; slabs->record && i < load_relaxed_u32(&slabs->records); i++)
-        free(slab_at(slabs, i));
+    for (uint32_t i = 0; slabs->record && i < load_relaxed_u32(&slabs->records); i++) {
+        struct slab *slab = slab_at(slabs, i);
+        for (unsigned j = 0; j < slab->slices; j++)
+            uses_free(slabs->space->streams, slab->slice[j].uses);
+        free(slab);
+    }
     reserve_free(slabs->record, SLABS_MAX * sizeof(void *));
     reserve_free(slabs->set, STREAMS_MAX * sizeof(void *));
     reserve_free(slabs->words, slabs->word_bytes);
@@ -478,16 +484,68 @@ void slab_give(struct slabs *slabs, struct slice *slice, struct fence fence)
         try_dissolve(slabs, slab);
 }
 
-bool slab_end_live(struct slabs *slabs, struct slice *slice, CUdeviceptr address, struct stream *stream)
+/* A word with another state. */
+static uint64_t in_state(uint64_t word, enum slice_state state)
+{
+    return word - slice_state(word) + state;
+}
+
+bool slab_take_back(struct slabs *slabs, struct slice *slice, CUdeviceptr address, struct uses **uses)
 {
     uint64_t word;
     bool is_live = slice_is_live(slice, address, &word);
+    bool is_used = slice_state(word) == SLICE_USED && load_relaxed_u64(&slice->address) == address;
     unsigned class = slice_class_of(word);
-    if (!is_live || !cas_sc_u64(&slice->word, &word, slice_word(SLICE_OWN, stream->slot, class, 0)))
+    if (!(is_live || is_used) || !cas_sc_u64(&slice->word, &word, slice_word(SLICE_OWN, 0, class, 0)))
         return false;
+    *uses = slice->uses;
+    slice->uses = NULL;
     stats_end_live(slabs->space->stats, slabs->space->live_stat, slice_size[class].bytes, slice_requested(word));
-    slab_give(slabs, slice, fence_take(stream));
     return true;
+}
+
+/* ---- further streams ---- */
+
+/*
+ * Makes a live slice NOTING: in the caller's hands. *before: its word. The slice may have become another allocation, if
+ * the address was not live: then it is as it was. Blocking, as begin_note of use.c.
+ */
+static bool begin_note(struct slice *slice, CUdeviceptr address, uint64_t *before)
+{
+    uint64_t word = load_acquire_u64(&slice->word);
+    enum slice_state state;
+    while ((state = slice_state(word)) == SLICE_NOTING || state == SLICE_LIVE || state == SLICE_USED) {
+        if (state == SLICE_NOTING) {
+            clock_yield();
+            word = load_acquire_u64(&slice->word);
+        } else if (cas_sc_u64(&slice->word, &word, in_state(word, SLICE_NOTING))) {
+            *before = word;
+            if (load_relaxed_u64(&slice->address) == address)
+                return true;
+            store_sc_u64(&slice->word, word);
+            return false;
+        }
+    }
+    return false;
+}
+
+vpmm_status slab_use(struct slice *slice, CUdeviceptr address, struct stream *stream, bool *is_live)
+{
+    uint64_t before;
+    *is_live = begin_note(slice, address, &before);
+    if (!*is_live)
+        return VPMM_ERROR_INVALID_POINTER;
+    vpmm_status status = uses_add(&slice->uses, stream);
+    vpmm_assert(slice_state(peek_u64(&slice->word)) == SLICE_NOTING);
+    store_sc_u64(&slice->word, in_state(before, slice->uses ? SLICE_USED : SLICE_LIVE));
+    return status;
+}
+
+void slab_set_ending(struct slice *slice, bool ending)
+{
+    uint64_t word = peek_u64(&slice->word);
+    vpmm_assert(slice_state(word) == (ending ? SLICE_OWN : SLICE_ENDING));
+    store_release_u64(&slice->word, in_state(word, ending ? SLICE_ENDING : SLICE_OWN));
 }
 
 void slabs_pass(struct slabs *slabs)

@@ -19,7 +19,10 @@
  *   FREE      who clears its bit (exchange of the slab's word)        -> OWN
  *   LIVE      the free that wins the exchange                         -> CACHED, OWN
  *   CACHED    in a front cache for `stream`: by exchange              -> LIVE by its owner, OWN by who flushes it
- *   OWN       one thread has it, or `deferred`                        -> LIVE, CACHED, FREE
+ *   OWN       one thread has it, or `deferred`                        -> LIVE, CACHED, FREE, ENDING
+ *   USED      LIVE, and used on further streams (use.h), whose uses hang on the slice -> OWN, NOTING, as LIVE
+ *   NOTING    a vpmm_use of it is under way                           -> USED by this thread
+ *   ENDING    freed, and waiting for several streams (ending.h)       -> OWN under the event lock
  * A word that is CACHED for a stream says all that a hit must know, class included, so an exchange that succeeds is
  * right however often the slice has changed hands since its address was put in the slot: no ABA.
  *
@@ -42,6 +45,7 @@
 #include "space/space.h"
 
 struct region;
+struct uses; /* use.h */
 
 enum {
     SLICE_STEP = 256,
@@ -54,7 +58,7 @@ enum {
 
 #define SLAB_CLAIMED STREAM_NONE
 
-enum slice_state { SLICE_FREE, SLICE_LIVE, SLICE_CACHED, SLICE_OWN };
+enum slice_state { SLICE_FREE, SLICE_LIVE, SLICE_CACHED, SLICE_OWN, SLICE_USED, SLICE_NOTING, SLICE_ENDING };
 
 /*
  * A line each: the slices of a slab may be in caches of several threads, each of which writes its slices' words in every
@@ -65,6 +69,7 @@ struct slice {
     _Atomic(uint64_t) address; /* CUdeviceptr; its slab's base and place */
     struct pile_node node;     /* while it is deferred, as is `number` */
     uint64_t number;           /* of the fence; the stream is in the word */
+    struct uses *uses;         /* while it is USED: of who has made it NOTING or OWN */
 };
 
 struct slab {
@@ -188,8 +193,17 @@ unsigned slab_take(struct slabs *, struct stream *, unsigned class, unsigned mos
 /* A slice in the caller's hands becomes a live allocation of so many bytes. */
 CUdeviceptr slab_hand_out(struct slabs *, struct slice *, unsigned class, size_t bytes);
 
-/* A live slice back to its slab, behind a fence of the stream's. false: no live slice begins there. */
-bool slab_end_live(struct slabs *, struct slice *, CUdeviceptr, struct stream *);
+/*
+ * A live slice back into the caller's hands, OWN; *uses: its uses by further streams (use.h), or NULL. false: no live
+ * slice begins there.
+ */
+bool slab_take_back(struct slabs *, struct slice *, CUdeviceptr, struct uses **uses);
+
+/* As region_use, of a slice. INVALID_POINTER is the caller's to say: *is_live is false. HOST_MEMORY. */
+vpmm_status slab_use(struct slice *, CUdeviceptr, struct stream *, bool *is_live);
+
+/* Of a slice in the caller's hands: OWN becomes ENDING, or ENDING OWN. */
+void slab_set_ending(struct slice *, bool ending);
 
 /* Makes a slab of another stream, with a free slice and passed, the stream's own. Not every one: looks at a few. */
 bool slab_adopt(struct slabs *, struct stream *, unsigned class, bool every_one);

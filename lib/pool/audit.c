@@ -9,9 +9,9 @@
 
 /* Of one space, in its units. Slices count in bytes. */
 struct tally {
-    uint64_t live, cut, free, cached, hole, zombie, requested;
+    uint64_t live, cut, free, cached, ending, hole, zombie, requested;
     uint64_t free_regions, hole_regions, extents, extent_pages;
-    uint64_t whole_pages, empty_slabs, slice_live_bytes, slice_cached_bytes;
+    uint64_t whole_pages, empty_slabs, slice_live_bytes, slice_cached_bytes, slice_ending_bytes;
 };
 
 struct auditor {
@@ -129,6 +129,7 @@ static vpmm_status check_region(struct auditor *auditor, enum unit_state state, 
         return status;
     switch (state) {
     case UNIT_LIVE:
+    case UNIT_USED:
         auditor->tally.live += auditor->units;
         auditor->tally.requested += load_relaxed_u64(&at(auditor, auditor->first)->requested);
         return check_extents(auditor);
@@ -138,6 +139,9 @@ static vpmm_status check_region(struct auditor *auditor, enum unit_state state, 
     case UNIT_CACHED:
         status = check_cached(auditor);
         return status == VPMM_SUCCESS ? check_extents(auditor) : status;
+    case UNIT_ENDING:
+        auditor->tally.ending += auditor->units;
+        return check_extents(auditor);
     case UNIT_CUT:
         auditor->tally.cut += auditor->units;
         return check_extents(auditor);
@@ -181,10 +185,12 @@ static vpmm_status check_slice(struct auditor *auditor, const struct slab *slab,
         return violation(auditor, "slice %u of a slab of class %u is of class %u", i, class, slice_class_of(word));
     if (is_free != (slice_state(word) == SLICE_FREE))
         return violation(auditor, "the slab and slice %u do not agree whether it is free", i);
-    if (slice_state(word) == SLICE_LIVE) {
+    if (slice_state(word) == SLICE_LIVE || slice_state(word) == SLICE_USED) {
         auditor->tally.slice_live_bytes += slice_size[class].bytes;
         auditor->tally.requested += slice_requested(word);
     }
+    if (slice_state(word) == SLICE_ENDING)
+        auditor->tally.slice_ending_bytes += slice_size[class].bytes;
     if (slice_state(word) == SLICE_CACHED) {
         auditor->tally.slice_cached_bytes += slice_size[class].bytes;
         if (!fronts_hold_slice(auditor->space->fronts, &slab->slice[i], word))
@@ -225,6 +231,7 @@ static vpmm_status check_granules(struct auditor *auditor, enum unit_state state
             return violation(auditor, "its granule %" PRIu64 " names a slab", i);
     switch (state) {
     case UNIT_LIVE:
+    case UNIT_USED:
         auditor->tally.live += auditor->units;
         auditor->tally.requested += load_relaxed_u64(&at(auditor, auditor->first)->requested);
         return VPMM_SUCCESS;
@@ -235,6 +242,9 @@ static vpmm_status check_granules(struct auditor *auditor, enum unit_state state
     }
     case UNIT_CACHED:
         return check_cached(auditor);
+    case UNIT_ENDING:
+        auditor->tally.ending += auditor->units;
+        return VPMM_SUCCESS;
     default:
         return violation(auditor, "its state is %d, which none has at rest", (int)state);
     }
@@ -328,13 +338,14 @@ static vpmm_status check_page_tally(const struct auditor *auditor)
         {"live bytes", live << shift, stats_sum(arena->stats, STAT_live_bytes)},
         {"bytes of cut pages", tally->cut << shift, stats_sum(arena->stats, STAT_slab_bytes)},
         {"cached bytes", tally->cached << shift, stats_sum(arena->stats, STAT_cached_bytes)},
-        {"mapped bytes", (live + tally->free + tally->cached) << shift, mapped},
+        {"mapped bytes", (live + tally->free + tally->cached + tally->ending) << shift, mapped},
         {"bytes of extents", tally->extent_pages << shift, mapped},
         {"pages in the budget", tally->extent_pages, arena->budgeted_pages},
         {"bytes in quarantine", arena->quarantined_pages << shift, stats_sum(arena->stats, STAT_quarantined_bytes)},
         {"extents", tally->extents, extents},
         {"bytes pending unmap", tally->zombie << shift, stats_sum(arena->stats, STAT_pending_unmap_bytes)},
-        {"reserved bytes", (live + tally->free + tally->cached + tally->hole + tally->zombie) << shift,
+        {"reserved bytes",
+         (live + tally->free + tally->cached + tally->ending + tally->hole + tally->zombie) << shift,
          stats_sum(arena->stats, STAT_reserved_bytes)},
         {"hinted free regions", tally->free_regions, hinted_regions(&arena->space)},
         {"hinted holes", tally->hole_regions, hints_count(&arena->holes)},
@@ -348,7 +359,7 @@ static vpmm_status check_cut_tally(const struct auditor *auditor)
     const struct arena *arena = auditor->arena;
     const struct tally *tally = &auditor->tally;
     const struct pair pair[] = {
-        {"bytes of granules", (tally->live + tally->free + tally->cached + tally->cut) * GRANULE_BYTES,
+        {"bytes of granules", (tally->live + tally->free + tally->cached + tally->ending + tally->cut) * GRANULE_BYTES,
          stats_sum(arena->stats, STAT_slab_bytes)},
         {"live bytes of pieces", tally->live * GRANULE_BYTES + tally->slice_live_bytes,
          stats_sum(arena->stats, STAT_slab_live_bytes)},
@@ -387,6 +398,11 @@ vpmm_status audit(struct arena *arena)
         status = audit_cut(&cut);
     if (status != VPMM_SUCCESS)
         return status;
+    uint64_t ending = (pages.tally.ending << arena->space.units.unit_shift) + cut.tally.ending * GRANULE_BYTES +
+                      cut.tally.slice_ending_bytes;
+    status = check_equal("ending bytes", ending, stats_sum(arena->stats, STAT_ending_bytes));
+    if (status != VPMM_SUCCESS)
+        return status;
     return check_equal("requested bytes", pages.tally.requested + cut.tally.requested,
                        stats_sum(arena->stats, STAT_requested_bytes) - stats_sum(arena->stats, STAT_async_bytes));
 }
@@ -396,8 +412,10 @@ vpmm_status audit(struct arena *arena)
 /* Of a space, from one unit to another. Between two states, merged or split at this moment, a unit is passed over. */
 static void dump_span(const struct space *space, uint64_t unit, uint64_t end, const char brackets[2], FILE *file)
 {
-    static const char *const sign[] = {[UNIT_LIVE] = "",  [UNIT_FREE] = "-",   [UNIT_CACHED] = "-", [UNIT_OWN] = "?",
-                                       [UNIT_HOLE] = "*", [UNIT_ZOMBIE] = "~", [UNIT_CUT] = ""};
+    static const char *const sign[] = {
+        [UNIT_LIVE] = "",    [UNIT_USED] = "",    [UNIT_NOTING] = "", [UNIT_CUT] = "", [UNIT_FREE] = "-",
+        [UNIT_CACHED] = "-", [UNIT_ENDING] = "-", [UNIT_OWN] = "?",   [UNIT_HOLE] = "*", [UNIT_ZOMBIE] = "~",
+    };
     fprintf(file, "0x%llx ", (unsigned long long)unit_address(&space->units, unit));
     for (uint64_t units; unit < end; unit += units) {
         uint64_t word = load_acquire_u64(&unit_at(&space->units, unit)->word);

@@ -238,6 +238,12 @@ vpmm_status vpmm_free(vpmm_pool *pool, CUdeviceptr address, CUstream handle)
     return unnoted != CACHE_BINS ? after_first_free(pool, address, handle, cache, unnoted) : VPMM_SUCCESS;
 }
 
+/* No hit: what is used on several streams is rare, and its free goes the long way. */
+vpmm_status vpmm_use(vpmm_pool *pool, CUdeviceptr address, CUstream handle)
+{
+    return slow_use(pool, address, handle);
+}
+
 /* ---- under per-thread default streams ---- */
 
 static CUstream per_thread(CUstream handle)
@@ -253,4 +259,9 @@ vpmm_status vpmm_malloc_ptsz(vpmm_pool *pool, size_t bytes, CUstream handle, CUd
 vpmm_status vpmm_free_ptsz(vpmm_pool *pool, CUdeviceptr address, CUstream handle)
 {
     return vpmm_free(pool, address, per_thread(handle));
+}
+
+vpmm_status vpmm_use_ptsz(vpmm_pool *pool, CUdeviceptr address, CUstream handle)
+{
+    return vpmm_use(pool, address, per_thread(handle));
 }

@@ -4,6 +4,7 @@
 #include "cache/slices.h"
 #include "pool/tiers.h"
 #include "remap/cut.h"
+#include "remap/ending.h"
 #include "remap/pass.h"
 
 /* ---- a region of granules ---- */
@@ -246,31 +247,62 @@ bool piece_is_at(const struct arena *arena, CUdeviceptr address)
 static vpmm_status end_granules(struct arena *arena, CUdeviceptr address, struct stream *stream)
 {
     struct region region;
-    vpmm_status status = region_take_back(&arena->cut, address, &region);
+    struct uses *uses;
+    vpmm_status status = region_take_back(&arena->cut, address, &region, &uses);
     if (status != VPMM_SUCCESS)
         return status;
     region.fence = fence_take(stream);
-    region_publish(&arena->cut, region);
+    if (uses)
+        ending_free_region(arena, &arena->cut, region, uses);
+    else
+        region_publish(&arena->cut, region);
     return VPMM_SUCCESS;
+}
+
+static vpmm_status end_slice(struct arena *arena, struct slice *slice, CUdeviceptr address, struct stream *stream)
+{
+    struct uses *uses;
+    if (!slab_take_back(&arena->slabs, slice, address, &uses))
+        return region_not_live(address);
+    struct fence fence = fence_take(stream);
+    if (uses)
+        ending_free_slice(arena, slice, fence, uses);
+    else
+        slab_give(&arena->slabs, slice, fence);
+    return VPMM_SUCCESS;
+}
+
+/* The slice that an address may be of; NULL: it may be a region of granules. False: it is neither. */
+static bool find_slice(const struct arena *arena, CUdeviceptr address, struct slice **slice)
+{
+    uint64_t granule;
+    if (!cut_granule_of(arena, address, &granule))
+        return false;
+    struct slab *slab = slab_of_granule(&arena->cut, granule);
+    *slice = slab ? slab_slice_at(slab, address) : NULL;
+    return !slab || *slice;
+}
+
+vpmm_status piece_use(struct arena *arena, CUdeviceptr address, struct stream *stream)
+{
+    struct slice *slice;
+    bool is_live = find_slice(arena, address, &slice);
+    if (is_live && !slice)
+        return region_use(&arena->cut, address, stream);
+    vpmm_status status = is_live ? slab_use(slice, address, stream, &is_live) : VPMM_ERROR_INVALID_POINTER;
+    return is_live ? status : region_not_live(address);
 }
 
 vpmm_status piece_free(struct arena *arena, CUdeviceptr address, struct stream *stream)
 {
     struct cache *cache = front_cache(arena->cut.fronts, stream);
-    uint64_t granule;
-    if (!cut_granule_of(arena, address, &granule))
-        return region_not_live(address);
-    struct slab *slab = slab_of_granule(&arena->cut, granule);
-    struct slice *slice = slab ? slab_slice_at(slab, address) : NULL;
-    if (slab && !slice)
+    struct slice *slice;
+    if (!find_slice(arena, address, &slice))
         return region_not_live(address);
     bool is_cached = cache && (slice ? slices_give(cache, slice, address) : regions_give(cache, address));
     if (!is_cached) {
-        vpmm_status status = VPMM_SUCCESS;
-        if (!slice)
-            status = end_granules(arena, address, stream);
-        else if (!slab_end_live(&arena->slabs, slice, address, stream))
-            status = region_not_live(address);
+        vpmm_status status =
+            slice ? end_slice(arena, slice, address, stream) : end_granules(arena, address, stream);
         if (status != VPMM_SUCCESS)
             return status;
         stream_mark(&arena->streams, stream);

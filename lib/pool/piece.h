@@ -31,4 +31,7 @@ bool piece_is_at(const struct arena *, CUdeviceptr);
 /* Likewise. INVALID_POINTER: no live piece begins there. */
 vpmm_status piece_free(struct arena *, CUdeviceptr, struct stream *);
 
+/* Of a live piece, which a further stream uses too (space/use.h). INVALID_POINTER, HOST_MEMORY. */
+vpmm_status piece_use(struct arena *, CUdeviceptr, struct stream *);
+
 #endif

@@ -4,6 +4,7 @@
 #include "base/clock.h"
 #include "cache/front.h"
 #include "remap/decay.h"
+#include "remap/ending.h"
 #include "remap/pass.h"
 #include "remap/zombie.h"
 
@@ -54,7 +55,7 @@ static void sleep_until_work(struct reaper *reaper, uint64_t us)
     bool work = is_called(reaper);
     if (!work && (!us || us > REAPER_RETRY_US))
         work = streams_unmarked(&arena->streams) || !pile_empty(&arena->zombies) || any_noted(arena) ||
-               slabs_deferred(&arena->slabs);
+               slabs_deferred(&arena->slabs) || ending_came(arena);
     if (!work)
         wakeup_wait(&arena->bell.work, seen, us * 1000);
     store_relaxed_u64(&arena->passed_at_ns, clock_now_ns()); /* its age begins again with its work */

@@ -3,6 +3,7 @@
 #include "cache/regions.h"
 #include "pool/piece.h"
 #include "pool/tiers.h"
+#include "remap/ending.h"
 #include "remap/pass.h"
 
 #include <inttypes.h>
@@ -164,11 +165,15 @@ vpmm_status slow_malloc(vpmm_pool *pool, size_t bytes, CUstream handle, CUdevice
 static vpmm_status free_pages(struct vpmm_pool *pool, CUdeviceptr address, struct stream *stream)
 {
     struct region region;
-    vpmm_status status = region_take_back(&pool->arena.space, address, &region);
+    struct uses *uses;
+    vpmm_status status = region_take_back(&pool->arena.space, address, &region, &uses);
     if (status != VPMM_SUCCESS)
         return status;
     region.fence = fence_take(stream);
-    region_publish(&pool->arena.space, region);
+    if (uses)
+        ending_free_region(&pool->arena, &pool->arena.space, region, uses);
+    else
+        region_publish(&pool->arena.space, region);
     stream_mark(&pool->arena.streams, stream);
     bell_ring(&pool->arena.bell); /* the mark is what it watches */
     return VPMM_SUCCESS;
@@ -228,4 +233,35 @@ static vpmm_status free_checked(vpmm_pool *pool, CUdeviceptr address, CUstream h
 vpmm_status slow_free(vpmm_pool *pool, CUdeviceptr address, CUstream handle)
 {
     return answer(pool, free_checked(pool, address, handle));
+}
+
+/* ---- use ---- */
+
+static vpmm_status use_checked(vpmm_pool *pool, CUdeviceptr address, CUstream handle)
+{
+    struct stream *stream;
+    vpmm_status status = pool_check(pool, "vpmm_use");
+    if (status != VPMM_SUCCESS || !address)
+        return status;
+    if (!is_paged(pool, address))
+        return fail(VPMM_ERROR_NOT_SUPPORTED,
+                    "0x%llx is not of the pool's pages: what the driver's pool has handed out (VPMM_SMALL=async) is for "
+                    "the streams that its free is ordered behind alone",
+                    (unsigned long long)address);
+    status = enter(pool, handle, &stream);
+    if (status != VPMM_SUCCESS)
+        return status;
+    if (pool->arena.cut_below && piece_is_at(&pool->arena, address))
+        status = piece_use(&pool->arena, address, stream);
+    else
+        status = region_use(&pool->arena.space, address, stream);
+    if (status == VPMM_SUCCESS)
+        stats_count(&pool->stats, STAT_uses);
+    leave(pool, stream);
+    return status;
+}
+
+vpmm_status slow_use(vpmm_pool *pool, CUdeviceptr address, CUstream handle)
+{
+    return answer(pool, use_checked(pool, address, handle));
 }

@@ -1,5 +1,5 @@
 /*
- * slow.h - a malloc or free that is no hit: the arguments are checked, the thread is counted among the stream's users,
+ * slow.h - a malloc or free that is no hit, and vpmm_use: the arguments are checked, the thread is counted among the stream's users,
  * and the tiers are tried in their order (tiers.h, piece.h, driver/async_pool.h).
  *
  * hit.c calls these in tail position when the thread's own cache cannot serve the call at once.
@@ -9,9 +9,10 @@
 
 #include "pool/pool.h"
 
-/* vpmm_malloc and vpmm_free, whatever the arguments are. A failure is counted, and said in words. */
+/* vpmm_malloc, vpmm_free and vpmm_use, whatever the arguments are. A failure is counted, and said in words. */
 vpmm_status slow_malloc(struct vpmm_pool *, size_t bytes, CUstream, CUdeviceptr *);
 vpmm_status slow_free(struct vpmm_pool *, CUdeviceptr, CUstream);
+vpmm_status slow_use(struct vpmm_pool *, CUdeviceptr, CUstream);
 
 /* Pages from the thread's own cache, or from another thread's cache for the same stream (tiers 1 and 1b). */
 bool slow_malloc_cached(struct vpmm_pool *, size_t bytes, struct cache *, CUdeviceptr *);

@@ -3,6 +3,7 @@
 #include "base/clock.h"
 #include "base/reserve.h"
 #include "remap/cut.h"
+#include "remap/ending.h"
 #include "remap/mapping.h"
 #include "remap/pass.h"
 #include "remap/view.h"
@@ -51,6 +52,7 @@ vpmm_status arena_init(struct arena *arena, struct device *device, struct stats 
     pthread_mutex_init(&arena->pass_lock, NULL);
     store_relaxed_u64(&arena->passed_at_ns, clock_now_ns());
     pile_init(&arena->zombies);
+    pile_init(&arena->ending);
     wakeup_init(&arena->bell.work);
     policy_init(&arena->policy, config->page_size, (uint32_t)(config->extent_size / config->page_size));
     arena->view = calloc(1, sizeof *arena->view);
@@ -65,15 +67,23 @@ vpmm_status arena_init(struct arena *arena, struct device *device, struct stats 
     return status == VPMM_SUCCESS && config->small == VPMM_SMALL_SLAB ? init_cut(arena, config) : status;
 }
 
-/* Of every mapped region; of a lost device's pool also those of live memory. An extent may span several regions. */
-static void free_extents(struct units *units, uint64_t page, uint64_t end)
+/*
+ * Of every mapped region its extents, and of used ones the uses; of a lost device's pool also those of live memory. An
+ * extent may span several regions.
+ */
+static void free_records(struct arena *arena, uint64_t page, uint64_t end)
 {
+    struct units *units = &arena->space.units;
     uint64_t freed_until = page;
     for (uint64_t next; page < end; page = next) {
         uint64_t word = load_relaxed_u64(&unit_at(units, page)->word);
         next = page + word_units(word);
-        bool mapped = word_state(word) == UNIT_LIVE || word_state(word) == UNIT_FREE ||
-                      word_state(word) == UNIT_CACHED || word_state(word) == UNIT_CUT;
+        enum unit_state state = word_state(word);
+        bool mapped = state != UNIT_NONE && state != UNIT_HOLE && state != UNIT_ZOMBIE;
+        if (state == UNIT_USED)
+            uses_free(&arena->streams, unit_uses(unit_at(units, page)));
+        else if (state == UNIT_CUT)
+            cut_free_uses(arena, page, word_units(word));
         for (uint64_t at = page > freed_until ? page : freed_until; mapped && at < next; at = freed_until) {
             struct extent *extent = unit_extent(unit_at(units, at));
             freed_until = at + extent->pages;
@@ -87,8 +97,9 @@ void arena_free(struct arena *arena)
 {
     for (uint32_t chunk = 0; chunk < load_acquire_u32(&arena->space.units.chunks); chunk++) {
         uint64_t first = (uint64_t)chunk << arena->space.units.chunk_shift;
-        free_extents(&arena->space.units, first, first + arena->space.units.chunk_units);
+        free_records(arena, first, first + arena->space.units.chunk_units);
     }
+    ending_drop(arena);
     zombies_drop(arena);
     slabs_free(&arena->slabs);
     streams_free(&arena->streams);

@@ -8,6 +8,7 @@
  *   holes      hints of HOLE regions                                          under the plan lock
  *   policy     where to build and of what                                     under the plan lock
  *   zombies    old addresses, pushed by builders, taken by the reaper         lock-free (queue.h)
+ *   ending     freed memory, pushed by frees, taken by passes                 lock-free, and the event lock (ending.h)
  *
  * The plan lock is a lock over planning and bookkeeping alone: no driver call is made and nothing is waited for
  * while it is held. What a plan claims (FREE regions by exchange, holes by carving) belongs to its builder, who calls
@@ -84,6 +85,8 @@ struct arena {
     struct zombie *waiting; /* under the pass lock: zombies not yet unmapped */
     struct decay decay;
     struct pass_note *note;         /* of streams; reserved, constant */
+    struct pile ending;             /* freed memory that waits for several streams (ending.h), */
+    struct uses *ending_waiting;    /* and what a pass has seen of it; under the event lock */
     _Atomic(uint64_t) passed_at_ns; /* when the latest pass ended, or the reaper woke up; at first, the beginning */
 };
 

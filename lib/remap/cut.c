@@ -3,6 +3,7 @@
 #include "base/assert.h"
 #include "base/reserve.h"
 #include "cache/slab.h"
+#include "space/use.h"
 
 /*
  * What of a chunk can be cut: its beginning, where builds place memory as long as there is room. The table takes a
@@ -245,6 +246,14 @@ void cut_flush(struct arena *arena)
     fronts_flush(arena->cut.fronts, NULL, true);
     slabs_dissolve_empty(&arena->slabs);
     cut_give_back(arena, 0);
+}
+
+void cut_free_uses(struct arena *arena, uint64_t page, uint64_t pages)
+{
+    struct unit *granule = granules_of(arena, page);
+    for (uint64_t i = 0; i < pages * arena->cut.page_granules; i++)
+        if (word_state(load_relaxed_u64(&granule[i].word)) == UNIT_USED)
+            uses_free(&arena->streams, unit_uses(&granule[i]));
 }
 
 bool cut_noted(const struct arena *arena)

@@ -75,6 +75,9 @@ void cut_flush(struct arena *);
  */
 void cut_forget(struct arena *, uint64_t page, uint64_t pages);
 
+/* At the pool's end: the uses of live granules of these pages, if any are left. */
+void cut_free_uses(struct arena *, uint64_t page, uint64_t pages);
+
 /* Whether there is anything that cut_flush might free. */
 bool cut_noted(const struct arena *);
 

@@ -6,6 +6,7 @@
 #include "remap/build.h"
 #include "remap/cut.h"
 #include "remap/decay.h"
+#include "remap/ending.h"
 #include "remap/zombie.h"
 #include "space/context.h"
 #include "space/region.h"
@@ -22,6 +23,7 @@ static void pass_regions(struct arena *arena)
         if (arena->cut.page_granules)
             region_pass(&arena->cut, stream);
     }
+    ending_pass(arena);
     slabs_pass(&arena->slabs);
 }
 
@@ -108,7 +110,7 @@ void pass_refresh(struct arena *arena)
 {
     struct device_scope scope;
     bool pending = streams_pending(&arena->streams) || streams_unmarked(&arena->streams) ||
-                   slabs_deferred(&arena->slabs); /* what has passed before it was deferred */
+                   slabs_deferred(&arena->slabs) || ending_came(arena); /* what has passed before it came */
     if (!pending || !try_event_lock(arena))
         return;
     if (!device_lost(arena->device) && device_enter(arena->device, &scope) == VPMM_SUCCESS) {

@@ -520,7 +520,7 @@ vpmm_status region_not_live(CUdeviceptr address)
                 (unsigned long long)address);
 }
 
-vpmm_status region_take_back(struct space *space, CUdeviceptr address, struct region *region)
+vpmm_status region_take_back(struct space *space, CUdeviceptr address, struct region *region, struct uses **uses)
 {
     uint64_t unit;
     if (!unit_of_address(&space->units, address, &unit))
@@ -528,8 +528,10 @@ vpmm_status region_take_back(struct space *space, CUdeviceptr address, struct re
                     (unsigned long long)address);
     struct unit *first = at(space, unit);
     uint64_t word = load_acquire_u64(&first->word);
-    if (word_state(word) != UNIT_LIVE || !unit_take(first, word))
+    bool is_used = word_state(word) == UNIT_USED;
+    if ((word_state(word) != UNIT_LIVE && !is_used) || !unit_take(first, word))
         return region_not_live(address);
+    *uses = is_used ? unit_uses(first) : NULL;
     *region = (struct region){unit, word_units(word), FENCE_PASSED, false};
     vpmm_assert(is_owned(space, unit) && region->units > 0);
     stats_end_live(space->stats, space->live_stat, region->units << space->units.unit_shift,

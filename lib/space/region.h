@@ -71,8 +71,11 @@ struct region region_keep_front(struct space *, struct region, uint64_t units);
 /* What a free returns where no live allocation begins. */
 vpmm_status region_not_live(CUdeviceptr);
 
-/* A live allocation back into the caller's hands, its fence not yet set. INVALID_POINTER. */
-vpmm_status region_take_back(struct space *, CUdeviceptr, struct region *);
+/*
+ * A live allocation back into the caller's hands, its fence not yet set; *uses: its uses by further streams (use.h), or
+ * NULL. INVALID_POINTER.
+ */
+vpmm_status region_take_back(struct space *, CUdeviceptr, struct region *, struct uses **uses);
 
 /* Moves the regions behind a stream's passed fences to those that wait for nothing. Under the event lock. */
 void region_pass(struct space *, struct stream *);

@@ -78,7 +78,8 @@ static struct stream *record_new(struct streams *streams)
 static bool is_at_rest(const struct stream *stream)
 {
     return peek_u64(&stream->completed) == peek_u64(&stream->published) && !peek_u32(&stream->caches[SPACE_PAGES]) &&
-           !peek_u32(&stream->caches[SPACE_GRANULES]) && !peek_u32(&stream->outstanding);
+           !peek_u32(&stream->caches[SPACE_GRANULES]) && !peek_u32(&stream->outstanding) &&
+           peek_u32(&stream->uses) < 2;
 }
 
 /*
@@ -120,6 +121,7 @@ static bool record_for(struct streams *streams, struct stream *stream, CUstream 
     stream->id = identity->id;
     stream->has_id = identity->has_id;
     stream->thread = identity->thread;
+    store_relaxed_u32(&stream->uses, 0);
     store_relaxed_u32(&stream->is_private, streams->is_private || stream->thread || handle_is_legacy(handle));
     thread_ref(stream->thread);
     store_sc_u32(&stream->state, STREAM_ACTIVE); /* pairs with enter_known's load: the fields above are set */
@@ -222,6 +224,16 @@ vpmm_status stream_enter(struct streams *streams, CUstream handle, struct stream
 
 enum release { RELEASE_OURS, RELEASE_OTHERS, RELEASE_UNKNOWN };
 
+/*
+ * What live memory is used for on the stream ends with this fence. Before the record is RELEASING, so that a free that
+ * finds it so finds the fence as well; a use that comes later finds the count closed, and takes a fence itself.
+ */
+static void close_uses(struct stream *stream)
+{
+    if (fetch_or_sc_u32(&stream->uses, 1) > 1)
+        fence_take(stream);
+}
+
 /* Makes the record RELEASING, with this thread counted in; or says that another thread does, or that there is none. */
 static enum release begin_release(struct streams *streams, const struct identity *identity, struct stream **out)
 {
@@ -235,6 +247,7 @@ static enum release begin_release(struct streams *streams, const struct identity
         release = RELEASE_UNKNOWN;
     } else if (stream) {
         fetch_add_sc_u32(&stream->users, 1);
+        close_uses(stream);
         store_sc_u32(&stream->state, STREAM_RELEASING); /* before users is read: see stream_enter_cached */
     }
     pthread_mutex_unlock(&streams->lock);
@@ -246,10 +259,12 @@ static void end_release(struct streams *streams, struct stream *stream, bool mar
 {
     lock_take(&streams->lock);
     vpmm_assert(peek_u32(&stream->state) == STREAM_RELEASING && peek_u32(&stream->users) > 0);
-    if (marked)
+    if (marked) {
         unregister(streams, stream, STREAM_RELEASED);
-    else
+    } else {
+        fetch_and_sc_u32(&stream->uses, ~1u); /* before it is ACTIVE: uses are counted in from then on */
         store_sc_u32(&stream->state, STREAM_ACTIVE);
+    }
     pthread_mutex_unlock(&streams->lock);
     stream_leave(stream);
 }
@@ -301,6 +316,11 @@ static bool has_caches(const struct stream *stream)
     return load_sc_u32(&stream->caches[SPACE_PAGES]) || load_sc_u32(&stream->caches[SPACE_GRANULES]);
 }
 
+static bool has_uses(const struct stream *stream)
+{
+    return load_sc_u32(&stream->uses) > 1;
+}
+
 /* Takes a record out of use when nothing refers to its stream any more. */
 static void retire_record(struct streams *streams, struct stream *stream)
 {
@@ -311,9 +331,12 @@ static void retire_record(struct streams *streams, struct stream *stream)
     lock_take(&streams->lock);
     if (thread_gone && load_sc_u32(&stream->state) == STREAM_ACTIVE)
         unregister(streams, stream, STREAM_ORPHAN);
-    /* The caches before the users: a flusher counts itself in, and then looks whether the cache is still attached. */
+    /*
+     * The caches before the users: a flusher counts itself in, and then looks whether the cache is still attached. The
+     * uses after the users, who alone begin one; and before the fences, of which the end of one takes the last.
+     */
     if (load_sc_u32(&stream->state) != STREAM_UNUSED && !has_caches(stream) && !load_sc_u32(&stream->users) &&
-        load_sc_u64(&stream->published) == load_relaxed_u64(&stream->completed) &&
+        !has_uses(stream) && load_sc_u64(&stream->published) == load_relaxed_u64(&stream->completed) &&
         !load_relaxed_u32(&stream->outstanding) && !hints_count(&stream->free[SPACE_PAGES]) &&
         !hints_count(&stream->free[SPACE_GRANULES])) {
         thread_unref(stream->thread);
@@ -351,8 +374,9 @@ bool streams_pending(const struct streams *streams)
     for (uint32_t slot = 1, n = load_acquire_u32(&streams->slots); slot < n; slot++) {
         struct stream *stream = stream_at(streams, slot);
         enum stream_state state = load_sc_u32(&stream->state);
-        bool ending = state == STREAM_RELEASED && !has_caches(stream); /* detach wakes the reaper */
-        if (load_sc_u32(&stream->outstanding) || ending)
+        /* Who detaches the last cache, or ends the last use, wakes the reaper. */
+        bool is_idle = state == STREAM_RELEASED && !has_caches(stream) && !has_uses(stream);
+        if (load_sc_u32(&stream->outstanding) || is_idle)
             return true;
     }
     return false;

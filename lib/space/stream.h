@@ -11,7 +11,8 @@
  *            state after that, and who takes a record out of use changes the state before it looks at the count (all
  *            sequentially consistent): one of the two sees the other
  *   unused   a record is used again for another stream when all of its fences have passed (completed = published,
- *            fence.h), no front cache is attached to it, and nobody is counted in
+ *            fence.h), no front cache is attached to it, no live memory names it as a user (use.h), and nobody is
+ *            counted in
  *
  * Whose handle. A handle is the program's: it destroys the stream, or begins a capture on it, as soon as no call that
  * was given the stream is under way. The library therefore uses a handle in two ways, and in no third:
@@ -93,6 +94,7 @@ struct stream {
     _Atomic(uint32_t) state;
     _Atomic(uint32_t) users;
     _Atomic(uint32_t) caches[SPACES]; /* so many front caches are attached: their memory has no fence yet */
+    _Atomic(uint32_t) uses;           /* of live memory (use.h): twice their number, and 1 if a release has begun */
 
     /* Fences: fence.h. */
     _Alignas(64) _Atomic(uint64_t) published;
@@ -174,6 +176,22 @@ void stream_finish(struct streams *, struct stream *);
  * it is being released, or was: what is in its caches is the releasing thread's.
  */
 bool stream_enter_cached(struct stream *);
+
+/*
+ * One use of live memory by the stream more, by who is counted in with it ACTIVE; or less, by any thread that has the
+ * uses. True: the stream is being released, and the caller takes a fence for the use (use.h).
+ */
+static inline bool stream_begin_use(struct stream *stream)
+{
+    vpmm_assert(peek_u32(&stream->users) > 0);
+    return fetch_add_sc_u32(&stream->uses, 2) & 1;
+}
+
+static inline void stream_end_use(struct stream *stream)
+{
+    vpmm_assert(peek_u32(&stream->uses) > 1);
+    fetch_add_sc_u32(&stream->uses, 0 - 2u);
+}
 
 /*
  * Everything marked, out of the registry, and no thread inside. `flush` is called when this thread alone is counted in:

@@ -10,7 +10,10 @@
  *
  * States and who may change them:
  *   NONE     inside a region, or reserved and never used
- *   LIVE     handed out            -> OWN by the free that wins the exchange
+ *   LIVE     handed out            -> OWN by the free that wins the exchange; NOTING by a vpmm_use that does
+ *   USED     LIVE, and used on further streams (use.h)      -> OWN, NOTING, as LIVE
+ *   NOTING   LIVE or USED; one vpmm_use writes down a stream -> USED by this thread
+ *   ENDING   freed, and waiting for several streams          changed only under the event lock (ending.h)
  *   FREE     mapped, reusable      -> OWN by any thread that wins the exchange (malloc, a merging free, build, reaper)
  *   CACHED   in a front cache      -> LIVE by its owner, OWN by a thief, by exchange
  *   OWN      one thread has it: the only one that may write any of the region's descriptors
@@ -18,8 +21,8 @@
  *   HOLE     unmapped              changed only by who has the plan lock
  *   ZOMBIE   to be unmapped         changed only by who has the pass lock
  *
- *   sum of units over LIVE, CUT, FREE, CACHED, OWN, HOLE, ZOMBIE regions = units of the chunk, when no one is inside a
- * call
+ *   sum of units over LIVE, USED, CUT, FREE, CACHED, ENDING, OWN, HOLE, ZOMBIE regions = units of the chunk, when no one
+ * is inside a call
  *
  * The word is state:4 | units:26 | generation:34, and every transition raises the generation. An exchange of the
  * whole word therefore fails if the region changed hands in between, however often (ABA needs 2^33 transitions of one
@@ -42,7 +45,19 @@
 
 #include <cuda.h>
 
-enum unit_state { UNIT_NONE, UNIT_LIVE, UNIT_FREE, UNIT_CACHED, UNIT_OWN, UNIT_HOLE, UNIT_ZOMBIE, UNIT_CUT };
+enum unit_state {
+    UNIT_NONE,
+    UNIT_LIVE,
+    UNIT_FREE,
+    UNIT_CACHED,
+    UNIT_OWN,
+    UNIT_HOLE,
+    UNIT_ZOMBIE,
+    UNIT_CUT,
+    UNIT_USED,
+    UNIT_NOTING,
+    UNIT_ENDING,
+};
 
 enum { UNIT_STATE_BITS = 4, UNIT_COUNT_BITS = 26, UNIT_GENERATION_BITS = 34, UNITS_MAX_CHUNKS = 1024 };
 #define UNITS_A_CHUNK_MAX ((UINT64_C(1) << UNIT_COUNT_BITS) - 1)
@@ -79,7 +94,8 @@ struct unit {
     _Atomic(uint64_t) fence_number;
     _Atomic(uint32_t) fence_stream;
     _Atomic(uint32_t) back;      /* on a region's last unit: its length when it was last published; a hint */
-    _Atomic(uint64_t) where;     /* on a hinted region's first unit: its hint (hints.h), the owner's */
+    _Atomic(uint64_t) where;     /* on a hinted region's first unit: its hint (hints.h); on a USED one's its struct uses.
+                                    The owner's */
     _Atomic(uint64_t) requested; /* on a LIVE region's first unit: bytes asked for */
     _Atomic(void *) extent;      /* struct extent, of every mapped page; struct slab, of every granule of a slab */
     _Atomic(uint32_t) span_units, span_stream; /* on the first unit of a span of a FREE region: see region.h */
@@ -87,6 +103,8 @@ struct unit {
 };
 
 _Static_assert(sizeof(struct unit) == 64, "a unit's descriptor is a cache line");
+
+struct uses; /* use.h */
 
 struct chunk {
     CUdeviceptr base;
@@ -200,6 +218,12 @@ static inline void unit_set_fence(struct unit *unit, struct fence fence)
 {
     store_relaxed_u32(&unit->fence_stream, fence.stream);
     store_relaxed_u64(&unit->fence_number, fence.number);
+}
+
+/* Of a USED region's first unit, by who has made it NOTING or OWN. */
+static inline struct uses *unit_uses(const struct unit *unit)
+{
+    return (struct uses *)(uintptr_t)load_relaxed_u64(&unit->where);
 }
 
 static inline struct extent *unit_extent(const struct unit *unit)

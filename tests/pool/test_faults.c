@@ -310,6 +310,32 @@ static void moving(struct run *r)
     try_malloc(r, 3 * PAGE, r->a);
 }
 
+/* The last that is held, by a stream that works on it while it is freed. */
+static void try_use_and_free(struct run *r, size_t bytes, CUstream by)
+{
+    int last = r->holds;
+    try_malloc(r, bytes, r->a);
+    if (r->holds == last)
+        return;
+    keep_busy(&r->w, by);
+    clear_words();
+    (void)worked(r, vpmm_use(r->w.pool, r->held[last].pointer, by));
+    try_free(r, last);
+}
+
+static void using(struct run *r)
+{
+    static const size_t kinds[] = {4 * PAGE, 100 << 10, 1000};
+    for (size_t i = 0; i < sizeof kinds / sizeof kinds[0]; i++)
+        try_use_and_free(r, kinds[i], r->b);
+    try_malloc(r, 4 * PAGE, r->a);
+    clear_words();
+    (void)worked(r, vpmm_stream_release(r->w.pool, r->b));
+    settle(r);
+    try_use_and_free(r, 2 * PAGE, r->b);
+    try_trim(r);
+}
+
 static void trimming(struct run *r)
 {
     try_malloc(r, 4 * PAGE, r->a);
@@ -743,6 +769,12 @@ Test(faults, stream_release, .timeout = 300)
     loop(releasing, &setup, true);
 }
 
+Test(faults, memory_that_two_streams_use, .timeout = 300)
+{
+    struct setup setup = setup_default();
+    loop(using, &setup, true);
+}
+
 Test(faults, small_requests, .timeout = 300)
 {
     struct setup setup = setup_default();
@@ -804,6 +836,12 @@ Test(all_settings, stream_release, .timeout = 300)
 {
     struct setup setup = setup_default();
     loop_in_all_settings(releasing, &setup, true);
+}
+
+Test(all_settings, memory_that_two_streams_use, .timeout = 300)
+{
+    struct setup setup = setup_default();
+    loop_in_all_settings(using, &setup, true);
 }
 
 Test(all_settings, small_requests, .timeout = 300)

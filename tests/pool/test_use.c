@@ -1,0 +1,467 @@
+/*
+ * vpmm_use: memory that further streams use, from the word about it to the end of its use on all of them.
+ *
+ * What is done to pages is done to granules and slices as well: each of the three has descriptors of its own.
+ */
+#include "pool/pool.h"
+#include "support.h"
+
+#include <pthread.h>
+
+enum { PAGES = 4, GRANULES = 100 << 10, SLICE = 1024 };
+
+static const size_t kinds[] = {PAGES * PAGE, GRANULES, SLICE};
+
+#define EACH_KIND(bytes) for (const size_t *bytes = kinds; bytes < kinds + sizeof kinds / sizeof kinds[0]; bytes++)
+
+static void use_at(struct world *w, CUdeviceptr p, CUstream stream, int line)
+{
+    vpmm_status status = vpmm_use(w->pool, p, stream);
+    require(status == VPMM_SUCCESS, "line %d: vpmm_use gives %s: %s", line, vpmm_status_name(status),
+            vpmm_last_error());
+}
+#define use(w, p, stream) use_at((w), (p), (stream), __LINE__)
+
+static uint64_t ending(struct world *w)
+{
+    return stats_of(w).ending_bytes;
+}
+
+static void poll_pool(struct world *w)
+{
+    must_work(vpmm_poll(w->pool));
+}
+
+/* Memory that s allocates, s and x work on, x behind s, and s frees: x is still at it. */
+static CUdeviceptr free_while_used(struct world *w, size_t bytes, CUstream s, CUstream x)
+{
+    CUdeviceptr p = take_bytes(w, bytes, s);
+    fill(w, p, 1, 1, s);
+    order_after(w, x, s);
+    keep_busy(w, x);
+    expect_later(w, p, 1, 1, x);
+    use(w, p, x);
+    give(w, p, s);
+    return p;
+}
+
+/* Whoever gets memory now writes to it: the simulator finds a race if it is still used. */
+static CUdeviceptr take_and_write(struct world *w, size_t bytes, CUstream stream)
+{
+    CUdeviceptr p = take_bytes(w, bytes, stream);
+    fill(w, p, 1, 2, stream);
+    return p;
+}
+
+Test(use, memory_is_nobody_s_before_the_other_stream_has_passed)
+{
+    struct setup setup = setup_default();
+    setup.pool.reuse = VPMM_REUSE_COMPLETED;
+    EACH_KIND(bytes)
+    {
+        struct world w;
+        world_open(&w, &setup);
+        CUstream s = world_stream(&w), x = world_stream(&w);
+        CUdeviceptr p = free_while_used(&w, *bytes, s, x);
+        cr_expect_eq(stats_of(&w).requested_bytes, 0);
+        cr_expect_geq(ending(&w), *bytes);
+        world_audit(&w);
+        world_run(&w, s, SIZE_MAX); /* s has passed, x has not */
+        CUdeviceptr q = take_and_write(&w, *bytes, s);
+        cr_expect_neq(q, p, "memory of %zu bytes is handed out while another stream uses it", *bytes);
+        give(&w, q, s);
+        world_drain(&w);
+        cr_expect_eq(ending(&w), 0);
+        cr_expect_eq(w.mismatches, 0);
+        world_close(&w);
+    }
+}
+
+/* The slowest stream may have it at once, and then no other waits for more than that one. */
+Test(use, what_is_left_is_an_ordinary_fence)
+{
+    EACH_KIND(bytes)
+    {
+        struct setup setup = setup_default();
+        setup.pool.reuse = VPMM_REUSE_WAIT_DEVICE;
+        struct world w;
+        world_open(&w, &setup);
+        CUstream s = world_stream(&w), x = world_stream(&w);
+        CUdeviceptr p = free_while_used(&w, *bytes, s, x);
+        world_run(&w, s, SIZE_MAX);
+        poll_pool(&w);
+        cr_expect_eq(ending(&w), 0, "%zu bytes wait for more than the one stream that has not passed", *bytes);
+        uint64_t waits = world_calls(&w, "cuStreamWaitEvent");
+        if (*bytes != SLICE) { /* a slice's slab is still of the stream that allocated */
+            CUdeviceptr q = take_and_write(&w, *bytes, x);
+            cr_expect_eq(q, p);
+            cr_expect_eq(world_calls(&w, "cuStreamWaitEvent"), waits);
+            give(&w, q, x);
+        }
+        world_audit(&w);
+        world_close(&w);
+    }
+}
+
+/* The other way about: x has passed, and s, which freed, has not. */
+Test(use, the_freeing_stream_may_be_the_slowest)
+{
+    EACH_KIND(bytes)
+    {
+        struct world w;
+        world_open(&w, NULL);
+        CUstream s = world_stream(&w), x = world_stream(&w);
+        CUdeviceptr p = take_bytes(&w, *bytes, s);
+        keep_busy(&w, s);
+        use(&w, p, x);
+        give(&w, p, s);
+        world_run(&w, x, SIZE_MAX);
+        poll_pool(&w);
+        cr_expect_eq(ending(&w), 0);
+        CUdeviceptr q = take_and_write(&w, *bytes, s);
+        cr_expect_eq(q, p, "%zu bytes are kept from the stream that has them by its own order", *bytes);
+        give(&w, q, s);
+        world_close(&w);
+    }
+}
+
+Test(use, no_stream_waits_and_nothing_is_recorded_before_the_free)
+{
+    EACH_KIND(bytes)
+    {
+        struct world w;
+        world_open(&w, NULL);
+        CUstream s = world_stream(&w), x = world_stream(&w);
+        CUdeviceptr p = take_bytes(&w, *bytes, s);
+        keep_busy(&w, x);
+        uint64_t records = world_calls(&w, "cuEventRecord"), waits = world_calls(&w, "cuStreamWaitEvent");
+        use(&w, p, x);
+        use(&w, p, x);
+        cr_expect_eq(world_calls(&w, "cuEventRecord"), records);
+        give(&w, p, s);
+        cr_expect_eq(world_calls(&w, "cuEventRecord"), records + 2, "one for each stream");
+        cr_expect_eq(world_calls(&w, "cuStreamWaitEvent"), waits);
+        cr_expect_eq(stats_of(&w).uses, 2);
+        world_close(&w);
+    }
+}
+
+Test(use, of_the_freeing_stream_itself_is_none)
+{
+    EACH_KIND(bytes)
+    {
+        struct world w;
+        world_open(&w, NULL);
+        CUstream s = world_stream(&w);
+        CUdeviceptr p = take_bytes(&w, *bytes, s);
+        use(&w, p, s);
+        world_audit(&w);
+        keep_busy(&w, s);
+        give(&w, p, s);
+        cr_expect_eq(ending(&w), 0);
+        CUdeviceptr q = take_bytes(&w, *bytes, s);
+        cr_expect_eq(q, p);
+        give(&w, q, s);
+        world_close(&w);
+    }
+}
+
+Test(use, all_of_many_streams_are_waited_for)
+{
+    enum { STREAMS = 12 };
+    EACH_KIND(bytes)
+    {
+        struct world w;
+        world_open(&w, NULL);
+        CUstream s = world_stream(&w), x[STREAMS];
+        CUdeviceptr p = take_bytes(&w, *bytes, s);
+        for (int i = 0; i < STREAMS; i++) {
+            x[i] = world_stream(&w);
+            keep_busy(&w, x[i]);
+            use(&w, p, x[i]);
+        }
+        give(&w, p, s);
+        world_run(&w, s, SIZE_MAX);
+        for (int i = 0; i < STREAMS; i++) {
+            poll_pool(&w);
+            cr_expect_eq(ending(&w) != 0, i < STREAMS - 1, "%d of %d streams have passed", i, STREAMS);
+            world_run(&w, x[i], SIZE_MAX);
+        }
+        world_audit(&w);
+        world_close(&w);
+    }
+}
+
+/* The next life of an address begins without the uses of the one before. */
+Test(use, is_of_one_life_of_the_allocation)
+{
+    EACH_KIND(bytes)
+    {
+        struct setup setup = setup_default();
+        setup.pool.cache_bytes = 64 << 20;
+        struct world w;
+        world_open(&w, &setup);
+        CUstream s = world_stream(&w), x = world_stream(&w);
+        CUdeviceptr p = take_bytes(&w, *bytes, s);
+        use(&w, p, x);
+        give(&w, p, s);
+        world_drain(&w);
+        CUdeviceptr q = take_bytes(&w, *bytes, s);
+        keep_busy(&w, x);
+        give(&w, q, s);
+        cr_expect_eq(ending(&w), 0);
+        cr_expect_eq(take_bytes(&w, *bytes, s), q, "a pair of %zu bytes is no hit any more", *bytes);
+        give(&w, q, s);
+        world_close(&w);
+    }
+}
+
+/* ---- what is refused ---- */
+
+Test(use, of_what_is_not_live_is_refused)
+{
+    EACH_KIND(bytes)
+    {
+        struct world w;
+        world_open(&w, NULL);
+        CUstream s = world_stream(&w), x = world_stream(&w);
+        CUdeviceptr p = take_bytes(&w, *bytes, s);
+        must_fail(VPMM_ERROR_INVALID_POINTER, vpmm_use(w.pool, p + 256, x));
+        must_fail(VPMM_ERROR_INVALID_POINTER, vpmm_use(w.pool, 0x1000, x));
+        must_fail(VPMM_ERROR_INVALID_VALUE, vpmm_use(NULL, p, x));
+        must_work(vpmm_use(w.pool, 0, x));
+        keep_busy(&w, x);
+        use(&w, p, x);
+        give(&w, p, s);
+        must_fail(VPMM_ERROR_INVALID_POINTER, vpmm_use(w.pool, p, x));
+        must_fail(VPMM_ERROR_INVALID_POINTER, vpmm_free(w.pool, p, s));
+        world_drain(&w);
+        must_fail(VPMM_ERROR_INVALID_POINTER, vpmm_use(w.pool, p, x));
+        cr_expect_eq(stats_of(&w).failed_invalid_pointer, 5);
+        world_close(&w);
+    }
+}
+
+Test(use, on_a_capturing_stream_is_refused)
+{
+    struct world w;
+    world_open(&w, NULL);
+    CUstream s = world_stream(&w), x = world_stream(&w);
+    CUdeviceptr p = take(&w, PAGES, s);
+    CUgraph graph;
+    cr_assert_eq(w.driver->cuStreamBeginCapture(x, CU_STREAM_CAPTURE_MODE_GLOBAL), CUDA_SUCCESS);
+    must_fail(VPMM_ERROR_NOT_SUPPORTED, vpmm_use(w.pool, p, x));
+    cr_assert_eq(w.driver->cuStreamEndCapture(x, &graph), CUDA_SUCCESS);
+    cr_assert_eq(w.driver->cuGraphDestroy(graph), CUDA_SUCCESS);
+    give(&w, p, s);
+    cr_expect_eq(ending(&w), 0);
+    world_close(&w);
+}
+
+Test(use, of_the_driver_s_own_memory_is_refused)
+{
+    struct setup setup = setup_default();
+    setup.pool.small = VPMM_SMALL_ASYNC;
+    struct world w;
+    world_open(&w, &setup);
+    CUstream s = world_stream(&w), x = world_stream(&w);
+    CUdeviceptr p = take_bytes(&w, SLICE, s);
+    must_fail(VPMM_ERROR_NOT_SUPPORTED, vpmm_use(w.pool, p, x));
+    give(&w, p, s);
+    world_close(&w);
+}
+
+/* ---- streams that end ---- */
+
+/* The free finds a stream that has been released, and perhaps destroyed: what it did before then is waited for. */
+static void end_a_used_stream(size_t bytes, bool by_release, vpmm_streams streams)
+{
+    struct setup setup = setup_default();
+    setup.pool.streams = streams;
+    setup.pool.reuse = VPMM_REUSE_COMPLETED;
+    struct world w;
+    world_open(&w, &setup);
+    CUstream s = world_stream(&w), x = world_stream(&w), third = world_stream(&w);
+    CUdeviceptr p = take_bytes(&w, bytes, s);
+    use(&w, p, x);
+    keep_busy(&w, x);
+    if (by_release)
+        must_work(vpmm_stream_release(w.pool, x));
+    CUstream ended = x;
+    world_stream_destroy(&w, x);
+    give(&w, p, s);
+    world_run(&w, s, SIZE_MAX);
+    poll_pool(&w);
+    CUdeviceptr q = take_and_write(&w, bytes, third);
+    cr_expect_neq(q, p);
+    give(&w, q, third);
+    if (w.sim)
+        vpmm_sim_step(w.sim, ended, SIZE_MAX);
+    world_drain(&w);
+    must_work(vpmm_trim(w.pool, 0, NULL));
+    cr_expect_eq(stats_of(&w).mapped_bytes, 0, "memory is kept for a stream that is gone");
+    world_close(&w);
+}
+
+Test(use, ends_with_a_release_of_the_stream)
+{
+    needs_simulator();
+    EACH_KIND(bytes)
+    end_a_used_stream(*bytes, true, VPMM_STREAMS_CHECKED);
+}
+Test(use, ends_with_a_destroyed_stream_where_nothing_need_be_said)
+{
+    needs_simulator();
+    EACH_KIND(bytes)
+    end_a_used_stream(*bytes, false, VPMM_STREAMS_EAGER);
+}
+
+/* A record is not another stream's as long as memory names it. */
+Test(use, keeps_the_record_of_its_stream)
+{
+    struct world w;
+    world_open(&w, NULL);
+    CUstream s = world_stream(&w), x = world_stream(&w);
+    CUdeviceptr p = take(&w, PAGES, s);
+    use(&w, p, x);
+    must_work(vpmm_stream_release(w.pool, x));
+    world_drain(&w);
+    cr_expect_not(streams_pending(&w.pool->arena.streams), "the reaper is kept awake until the free");
+    CUstream y = world_stream(&w); /* would take the record over */
+    give(&w, take(&w, 1, y), y);
+    keep_busy(&w, y);
+    give(&w, p, s);
+    world_run(&w, s, SIZE_MAX);
+    poll_pool(&w);
+    cr_expect_eq(ending(&w), 0, "the free waits for a stream that never used the memory");
+    world_close(&w);
+}
+
+/* Only a later call with such a stream records on it; a request that would fail waits for the device. */
+Test(use, of_a_private_stream_ends_with_its_next_call)
+{
+    EACH_KIND(bytes)
+    {
+        struct setup setup = setup_default();
+        setup.pool.captures = true;
+        struct world w;
+        world_open(&w, &setup);
+        CUstream s = world_stream(&w), x = world_stream(&w);
+        free_while_used(&w, *bytes, s, x);
+        world_step(&w);
+        poll_pool(&w);
+        uint64_t before = ending(&w);
+        give(&w, take(&w, 1, x), x);
+        world_drain(&w);
+        cr_expect_eq(ending(&w), 0, "%zu bytes were ending, and %llu still are", *bytes, (unsigned long long)before);
+        world_close(&w);
+    }
+}
+
+/* ---- when memory is needed ---- */
+
+Test(use, a_request_that_would_fail_waits_for_the_end)
+{
+    struct setup setup = setup_default();
+    setup.pool.max_mapped = PAGES * PAGE;
+    struct world w;
+    world_open(&w, &setup);
+    CUstream s = world_stream(&w), x = world_stream(&w);
+    free_while_used(&w, PAGES * PAGE, s, x);
+    CUdeviceptr q = take_and_write(&w, PAGES * PAGE, s);
+    give(&w, q, s);
+    cr_expect_eq(w.mismatches, 0);
+    world_close(&w);
+}
+
+Test(use, an_event_that_cannot_be_recorded_is_made_up_for_later)
+{
+    needs_simulator();
+    EACH_KIND(bytes)
+    {
+        struct world w;
+        world_open(&w, NULL);
+        CUstream s = world_stream(&w), x = world_stream(&w);
+        CUdeviceptr p = take_bytes(&w, *bytes, s);
+        keep_busy(&w, x);
+        use(&w, p, x);
+        vpmm_sim_fail(w.sim, "cuEventRecord", 1, CUDA_ERROR_OUT_OF_MEMORY, true);
+        give(&w, p, s);
+        poll_pool(&w);
+        vpmm_sim_fail(w.sim, "cuEventRecord", 0, CUDA_SUCCESS, false);
+        cr_expect_neq(ending(&w), 0);
+        world_drain(&w);
+        cr_expect_eq(ending(&w), 0);
+        world_close(&w);
+    }
+}
+
+/* A pool whose device is lost ends with memory in each of the new states, and leaves none of the host's. */
+Test(use, of_a_lost_device_ends_with_the_pool)
+{
+    needs_simulator();
+    struct world w;
+    world_open(&w, NULL);
+    CUstream s = world_stream(&w), x = world_stream(&w);
+    EACH_KIND(bytes)
+    {
+        free_while_used(&w, *bytes, s, x);
+        use(&w, take_bytes(&w, *bytes, s), x);
+    }
+    vpmm_sim_fail(w.sim, "cuEventQuery", 1, CUDA_ERROR_LAUNCH_FAILED, true);
+    must_fail(VPMM_ERROR_DRIVER, vpmm_poll(w.pool));
+    must_fail(VPMM_ERROR_DRIVER, vpmm_pool_destroy(w.pool));
+    world_stream_destroy(&w, s);
+    world_stream_destroy(&w, x);
+    cr_assert_eq(w.driver->cuDevicePrimaryCtxRelease(w.device), CUDA_SUCCESS);
+    cr_expect_gt(vpmm_sim_destroy(w.sim), 0); /* what the pool had to give up */
+}
+
+/* ---- threads ---- */
+
+enum { THREADS = 4, ROUNDS = 2000 };
+
+struct user {
+    struct world *w;
+    CUdeviceptr p;
+    CUstream stream;
+    vpmm_status status;
+};
+
+static void *use_again_and_again(void *data)
+{
+    struct user *user = data;
+    for (int i = 0; i < ROUNDS && user->status == VPMM_SUCCESS; i++)
+        user->status = vpmm_use(user->w->pool, user->p, user->stream);
+    return NULL;
+}
+
+Test(use, by_several_threads_at_once_is_of_all_their_streams)
+{
+    EACH_KIND(bytes)
+    {
+        struct world w;
+        world_open(&w, NULL);
+        CUstream s = world_stream(&w);
+        struct user user[THREADS];
+        pthread_t thread[THREADS];
+        CUdeviceptr p = take_bytes(&w, *bytes, s);
+        for (int i = 0; i < THREADS; i++) {
+            user[i] = (struct user){.w = &w, .p = p, .stream = world_stream(&w)};
+            keep_busy(&w, user[i].stream);
+            cr_assert_eq(pthread_create(&thread[i], NULL, use_again_and_again, &user[i]), 0);
+        }
+        for (int i = 0; i < THREADS; i++) {
+            pthread_join(thread[i], NULL);
+            cr_expect_eq(user[i].status, VPMM_SUCCESS);
+        }
+        give(&w, p, s);
+        world_run(&w, s, SIZE_MAX);
+        for (int i = 0; i < THREADS; i++) {
+            poll_pool(&w);
+            cr_expect_eq(ending(&w) != 0, i < THREADS - 1);
+            world_run(&w, user[i].stream, SIZE_MAX);
+        }
+        world_close(&w);
+    }
+}
