@@ -179,6 +179,7 @@ SCHEDULES_OF_EACH(the_end_of_a_use_against_passes, "free, pass, malloc", 0, .ope
 /* A malloc finds what has ended, also where the pass that saw both streams pass came before the memory was there. */
 PLAY(run_both_and_poll)
 {
+    poll_pool(); /* records what the free has not recorded yet */
     run_stream(play.s);
     run_stream(play.t);
     poll_pool();
