@@ -243,6 +243,13 @@ class buffer
         stream_ = stream;
     }
 
+    /* vpmm_use: work on this stream uses it too, and its end counts as well as the free's. */
+    void use(CUstream stream)
+    {
+        if (address_ != 0)
+            throw_if(vpmm_use(pool_, address_, stream));
+    }
+
     /* The caller's from now on, to be freed with vpmm_free. */
     CUdeviceptr release() noexcept
     {

@@ -55,6 +55,9 @@ static void buffers(vpmm::pool &pool, CUstream stream, CUstream other)
         several.emplace_back(pool, 4096, stream);
         several.back().set_stream(other);
         need(pool.stats().requested_bytes == (std::size_t(3) << 20) + 4096, "a vector owns them");
+        several.front().use(other);
+        pool.use(several.front().data(), stream);
+        need(pool.stats().uses == 2, "uses by further streams are the pool's to know");
         several.front().reset();
         need(several.front().empty() && pool.stats().requested_bytes == 4096, "reset frees at once");
     }
