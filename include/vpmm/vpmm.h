@@ -62,7 +62,8 @@
  *                                     (see vpmm_config)
  *   cuStreamBeginCapture ..           calls with the capturing stream answer NOT_SUPPORTED (but for hits, see
  *   EndCapture                        vpmm_malloc), and so do calls with the legacy stream while a
- *                                     blocking stream of its context captures. All others, on other streams and by any
+ *                                     blocking stream of its context captures; but not of a pool with `graph`. All
+ *                                     others, on other streams and by any
  *                                     thread, the capturing one included, in each of the three modes, are safe: they
  *                                     leave the capture as it is, and no stream joins it by them. That holds for
  *                                     vpmm_pool_create, trim, a request that runs out of memory, and vpmm_pool_destroy
@@ -170,6 +171,20 @@ typedef enum vpmm_streams {
  * stay, and memory that lies in them goes to other streams when a later call on its own stream has gone past the cache,
  * or by a wait for the device, before a request fails and in vpmm_trim.
  */
+/*
+ * Graphs. A pool with `graph` is the pool of a captured graph, or of several that never replay at once (a MemPool of
+ * PyTorch). Streams that capture, in each of the three modes, may allocate and free in it, and so may others: it makes
+ * no driver call with a stream, and knows one by its handle, a default stream by its context or thread.
+ *   - What is freed on a stream is used again on this stream alone, at once, by this capture or a later one.
+ *   - Nothing that was handed out is moved, unmapped or given back before the pool's end, free or not: the graph uses it
+ *     in each replay. So vpmm_trim, decay and a request that is about to fail take nothing. Pages alone count: a request
+ *     of less than 8 KiB takes that much.
+ *   - The program frees what is live, also after a capture that has failed, and destroys the pool when the graphs are.
+ *     That waits for the device, and gives everything back.
+ *   - Work outside of captures that uses the pool's memory has ended before its stream is destroyed: the next stream with
+ *     the handle is the same one to the pool. vpmm_stream_release does nothing.
+ * cache_bytes, small, reuse, streams, reaper, release_threshold, decay_ms and captures mean nothing to such a pool.
+ */
 typedef struct vpmm_config {
     const vpmm_driver *driver; /* NULL: libcuda */
     int device;                /* CUDA ordinal                                                       VPMM_DEVICE */
@@ -198,6 +213,7 @@ typedef struct vpmm_config {
                                   vpmm_trim, or before a request fails; 10000               VPMM_DECAY_MS=...|never */
     bool captures;             /* the program captures streams without releasing them first: see above
                                                                                                      VPMM_CAPTURES */
+    bool graph;                /* the pool of captured graphs: see above. No variable: other pools are not */
 } vpmm_config;                 /* more fields may follow: start from vpmm_config_default() */
 
 vpmm_config vpmm_config_default(void);
@@ -217,7 +233,7 @@ typedef struct vpmm_pool vpmm_pool;
  * INVALID_VALUE: a NULL output or a wrong setting. NO_DRIVER: no libcuda, or no such device. DRIVER, OUT_OF_MEMORY,
  * OUT_OF_ADDRESS_SPACE, HOST_MEMORY: what was made before is given back.
  * A device without virtual memory management is served by its memory pools alone; so is a page_size above the
- * device's memory.
+ * device's memory. NOT_SUPPORTED: a `graph` pool there.
  */
 vpmm_status vpmm_pool_create(const vpmm_config *, vpmm_pool **);
 

@@ -229,8 +229,9 @@ static vpmm_status malloc_slice(struct arena *arena, size_t bytes, struct stream
 vpmm_status piece_malloc(struct arena *arena, size_t bytes, struct stream *stream, CUdeviceptr *out)
 {
     CUdeviceptr address = 0;
-    vpmm_status status = bytes <= SLICE_MAX ? malloc_slice(arena, bytes, stream, &address)
-                                            : malloc_granules(arena, bytes, stream, &address);
+    bool is_slice = bytes <= SLICE_MAX && !arena->is_graph; /* a slab's free slices are for one stream or wait */
+    vpmm_status status =
+        is_slice ? malloc_slice(arena, bytes, stream, &address) : malloc_granules(arena, bytes, stream, &address);
     if (status == VPMM_SUCCESS)
         *out = address;
     return status;

@@ -47,9 +47,23 @@ static vpmm_status read_config(const vpmm_config *given, vpmm_config *config)
     return config->driver ? VPMM_SUCCESS : VPMM_ERROR_NO_DRIVER;
 }
 
+/* What the pool of a graph does not have (vpmm_config). */
+static void set_for_graph(vpmm_config *config)
+{
+    config->cache_bytes = 0;
+    config->small = VPMM_SMALL_SLAB;
+    config->reuse = VPMM_REUSE_COMPLETED;
+    config->streams = VPMM_STREAMS_TRUSTED;
+    config->reaper = false;
+    config->release_threshold = 0;
+    config->decay_ms = VPMM_DECAY_NEVER;
+}
+
 static vpmm_status open_device(struct vpmm_pool *pool)
 {
     vpmm_config *config = &pool->config;
+    if (config->graph)
+        set_for_graph(config);
     vpmm_status status = device_open(&pool->device, config->driver, config->device, &pool->stats);
     if (status != VPMM_SUCCESS)
         return status;
@@ -63,6 +77,9 @@ static vpmm_status open_device(struct vpmm_pool *pool)
     if (!config->page_size)
         config->page_size = pool->device.granularity;
     pool->paged = pool->device.has_vmm && config->page_size <= pool->device.total_bytes;
+    if (status == VPMM_SUCCESS && config->graph && !pool->paged)
+        status = fail(VPMM_ERROR_NOT_SUPPORTED, "the pool of a graph is one of pages, which this device does not have, "
+                                                "or not of this size");
     return status;
 }
 
@@ -270,7 +287,7 @@ static void close_caches(struct stream *stream, void *data)
 vpmm_status vpmm_stream_release(vpmm_pool *pool, CUstream handle)
 {
     vpmm_status status = pool_check(pool, "vpmm_stream_release");
-    if (status != VPMM_SUCCESS || !pool->paged)
+    if (status != VPMM_SUCCESS || !pool->paged || pool->config.graph)
         return status;
     status = stream_release(&pool->arena.streams, handle, close_caches, pool);
     if (status == VPMM_SUCCESS)
@@ -292,7 +309,7 @@ vpmm_status vpmm_trim(vpmm_pool *pool, size_t keep_bytes, size_t *released)
         status = device_enter(&pool->device, &scope);
     if (status != VPMM_SUCCESS)
         return status;
-    if (pool->paged) {
+    if (pool->paged && !pool->config.graph) {
         tiers_flush(&pool->arena);
         status = pass_now(&pool->arena);
         if (status == VPMM_SUCCESS && streams_unmarkable(&pool->arena.streams))

@@ -159,6 +159,8 @@ static vpmm_status reclaim(struct arena *arena, struct stream *stream, uint64_t 
     pass_now(arena);
     cut_flush(arena); /* now that slices have passed, slabs are empty */
     vpmm_status status = find_or_build(arena, stream, pages, policy_waits(arena), &usable, region, source);
+    if (arena->is_graph) /* no wait of this pool's frees memory for another stream */
+        return status;
     if (tiers_is_shortage(status)) {
         await_builders(arena);
         status = find_or_build(arena, stream, pages, true, &all, region, source);

@@ -43,6 +43,7 @@ vpmm_status arena_init(struct arena *arena, struct device *device, struct stats 
 {
     arena->device = device;
     arena->stats = stats;
+    arena->is_graph = config->graph;
     store_relaxed_u32(&arena->exportable, config->exportable && device->can_export);
     store_relaxed_u32(&arena->rdma, config->rdma && device->can_rdma);
     turn_init(&arena->turn, &arena->space.await);

@@ -56,6 +56,8 @@ struct arena {
     _Atomic(uint64_t) max_mapped;       /* bytes; 0: no cap */
     _Atomic(uint32_t) exportable, rdma; /* cleared if the device refuses the first handle for it */
 
+    bool is_graph; /* constant: what was handed out is neither moved nor unmapped (vpmm_config) */
+
     struct space space;       /* of pages */
     struct space cut;         /* of granules (cut.h), */
     struct slabs slabs;       /* and the slabs among them (slab.h) */

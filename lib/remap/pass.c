@@ -50,7 +50,7 @@ static bool pass(struct arena *arena, bool decays)
     bool any = publish_passed(arena);
     pthread_mutex_unlock(&arena->event_lock);
     any |= zombies_retire(arena);
-    if (decays && !device_lost(arena->device))
+    if (decays && !arena->is_graph && !device_lost(arena->device))
         any |= decay_step(arena, any);
     return any;
 }

@@ -78,12 +78,12 @@ static uint32_t cut_off(uint64_t pages)
     return pages > UINT32_MAX ? UINT32_MAX : (uint32_t)pages;
 }
 
-/* The extents that lie wholly inside the run. */
+/* The extents that lie wholly inside the run, and may move. */
 static bool add_extents(struct view *view, const struct arena *arena, struct policy_run *run, uint32_t index)
 {
     uint64_t end = run->page + run->pages;
     run->first_extent = (uint32_t)view->extents;
-    for (uint64_t page = run->page; page < end;) {
+    for (uint64_t page = run->page; page < end && !arena->is_graph;) {
         const struct extent *extent = unit_extent(unit_at(&arena->space.units, page));
         if (!extent) /* the run was handed out, freed and built over since it was seen: its claim will fail */
             break;

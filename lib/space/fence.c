@@ -148,7 +148,8 @@ static bool mark_once(struct streams *streams, struct stream *stream, bool by_ot
 static bool mark(struct streams *streams, struct stream *stream, bool by_other)
 {
     struct device_scope scope;
-    if (load_sc_u64(&stream->published) <= load_relaxed_u64(&stream->recorded) || device_lost(streams->device))
+    if (load_sc_u64(&stream->published) <= load_relaxed_u64(&stream->recorded) || device_lost(streams->device) ||
+        streams->by_name)
         return true;
     if (device_enter_context(streams->device, stream->context, &scope) != VPMM_SUCCESS)
         return true;

@@ -125,9 +125,11 @@ static vpmm_status refuse_capture(struct device *device, CUstream handle, const 
  * What a hit needs to know, in this order: cuStreamGetId of a capturing stream returns an error, and destroys the
  * capture (seen on an H200, driver 580).
  */
-vpmm_status identify(struct device *device, CUstream handle, struct identity *identity)
+vpmm_status identify(struct device *device, CUstream handle, bool by_name, struct identity *identity)
 {
     vpmm_status status = find_key(device, handle, identity);
+    if (by_name)
+        return status;
     if (status == VPMM_SUCCESS)
         status = refuse_capture(device, handle, identity);
     if (status != VPMM_SUCCESS || identity->context || !device->driver.cuStreamGetId)

@@ -36,9 +36,10 @@ static inline bool handle_is_legacy(CUstream handle)
 
 /*
  * In a call that was given the stream. NOT_SUPPORTED: the stream captures, and nothing was asked that would destroy
- * the capture. DRIVER, HOST_MEMORY.
+ * the capture. DRIVER, HOST_MEMORY. `by_name`: the stream may capture, no driver call is made with it, and there is no
+ * id.
  */
-vpmm_status identify(struct device *, CUstream, struct identity *);
+vpmm_status identify(struct device *, CUstream, bool by_name, struct identity *);
 
 /* The context that an identified stream is of. INVALID_VALUE: one of another device. DRIVER. */
 vpmm_status identity_find_context(struct device *, CUstream, const struct identity *, CUcontext *);

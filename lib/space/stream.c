@@ -14,7 +14,8 @@
 vpmm_status streams_init(struct streams *streams, struct device *device, const vpmm_config *config)
 {
     streams->device = device;
-    streams->is_private = config->streams == VPMM_STREAMS_EAGER || config->captures;
+    streams->by_name = config->graph;
+    streams->is_private = config->streams == VPMM_STREAMS_EAGER || config->captures || config->graph;
     streams->cached = config->cache_bytes && config->streams != VPMM_STREAMS_EAGER;
     streams->registry = object_map_create();
     if (!streams->registry)
@@ -133,8 +134,9 @@ static bool record_for(struct streams *streams, struct stream *stream, CUstream 
 
 static vpmm_status register_stream(struct streams *streams, CUstream handle, const struct identity *identity)
 {
-    CUcontext context;
-    vpmm_status status = identity_find_context(streams->device, handle, identity, &context);
+    CUcontext context = identity->context ? identity->context : streams->device->primary;
+    vpmm_status status =
+        streams->by_name ? VPMM_SUCCESS : identity_find_context(streams->device, handle, identity, &context);
     if (status != VPMM_SUCCESS)
         return status;
     bool keeps = streams->cached && (streams->is_private || handle_is_legacy(handle)) && !identity->thread;
@@ -199,7 +201,7 @@ static void orphan(struct streams *streams, struct stream *stream, const struct 
 vpmm_status stream_enter(struct streams *streams, CUstream handle, struct stream **out)
 {
     struct identity identity;
-    vpmm_status status = identify(streams->device, handle, &identity);
+    vpmm_status status = identify(streams->device, handle, streams->by_name, &identity);
     while (status == VPMM_SUCCESS) {
         struct stream *stream = object_map_get(streams->registry, identity.key);
         if (!stream) {
@@ -289,7 +291,7 @@ vpmm_status stream_release(struct streams *streams, CUstream handle, void (*flus
     struct stream *stream;
     enum release release;
     bool others = false;
-    vpmm_status status = identify(streams->device, handle, &identity);
+    vpmm_status status = identify(streams->device, handle, streams->by_name, &identity);
     if (status != VPMM_SUCCESS)
         return status;
     while ((release = begin_release(streams, &identity, &stream)) == RELEASE_OTHERS) {

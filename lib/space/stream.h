@@ -35,6 +35,8 @@
  *                                             stream of its context;
  *                                           - with `captures` in the configuration every stream: to record on it while
  *                                             the program begins or ends a capture there crashes the driver
+ *   by name                               in the pool of a graph nobody uses a handle, nor asks for an id: a record is
+ *                                         that of its handle, nothing is marked, and nothing passes before the end
  * What nobody can mark any more (of an orphan; of a private stream if the driver refused) passes when the context has
  * been waited for, before a request fails, and in vpmm_trim (context.h).
  *
@@ -119,7 +121,8 @@ struct stream {
 
 struct streams {
     struct device *device;
-    bool is_private;           /* constant, as is the next: every stream is, with EAGER or `captures` */
+    bool by_name;    /* constant, as are the next two: of a graph's pool. No driver call is made with a stream */
+    bool is_private; /* every stream is, with EAGER, `captures` or by name */
     bool cached;               /* there are front caches: what lies in those of a legacy stream has no mark */
     pthread_mutex_t wait_lock; /* over the driver calls of a wait for a context (context.h) */
     pthread_mutex_t lock;      /* registry writers, changes of state, unused records */

@@ -35,7 +35,7 @@ static bool same(const vpmm_config *a, const vpmm_config *b)
            a->max_mapped == b->max_mapped && a->cache_bytes == b->cache_bytes && a->small == b->small &&
            a->reuse == b->reuse && a->streams == b->streams && a->reaper == b->reaper &&
            a->exportable == b->exportable && a->rdma == b->rdma && a->release_threshold == b->release_threshold &&
-           a->decay_ms == b->decay_ms && a->captures == b->captures;
+           a->decay_ms == b->decay_ms && a->captures == b->captures && a->graph == b->graph;
 }
 
 /* The configuration that one variable makes of the defaults. */
@@ -83,6 +83,7 @@ Test(config, defaults)
     cr_assert_eq(config.release_threshold, 0);
     cr_assert_eq(config.decay_ms, 10000);
     cr_assert(!config.captures);
+    cr_assert(!config.graph);
     cr_assert_eq(config_check(&config, GRANULARITY), VPMM_SUCCESS, "%s", vpmm_last_error());
 }
 

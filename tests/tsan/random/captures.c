@@ -47,6 +47,61 @@ static void go_on_elsewhere(struct worker *worker)
         operation_poll(worker);
 }
 
+/* ---- the pool of a graph ---- */
+
+enum { GRAPH_BLOCKS = 6, GRAPH_PAGES = 24 };
+
+struct graph {
+    vpmm_pool *pool; /* NULL: there is none */
+    CUdeviceptr live[GRAPH_BLOCKS];
+    size_t count;
+};
+
+/* Made beside the capture that it is for, or before it. */
+static struct graph graph_new(void)
+{
+    struct graph graph = {.pool = NULL};
+    vpmm_config config = current.config;
+    config.graph = true;
+    config.max_mapped = GRAPH_PAGES * PAGE;
+    vpmm_must(vpmm_pool_create(&config, &graph.pool));
+    count(COUNT_graphs);
+    return graph;
+}
+
+static void graph_free_one(struct worker *worker, struct graph *graph, CUstream stream)
+{
+    CUdeviceptr *block = &graph->live[draw(worker, graph->count)];
+    if (one_in(worker, 4))
+        vpmm_must(vpmm_use(graph->pool, *block, stream));
+    vpmm_must(vpmm_free(graph->pool, *block, stream));
+    *block = graph->live[--graph->count];
+}
+
+/* What a capturing stream allocates, works on and frees. */
+static void graph_work(struct worker *worker, struct graph *graph, CUstream stream)
+{
+    for (uint64_t n = draw(worker, 20); n > 0; n--) {
+        if (graph->count == GRAPH_BLOCKS || (graph->count && one_in(worker, 2))) {
+            graph_free_one(worker, graph, stream);
+        } else if (take_from(graph->pool, draw_bytes(worker), stream, &graph->live[graph->count])) {
+            needs(payload_write(current.driver, graph->live[graph->count], 1, 1, stream));
+            graph->count++;
+        }
+    }
+}
+
+/* The stream no longer captures. */
+static void graph_end(struct worker *worker, struct graph *graph, CUstream stream)
+{
+    while (graph->count)
+        vpmm_must(vpmm_free(graph->pool, graph->live[--graph->count], stream));
+    vpmm_must(vpmm_check(graph->pool));
+    pool_end_second(worker, graph->pool);
+}
+
+/* ---- captures ---- */
+
 /* Memory of the stream lies freed in caches, and one block of it is in use, when the capture begins. */
 static void capture_on(struct worker *worker, CUstream stream, unsigned flags)
 {
@@ -61,8 +116,15 @@ static void capture_on(struct worker *worker, CUstream stream, unsigned flags)
     begin_capture(worker, stream, flags);
     if (has)
         needs(payload_write(current.driver, used, 1, 1, stream));
+    struct graph graph = {.pool = NULL};
+    if (one_in(worker, 3))
+        graph = graph_new();
+    if (graph.pool)
+        graph_work(worker, &graph, stream);
     go_on_elsewhere(worker);
     end_capture(stream, "other threads' calls");
+    if (graph.pool)
+        graph_end(worker, &graph, stream);
     if (has)
         give(used, stream);
 }

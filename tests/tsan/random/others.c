@@ -97,7 +97,7 @@ void operation_exhaust(struct worker *worker)
 /* ---- a second pool ---- */
 
 /* The first pool may have the whole device. */
-static bool take_from(vpmm_pool *pool, size_t bytes, CUstream stream, CUdeviceptr *out)
+bool take_from(vpmm_pool *pool, size_t bytes, CUstream stream, CUdeviceptr *out)
 {
     vpmm_status status = vpmm_malloc(pool, bytes, stream, out);
     if (status != VPMM_ERROR_OUT_OF_MEMORY)
@@ -122,7 +122,7 @@ static void use_pool(struct worker *worker, vpmm_pool *pool, CUstream stream)
  * BUSY: what lies in caches of stream 0 has no end but a wait for the device, and the first pool has left no byte of the
  * device to wait by. It makes room, as a program would.
  */
-static void end_second_pool(struct worker *worker, vpmm_pool *pool)
+void pool_end_second(struct worker *worker, vpmm_pool *pool)
 {
     enum { TRIES = 200 };
     vpmm_status status = vpmm_pool_destroy(pool);
@@ -149,7 +149,7 @@ void operation_pool(struct worker *worker)
     if (pool)
         use_pool(worker, pool, lane->stream);
     linger(worker, 300);
-    end_second_pool(worker, pool);
+    pool_end_second(worker, pool);
     lane_leave(lane);
     count(COUNT_pools);
 }

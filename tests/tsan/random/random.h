@@ -58,6 +58,7 @@ enum {
     X(captures_global)                                                                                                 \
     X(captures_thread_local)                                                                                           \
     X(captures_relaxed)                                                                                                \
+    X(graphs)                                                                                                          \
     X(captures_blocking)                                                                                               \
     X(exhaustions)                                                                                                     \
     X(pools)                                                                                                           \
@@ -224,6 +225,10 @@ struct round {
 
 extern struct round current;
 
+/* What a pool beside the round's gives; false: it has no more, or failed. */
+bool take_from(vpmm_pool *, size_t bytes, CUstream, CUdeviceptr *);
+/* Destroys such a pool, for which the round's makes room if it must. */
+void pool_end_second(struct worker *, vpmm_pool *);
 /* The pool ends while a stream captures. */
 void pool_end_beside_capture(struct worker *);
 

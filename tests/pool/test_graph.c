@@ -1,0 +1,333 @@
+/*
+ * The pool of a captured graph: what a capturing stream allocates and frees there, what stays as it is until the pool's
+ * end, and what its end gives back.
+ */
+#include "support.h"
+
+enum { PAGES = 4, GRANULES = 100 << 10, SMALL = 300 };
+
+static const size_t kinds[] = {PAGES * PAGE, GRANULES, SMALL};
+
+#define EACH_KIND(bytes) for (const size_t *bytes = kinds; bytes < kinds + sizeof kinds / sizeof kinds[0]; bytes++)
+
+static struct setup graph_setup(void)
+{
+    struct setup setup = setup_default();
+    setup.pool.graph = true;
+    return setup;
+}
+
+static void open_graph(struct world *w)
+{
+    struct setup setup = graph_setup();
+    world_open(w, &setup);
+}
+
+static void begin_capture(struct world *w, CUstream stream, CUstreamCaptureMode mode)
+{
+    cr_assert_eq(w->driver->cuStreamBeginCapture(stream, mode), CUDA_SUCCESS);
+}
+
+static void end_capture(struct world *w, CUstream stream)
+{
+    CUgraph graph = NULL;
+    cr_assert_eq(w->driver->cuStreamEndCapture(stream, &graph), CUDA_SUCCESS, "the capture is lost");
+    cr_assert_eq(w->driver->cuGraphDestroy(graph), CUDA_SUCCESS);
+}
+
+/* Calls that name a stream, or an event of one. */
+static uint64_t calls_with_streams(struct world *w)
+{
+    static const char *const calls[] = {"cuStreamIsCapturing", "cuStreamGetId", "cuStreamGetCtx",  "cuStreamWaitEvent",
+                                        "cuEventRecord",       "cuEventQuery",  "cuEventSynchronize"};
+    uint64_t sum = 0;
+    for (size_t i = 0; i < sizeof calls / sizeof calls[0]; i++)
+        sum += world_calls(w, calls[i]);
+    return sum;
+}
+
+/* ---- what a capture may do ---- */
+
+static void capture_with_pairs(CUstreamCaptureMode mode)
+{
+    struct world w;
+    open_graph(&w);
+    CUstream s = world_stream(&w);
+    begin_capture(&w, s, mode);
+    uint64_t calls = calls_with_streams(&w);
+    EACH_KIND(bytes)
+    {
+        CUdeviceptr p = take_bytes(&w, *bytes, s), more = take_bytes(&w, *bytes, s);
+        give(&w, p, s);
+        cr_expect_eq(take_bytes(&w, *bytes, s), p, "what a capture frees it does not use again");
+        give(&w, p, s);
+        give(&w, more, s);
+    }
+    must_work(vpmm_poll(w.pool));
+    must_work(vpmm_trim(w.pool, 0, NULL));
+    must_work(vpmm_stream_release(w.pool, s));
+    cr_expect_eq(calls_with_streams(&w), calls, "a call is made with a stream that captures");
+    end_capture(&w, s);
+    world_audit(&w);
+    world_close(&w);
+}
+
+Test(graph, a_capture_in_global_mode_allocates_and_frees)
+{
+    capture_with_pairs(CU_STREAM_CAPTURE_MODE_GLOBAL);
+}
+Test(graph, a_capture_in_thread_local_mode_allocates_and_frees)
+{
+    capture_with_pairs(CU_STREAM_CAPTURE_MODE_THREAD_LOCAL);
+}
+Test(graph, a_capture_in_relaxed_mode_allocates_and_frees)
+{
+    capture_with_pairs(CU_STREAM_CAPTURE_MODE_RELAXED);
+}
+
+Test(graph, a_later_capture_uses_what_an_earlier_one_has_freed)
+{
+    EACH_KIND(bytes)
+    {
+        struct world w;
+        open_graph(&w);
+        CUstream s = world_stream(&w);
+        begin_capture(&w, s, CU_STREAM_CAPTURE_MODE_GLOBAL);
+        CUdeviceptr p = take_bytes(&w, *bytes, s);
+        give(&w, p, s);
+        end_capture(&w, s);
+        uint64_t mapped = stats_of(&w).mapped_bytes;
+        begin_capture(&w, s, CU_STREAM_CAPTURE_MODE_GLOBAL);
+        cr_expect_eq(take_bytes(&w, *bytes, s), p);
+        give(&w, p, s);
+        end_capture(&w, s);
+        cr_expect_eq(stats_of(&w).mapped_bytes, mapped);
+        world_close(&w);
+    }
+}
+
+/* No event orders two streams of a capture: whatever has passed outside of it says nothing about a replay. */
+Test(graph, another_stream_never_gets_what_one_has_freed)
+{
+    EACH_KIND(bytes)
+    {
+        struct world w;
+        open_graph(&w);
+        CUstream s = world_stream(&w), other = world_stream(&w);
+        CUdeviceptr p = take_bytes(&w, *bytes, s);
+        give(&w, p, s);
+        world_drain(&w);
+        must_work(vpmm_trim(w.pool, 0, NULL));
+        CUdeviceptr q = take_bytes(&w, *bytes, other);
+        cr_expect_neq(q, p);
+        cr_expect_eq(take_bytes(&w, *bytes, s), p);
+        give(&w, p, s);
+        give(&w, q, other);
+        world_close(&w);
+    }
+}
+
+/* What is freed on another stream than it was allocated on is that one's. */
+Test(graph, memory_goes_over_to_the_stream_that_frees_it)
+{
+    EACH_KIND(bytes)
+    {
+        struct world w;
+        open_graph(&w);
+        CUstream s = world_stream(&w), other = world_stream(&w);
+        CUdeviceptr p = take_bytes(&w, *bytes, s);
+        give(&w, p, other);
+        cr_expect_eq(take_bytes(&w, *bytes, other), p, "%zu bytes are nobody's any more", *bytes);
+        give(&w, p, s);
+        cr_expect_eq(take_bytes(&w, *bytes, s), p);
+        give(&w, p, s);
+        world_close(&w);
+    }
+}
+
+Test(graph, what_further_streams_use_stays_until_the_end)
+{
+    EACH_KIND(bytes)
+    {
+        struct world w;
+        open_graph(&w);
+        CUstream s = world_stream(&w), x = world_stream(&w);
+        CUdeviceptr p = take_bytes(&w, *bytes, s);
+        must_work(vpmm_use(w.pool, p, x));
+        give(&w, p, s);
+        world_drain(&w);
+        CUdeviceptr q = take_bytes(&w, *bytes, s), r = take_bytes(&w, *bytes, x);
+        cr_expect(q != p && r != p);
+        give(&w, q, s);
+        give(&w, r, x);
+        world_audit(&w);
+        world_close(&w);
+    }
+}
+
+/* ---- what stays as it is ---- */
+
+/* Every other one of eight is free. */
+static void scatter(struct world *w, CUstream s, CUdeviceptr p[8])
+{
+    for (int i = 0; i < 8; i++)
+        p[i] = take(w, 2, s);
+    for (int i = 0; i < 8; i += 2)
+        give(w, p[i], s);
+}
+
+static void gather(struct world *w, CUstream s, CUdeviceptr p[8])
+{
+    for (int i = 1; i < 8; i += 2)
+        give(w, p[i], s);
+}
+
+Test(graph, nothing_moves_and_nothing_is_unmapped)
+{
+    struct world w;
+    CUdeviceptr p[8];
+    open_graph(&w);
+    CUstream s = world_stream(&w);
+    scatter(&w, s, p);
+    CUdeviceptr q = take(&w, 8, s);
+    must_work(vpmm_pool_set_attribute(w.pool, VPMM_ATTRIBUTE_DECAY_MS, 0));
+    world_drain(&w);
+    size_t released = 1;
+    must_work(vpmm_trim(w.pool, 0, &released));
+    cr_expect_eq(released, 0);
+    vpmm_stats stats = stats_of(&w);
+    cr_expect_eq(stats.extents_remapped, 0);
+    cr_expect_eq(stats.extents_released, 0);
+    cr_expect_eq(stats.mapped_bytes, 24 * PAGE);
+    cr_expect_eq(world_calls(&w, "cuMemUnmap"), 0);
+    gather(&w, s, p);
+    give(&w, q, s);
+    world_close(&w);
+}
+
+Test(graph, a_request_that_fails_moves_nothing_either)
+{
+    struct setup setup = graph_setup();
+    setup.pool.max_mapped = 16 * PAGE;
+    struct world w;
+    CUdeviceptr p[8], q = 0;
+    world_open(&w, &setup);
+    CUstream s = world_stream(&w), other = world_stream(&w);
+    scatter(&w, s, p);
+    must_fail(VPMM_ERROR_OUT_OF_MEMORY, vpmm_malloc(w.pool, 8 * PAGE, s, &q));
+    must_fail(VPMM_ERROR_OUT_OF_MEMORY, vpmm_malloc(w.pool, 2 * PAGE, other, &q));
+    cr_expect_eq(world_calls(&w, "cuMemUnmap"), 0);
+    cr_expect_eq(stats_of(&w).extents_remapped, 0);
+    give(&w, take(&w, 2, s), s);
+    gather(&w, s, p);
+    give(&w, take(&w, 16, s), s); /* all of it lies where it lay, and is one region again */
+    cr_expect_eq(stats_of(&w).mapped_bytes, 16 * PAGE);
+    world_close(&w);
+}
+
+/* ---- the end ---- */
+
+Test(graph, its_end_waits_for_the_device_and_gives_all_back)
+{
+    struct world w;
+    open_graph(&w);
+    CUstream s = world_stream(&w), other = world_stream(&w);
+    EACH_KIND(bytes)
+    {
+        CUdeviceptr p = take_bytes(&w, *bytes, s);
+        fill(&w, p, 1, 1, s);
+        expect_later(&w, p, 1, 1, s); /* as a replay would, on any stream */
+        give(&w, p, s);
+    }
+    keep_busy(&w, other);
+    must_work(vpmm_pool_destroy(w.pool));
+    w.pool = NULL;
+    cr_expect_not(world_pending(&w, s), "memory is unmapped under a stream's work");
+    world_close(&w);
+}
+
+Test(graph, it_does_not_end_while_an_output_lives)
+{
+    struct world w;
+    open_graph(&w);
+    CUstream s = world_stream(&w);
+    begin_capture(&w, s, CU_STREAM_CAPTURE_MODE_GLOBAL);
+    CUdeviceptr p = take(&w, PAGES, s);
+    end_capture(&w, s);
+    must_fail(VPMM_ERROR_BUSY, vpmm_pool_destroy(w.pool));
+    give(&w, p, s);
+    world_close(&w);
+}
+
+/* A lost capture leaves the memory to the program, and the pool to be destroyed. */
+Test(graph, a_capture_that_fails_gives_everything_back)
+{
+    needs_simulator();
+    struct world w;
+    open_graph(&w);
+    CUstream s = world_stream(&w);
+    CUgraph graph = NULL;
+    begin_capture(&w, s, CU_STREAM_CAPTURE_MODE_GLOBAL);
+    CUdeviceptr p = take(&w, PAGES, s), q = take_bytes(&w, SMALL, s);
+    give(&w, q, s);
+    w.driver->cuStreamSynchronize(s);
+    cr_expect_neq(w.driver->cuStreamEndCapture(s, &graph), CUDA_SUCCESS);
+    give(&w, p, s);
+    world_audit(&w);
+    world_close(&w);
+}
+
+/* ---- streams and devices ---- */
+
+/* To the pool a handle is a name: it says nothing of what its stream did before. */
+Test(graph, a_handle_that_comes_back_is_the_same_stream)
+{
+    needs_simulator();
+    struct world w;
+    open_graph(&w);
+    CUstream s = world_stream(&w);
+    CUdeviceptr p = take(&w, PAGES, s);
+    give(&w, p, s);
+    world_step(&w);
+    must_work(vpmm_stream_release(w.pool, s));
+    world_stream_destroy(&w, s);
+    CUstream t = world_stream(&w);
+    CUdeviceptr q = take(&w, PAGES, t);
+    cr_expect_eq(q == p, t == s);
+    give(&w, q, t);
+    world_close(&w);
+}
+
+Test(graph, default_streams_of_two_contexts_are_two)
+{
+    needs_simulator();
+    struct world w;
+    CUcontext other;
+    open_graph(&w);
+    CUdeviceptr p = take(&w, PAGES, 0);
+    give(&w, p, 0);
+    cr_assert_eq(w.driver->cuCtxCreate(&other, 0, w.device), CUDA_SUCCESS);
+    CUdeviceptr q = take(&w, PAGES, 0);
+    cr_expect_neq(q, p);
+    give(&w, q, 0);
+    cr_assert_eq(w.driver->cuCtxSetCurrent(w.context), CUDA_SUCCESS);
+    cr_expect_eq(take(&w, PAGES, 0), p);
+    give(&w, p, 0);
+    must_work(vpmm_pool_destroy(w.pool));
+    w.pool = NULL;
+    cr_assert_eq(w.driver->cuCtxDestroy(other), CUDA_SUCCESS);
+    world_close(&w);
+}
+
+Test(graph, a_device_without_pages_has_none)
+{
+    needs_simulator();
+    struct setup setup = graph_setup();
+    struct world w;
+    setup.sim.vmm = false;
+    world_open_without_pool(&w, &setup);
+    setup.pool.driver = w.driver;
+    must_fail(VPMM_ERROR_NOT_SUPPORTED, vpmm_pool_create(&setup.pool, &w.pool));
+    w.pool = NULL;
+    world_close(&w);
+}
