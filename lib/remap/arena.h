@@ -53,6 +53,7 @@ struct arena {
     struct stats *stats;
     _Atomic(uint32_t) reuse;            /* a vpmm_reuse; any thread may change it, relaxed, as the next */
     _Atomic(uint64_t) max_mapped;       /* bytes; 0: no cap */
+    bool has_reaper;                    /* constant: the pool has a thread of its own */
     _Atomic(uint32_t) exportable, rdma; /* cleared if the device refuses the first handle for it */
 
     struct space space;       /* of pages */

@@ -27,10 +27,11 @@ void context_keep_block(struct streams *, struct stream *holder, CUcontext);
 void context_free_block(struct streams *, struct stream *holder);
 
 /*
- * Under the event lock. The last resort: waits for each context with streams whose end no event can show, and publishes
- * what was freed on them before. No capture is harmed. The first failure; the other contexts are waited for all the
- * same.
+ * The last resort: waits for each context with streams whose end no event can show, and publishes what was freed on them
+ * before, under the event lock, which it does not have while it waits. Who finds another thread waiting for a context
+ * waits no more if that wait turns out to have been for its own fences too. No capture is harmed. The first failure;
+ * the other contexts are waited for all the same.
  */
-vpmm_status streams_synchronise(struct streams *);
+vpmm_status streams_synchronise(struct streams *, pthread_mutex_t *event_lock);
 
 #endif
