@@ -25,7 +25,7 @@ struct settling_point {
 static bool point_of(struct arena *arena, uint32_t slot, struct settling_point *point)
 {
     struct stream *stream = stream_at(&arena->streams, slot);
-    if (exchange_acq_rel_u32(&arena->note[slot].freed_small, 0)) /* the driver's pool lets go of what it has seen complete */
+    if (exchange_acq_rel_u32(&arena->note[slot].freed_small, 0)) /* the driver's pool lets go of what has completed */
         stream_new_point(&arena->streams, stream);
     *point = (struct settling_point){.fence = {slot, load_sc_u64(&stream->published)}};
     if (fence_passed(&arena->streams, point->fence))
@@ -113,9 +113,9 @@ static void pause_before_look(const struct settling *settling)
 }
 
 /*
- * On the host, up to the number of the point's stream. While every place for a mark is taken what is not marked is waited
- * for by an event of its own, which tells this thread alone; the marks that have passed then make room for one that
- * covers it.
+ * On the host, up to this number of the point's stream. While every place for a mark is taken what is not marked is
+ * waited for by an event of its own, which tells this thread alone; the marks that have passed then make room for one
+ * that covers it.
  */
 static vpmm_status wait_on_host(struct arena *arena, struct settling_point *point, uint64_t number)
 {
