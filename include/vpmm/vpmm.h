@@ -265,7 +265,9 @@ vpmm_status vpmm_pool_get_attribute(vpmm_pool *, vpmm_attribute, uint64_t *value
  * piece, aligned to 256 bytes and, if `bytes` is a power of two from 256 to a page, to `bytes` (VPMM_SMALL_ASYNC: to
  * 256 alone). 0, CU_STREAM_LEGACY and CU_STREAM_PER_THREAD are streams too. The stream must be of the pool's device.
  * INVALID_VALUE: zero bytes, a size that overflows when rounded, a NULL pool or output, a stream of another device.
- * OUT_OF_MEMORY: the message says how much was asked, mapped, live and reusable. NOT_SUPPORTED: the stream captures.
+ * OUT_OF_MEMORY: the message says how much was asked, mapped, live and reusable. The thread has waited for all that had
+ * been freed when nothing else was left to try, and tried again with each bit of it that had passed; what is freed
+ * during that wait need not have been waited for. NOT_SUPPORTED: the stream captures.
  * HOST_MEMORY: also CU_STREAM_PER_THREAD, where other libraries have taken all pthread keys of the process.
  * The output is written on success only. A capture is looked for where the call goes past the thread's front cache: a
  * hit succeeds on a capturing stream with VPMM_STREAMS_TRUSTED, and with CHECKED fails and ends the capture, as

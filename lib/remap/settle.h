@@ -10,7 +10,8 @@
  *              the fewest fences to go, in case the streams go on only while somebody does. A pool without a thread of
  *              its own, whose program says when it looks, has none
  *
- * No lock is held over a wait, and who settles waits for no pass of another thread's before everything has passed.
+ * No lock is held over a wait but, over that for a context, streams.wait_lock, whose other takers wait for the same or
+ * meet a stream for the first time; and who settles waits for no pass of another thread's before everything has passed.
  */
 #ifndef VPMM_LIB_SETTLE_H
 #define VPMM_LIB_SETTLE_H
@@ -37,8 +38,8 @@ void settling_end(struct settling *);
 vpmm_status settling_wait_for_some(struct arena *, struct settling *, bool *more);
 
 /*
- * Waits until everything that was freed before has passed, what lies in caches included. Stream by stream, by events,
- * and then by context for what no event can show the end of. No capture is harmed. A failure: not everything has passed.
+ * Waits until everything that was freed before has passed, what lies in caches included: stream by stream, by events,
+ * and by context for what no event shows the end of. No capture is harmed. A failure: not everything has passed.
  */
 vpmm_status settle(struct arena *);
 

@@ -318,3 +318,63 @@ Test(settle, a_wait_for_a_context_keeps_nobody_waiting, .timeout = 60)
             give(&t.w, t.page[i], t.last);
     stage_close(&t);
 }
+
+/* ---- beside a thread that gives memory back ---- */
+
+static const vpmm_driver *simulated;
+static struct gate at_unmap;
+static atomic_bool parks;
+
+static CUresult CUDAAPI unmap_when_let_go(CUdeviceptr address, size_t bytes)
+{
+    if (atomic_exchange(&parks, false))
+        wait_at(&at_unmap);
+    return simulated->cuMemUnmap(address, bytes);
+}
+
+static void *trim(void *argument)
+{
+    struct world *w = argument;
+    w->driver->cuCtxSetCurrent(w->context);
+    vpmm_trim(w->pool, 0, NULL);
+    return NULL;
+}
+
+/* It has the pass lock all the time. What it is about to give back is not needed. */
+Test(settle, who_is_served_does_not_wait_for_a_trim, .timeout = 60)
+{
+    static vpmm_driver driver;
+    struct setup setup = setup_default();
+    struct world w;
+    pthread_t thread;
+    needs_simulator();
+    setup.pool.reuse = VPMM_REUSE_COMPLETED; /* the wait on the device is left to tier 6 */
+    setup.pool.extent_size = PAGE;
+    setup.pool.max_mapped = 3 * PAGE;
+    world_open_without_pool(&w, &setup);
+    simulated = w.driver;
+    driver = *w.driver;
+    driver.cuMemUnmap = unmap_when_let_go;
+    setup.pool.driver = &driver;
+    must_work(vpmm_pool_create(&setup.pool, &w.pool));
+    CUstream a = world_stream(&w), asks = world_stream(&w);
+    CUdeviceptr p = take(&w, 2, a), q = take(&w, 1, a);
+    give(&w, q, a);
+    world_drain(&w);
+    keep_busy(&w, a);
+    give(&w, p, a);
+    at_unmap = (struct gate){false};
+    atomic_store(&parks, true);
+    cr_assert_eq(pthread_create(&thread, NULL, trim, &w), 0);
+    while (!atomic_load(&at_unmap.reached))
+        clock_sleep_us(LOOK_US);
+    p = take(&w, 2, asks);
+    cr_expect_eq(stats_of(&w).reclaims, 1, "it was served before it had to wait");
+    atomic_store(&at_unmap.open, true);
+    pthread_join(thread, NULL);
+    cr_expect(!atomic_load(&at_unmap.forced), "the request waited for the trim");
+    give(&w, p, asks);
+    world_drain(&w);
+    world_audit(&w);
+    world_close(&w);
+}
