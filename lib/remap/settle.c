@@ -76,6 +76,8 @@ static struct settling_point *nearest(const struct arena *arena, const struct se
 
 vpmm_status settling_begin(struct arena *arena, struct settling *settling)
 {
+    fronts_flush(arena->space.fronts, NULL, true);
+    fronts_flush(arena->cut.fronts, NULL, true);
     uint32_t slots = load_acquire_u32(&arena->streams.slots);
     *settling = (struct settling){.point = calloc(slots, sizeof *settling->point)};
     if (!settling->point)
@@ -164,8 +166,6 @@ vpmm_status settle(struct arena *arena)
 {
     struct settling settling;
     struct settling_point *point;
-    fronts_flush(arena->space.fronts, NULL, true);
-    fronts_flush(arena->cut.fronts, NULL, true);
     vpmm_status status = settling_begin(arena, &settling);
     while (status == VPMM_SUCCESS && (point = nearest(arena, &settling)))
         status = wait_on_host(arena, point, point->fence.number);

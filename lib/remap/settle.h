@@ -26,7 +26,7 @@ struct settling {
     uint64_t passed_ns; /* and of the latest look that saw something pass */
 };
 
-/* HOST_MEMORY. What it has is given back by settling_end, also after a failure. */
+/* Publishes what lies in caches first. HOST_MEMORY. What it has is given back by settling_end, also after a failure. */
 vpmm_status settling_begin(struct arena *, struct settling *);
 void settling_end(struct settling *);
 
