@@ -17,6 +17,9 @@
  * would be what all threads wait for. The seed fixes the steps of each thread; what the threads do to one another is
  * up to the machine.
  *
+ * longest    the malloc that took longest, of those that were served and of those that were refused: who is refused has
+ *            waited for everything first, who is served has not
+ *
  * Who writes what: a lane's numbers are its thread's, and read by the main thread at any time; a lane is reused only
  * after its thread was joined. The run's outcome is set under its lock, by whoever comes first, and once more at most.
  */
@@ -116,6 +119,18 @@ typedef struct latency {
     _Atomic(uint64_t) longest_ns;
 } latency;
 
+enum answer { SERVED, REFUSED, ANSWERS };
+
+/* But for the time, under its lock; the time may be read by any thread, and grows. */
+typedef struct longest {
+    _Atomic(uint64_t) ns; /* 0: there was none */
+    size_t bytes, cap;    /* cap: the lowest in force while it lasted, */
+    bool lowered;         /* and whether that was lower than the run's own */
+    const char *pattern;
+    unsigned thread; /* its lane's number */
+    double at;       /* seconds since the run's beginning when it began */
+} longest;
+
 /* What the process itself uses, at its highest in each half of the run's time. */
 typedef struct resources {
     struct {
@@ -205,6 +220,9 @@ typedef struct run {
     } exchange;
     _Atomic(uint64_t) live, peak_live;
     _Atomic(uint64_t) trims, caps, looks, pools, squeezes;
+    _Atomic(uint64_t) lower_cap, cap_changes; /* the latest that was set; changes: odd while it may be in force */
+    longest longest[ANSWERS];
+    pthread_mutex_t longest_lock;
     pthread_t disturber, squeezer;
     bool disturbs, squeezes_here;
     int squeezing_pipe; /* its other end is in the process that squeezes; -1: there is none */

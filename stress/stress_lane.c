@@ -176,6 +176,27 @@ static void note_latency(latency *latency, uint64_t ns)
         atomic_store_explicit(&latency->longest_ns, ns, memory_order_relaxed);
 }
 
+/* Rarely the longest so far: the lock is seldom taken. */
+static void note_longest(lane *l, enum answer answer, uint64_t ns, size_t bytes, uint64_t begin, uint64_t changes)
+{
+    run *r = l->run;
+    longest *longest = &r->longest[answer];
+    bool lowered = changes % 2 != 0 || atomic_load(&r->cap_changes) != changes;
+    if (ns <= atomic_load_explicit(&longest->ns, memory_order_relaxed))
+        return;
+    pthread_mutex_lock(&r->longest_lock);
+    if (ns > atomic_load(&longest->ns)) {
+        longest->bytes = bytes;
+        longest->cap = lowered ? atomic_load(&r->lower_cap) : r->cap;
+        longest->lowered = lowered;
+        longest->pattern = l->sequence.pattern->name;
+        longest->thread = l->index;
+        longest->at = (double)begin / 1e9 - r->begun;
+        atomic_store(&longest->ns, ns);
+    }
+    pthread_mutex_unlock(&r->longest_lock);
+}
+
 static size_t rounded(const run *r, size_t bytes)
 {
     size_t unit = bytes < r->page_size ? 256 : r->page_size;
@@ -204,7 +225,7 @@ static bool allocate(lane *l, size_t bytes, CUstream stream, CUdeviceptr *addres
     run *r = l->run;
     vpmm_status status = VPMM_SUCCESS;
     CUresult result = CUDA_SUCCESS;
-    uint64_t begin = now_ns();
+    uint64_t changes = atomic_load_explicit(&r->cap_changes, memory_order_relaxed), begin = now_ns();
     if (r->target.pool != NULL) {
         host_memory_enter();
         status = vpmm_malloc(r->target.pool, bytes, stream, address);
@@ -212,18 +233,21 @@ static bool allocate(lane *l, size_t bytes, CUstream stream, CUdeviceptr *addres
     } else {
         result = r->gpu.driver->cuMemAllocFromPoolAsync(address, bytes, r->target.memory_pool, stream);
     }
-    note_latency(&l->latency, spend(l, SPEND_malloc, begin));
+    uint64_t ns = spend(l, SPEND_malloc, begin);
+    note_latency(&l->latency, ns);
     if (status == VPMM_SUCCESS && result == CUDA_SUCCESS) {
+        note_longest(l, SERVED, ns, bytes, begin, changes);
         if (*address == 0 || *address % 256 != 0)
             run_end(r, FAILED, "a malloc of %zu bytes gave the address 0x%llx", bytes, (unsigned long long)*address);
         bump(l, COUNT_mallocs);
         note_live(r, rounded(r, bytes));
         return true;
     }
-    if (status == VPMM_ERROR_OUT_OF_MEMORY || result == CUDA_ERROR_OUT_OF_MEMORY)
+    if (status == VPMM_ERROR_OUT_OF_MEMORY || result == CUDA_ERROR_OUT_OF_MEMORY) {
+        note_longest(l, REFUSED, ns, bytes, begin, changes);
         bump(l, COUNT_refused);
-    else if (r->options->faults && r->target.pool != NULL && status != VPMM_ERROR_INVALID_VALUE &&
-             status != VPMM_ERROR_INVALID_POINTER)
+    } else if (r->options->faults && r->target.pool != NULL && status != VPMM_ERROR_INVALID_VALUE &&
+               status != VPMM_ERROR_INVALID_POINTER)
         bump(l, COUNT_faulted);
     else if (status == VPMM_ERROR_DRIVER)
         run_end(r, DEVICE_ERROR, "vpmm_malloc: %s", vpmm_last_error());

@@ -53,9 +53,12 @@ static void lower_cap(run *r)
         return;
     count(&r->caps);
     uint64_t lower = run_mapped(r) / 2 + r->page_size;
+    atomic_store(&r->lower_cap, lower);
+    atomic_fetch_add(&r->cap_changes, 1);
     vpmm_status low = vpmm_pool_set_attribute(r->target.pool, VPMM_ATTRIBUTE_MAX_MAPPED, lower);
     pause_ms(CAP_MS);
     vpmm_status back = vpmm_pool_set_attribute(r->target.pool, VPMM_ATTRIBUTE_MAX_MAPPED, r->cap);
+    atomic_fetch_add(&r->cap_changes, 1);
     if (low != VPMM_SUCCESS || back != VPMM_SUCCESS)
         run_end(r, low == VPMM_ERROR_DRIVER || back == VPMM_ERROR_DRIVER ? DEVICE_ERROR : FAILED,
                 "the cap could not be set: %s", vpmm_last_error());

@@ -111,7 +111,23 @@ void report_paths_missed(const run *r, char *words, size_t length)
         append(words, length, "threads");
 }
 
+static const char *const answer_words[ANSWERS] = {"served", "refused"};
+
 /* ---- for people ---- */
+
+static void tell_longest(FILE *out, const run *r)
+{
+    for (int i = 0; i < ANSWERS; i++) {
+        const longest *l = &r->longest[i];
+        if (l->ns == 0)
+            continue;
+        fprintf(out, "  longest malloc %s: %.2f ms, %.2f MiB, by %s in thread %u, at %.1f s", answer_words[i],
+                (double)l->ns / 1e6, (double)l->bytes / 1048576.0, l->pattern, l->thread, l->at);
+        if (l->lowered)
+            fprintf(out, ", beside a cap lowered to %.2f GiB", gib(l->cap));
+        fputc('\n', out);
+    }
+}
 
 void report_result(FILE *out, run *r)
 {
@@ -129,6 +145,7 @@ void report_result(FILE *out, run *r)
             gib(run_bytes_verified(r)), run_mismatches(r));
     fprintf(out, "  malloc, us: p50 %.1f, p99 %.1f, p99.9 %.1f, longest %.0f\n", run_latency_us(r, 0.5),
             run_latency_us(r, 0.99), run_latency_us(r, 0.999), run_longest_us(r));
+    tell_longest(out, r);
     fputs("  the threads' time:", out);
 #define SPENT(name, what) fprintf(out, " " what " %.1f %%,", 100 * run_spent(r, SPEND_##name));
     SPENDS(SPENT)
@@ -158,6 +175,24 @@ static void json_string(FILE *out, const char *key, const char *text)
     json_write_text(out, text);
 }
 
+static void json_longest(FILE *out, const run *r)
+{
+    fputs(",\n     \"longest_mallocs\": {", out);
+    for (int i = 0; i < ANSWERS; i++) {
+        const longest *l = &r->longest[i];
+        fprintf(out, "%s\"%s\": ", i ? ", " : "", answer_words[i]);
+        if (l->ns == 0) {
+            fputs("null", out);
+            continue;
+        }
+        fprintf(out, "{\"us\": %.2f, \"bytes\": %zu, ", (double)l->ns / 1e3, l->bytes);
+        json_string(out, "pattern", l->pattern);
+        fprintf(out, ", \"thread\": %u, \"at_seconds\": %.3f, \"cap_bytes\": %zu, \"cap_lowered\": %s}", l->thread,
+                l->at, l->cap, l->lowered ? "true" : "false");
+    }
+    fputc('}', out);
+}
+
 static void json_numbers(FILE *out, const run *r)
 {
     fputs(",\n     \"operations\": {", out);
@@ -174,6 +209,7 @@ static void json_numbers(FILE *out, const run *r)
             rate_of(r, r->seconds), run_bytes_verified(r), run_mismatches(r), r->races, r->misuses);
     fprintf(out, ",\n     \"malloc_us\": {\"p50\": %.2f, \"p99\": %.2f, \"p99_9\": %.2f, \"longest\": %.2f}",
             run_latency_us(r, 0.5), run_latency_us(r, 0.99), run_latency_us(r, 0.999), run_longest_us(r));
+    json_longest(out, r);
     fputs(",\n     \"threads_time\": {", out);
     const char *comma = "";
 #define SPENT(name, what) fprintf(out, "%s\"%s\": %.4f", comma, #name, run_spent(r, SPEND_##name)), comma = ", ";

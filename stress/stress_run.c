@@ -271,6 +271,7 @@ void run_open(run *r, const options *o, int ordinal, bool is_async, vpmm_exporte
     r->exporter = exporter;
     r->squeezing_pipe = -1;
     pthread_mutex_init(&r->message_lock, NULL);
+    pthread_mutex_init(&r->longest_lock, NULL);
     pthread_mutex_init(&r->exchange.lock, NULL);
     if (!open_gpu(r))
         return;

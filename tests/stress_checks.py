@@ -19,6 +19,7 @@ END_WITHIN_S = 10
 # ThreadSanitizer sees it, too, is no finding.
 UNWATCHED = {"TSAN_OPTIONS": "report_bugs=0"}
 UNFINISHED = "0" * 16  # of a thread's first round
+LARGEST_CAP = 8 << 30  # half of the simulated GPU
 WORDS = {  # of each defect's finding
     "reuse": ("races", "does not hold", "misuses", "ILLEGAL_ADDRESS"),
     "lost-page": ("handed out",),
@@ -55,6 +56,13 @@ def check_passes(program):
     times = result["threads_time"]
     check(all(0 <= part <= 1 for part in times.values()) and times["malloc"] and sum(times.values()) < 1.05,
           "the result says what the threads' time went to", times)
+    longest = result["longest_mallocs"]
+    slowest = max(one["us"] for one in longest.values() if one)
+    check(slowest <= result["malloc_us"]["longest"] + 0.01, "the longest malloc is one of the mallocs", longest, result)
+    check(bool(longest["refused"]) == bool(result["operations"]["refused"]), "who was refused is told apart", longest)
+    check(all(0 <= one["at_seconds"] <= result["seconds"] and one["bytes"] and one["thread"] < 4 and
+              one["pattern"] in said["options"]["patterns"] and one["cap_lowered"] == (one["cap_bytes"] < LARGEST_CAP)
+              for one in longest.values() if one), "the longest mallocs are described", longest)
     check(result["driver_calls"].get("cuMemMap"), "the result says which driver calls were made", result)
     paths = result.get("paths", {})
     check(paths.get("regions_split") and paths.get("slabs_adopted"), "rare paths were taken and counted", paths)

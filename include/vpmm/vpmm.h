@@ -177,8 +177,8 @@ typedef enum vpmm_streams {
  * no driver call with a stream, and knows one by its handle, a default stream by its context or thread.
  *   - What is freed on a stream is used again on this stream alone, at once, by this capture or a later one.
  *   - Nothing that was handed out is moved, unmapped or given back before the pool's end, free or not: the graph uses it
- *     in each replay. So vpmm_trim, decay and a request that is about to fail take nothing. Pages alone count: a request
- *     of less than 8 KiB takes that much.
+ *     in each replay. So vpmm_trim, decay and a request that is about to fail take nothing of it.
+ *   - There are no slices: a request of less than 8 KiB takes that much.
  *   - The program frees what is live, also after a capture that has failed, and destroys the pool when the graphs are.
  *     That waits for the device, and gives everything back.
  *   - Work outside of captures that uses the pool's memory has ended before its stream is destroyed: the next stream with
@@ -283,7 +283,9 @@ vpmm_status vpmm_pool_get_attribute(vpmm_pool *, vpmm_attribute, uint64_t *value
  * piece, aligned to 256 bytes and, if `bytes` is a power of two from 256 to a page, to `bytes` (VPMM_SMALL_ASYNC: to
  * 256 alone). 0, CU_STREAM_LEGACY and CU_STREAM_PER_THREAD are streams too. The stream must be of the pool's device.
  * INVALID_VALUE: zero bytes, a size that overflows when rounded, a NULL pool or output, a stream of another device.
- * OUT_OF_MEMORY: the message says how much was asked, mapped, live and reusable. NOT_SUPPORTED: the stream captures.
+ * OUT_OF_MEMORY: the message says how much was asked, mapped, live and reusable. The thread has waited for all that had
+ * been freed when nothing else was left to try, and tried again with each bit of it that had passed; what is freed
+ * during that wait need not have been waited for. NOT_SUPPORTED: the stream captures.
  * HOST_MEMORY: also CU_STREAM_PER_THREAD, where other libraries have taken all pthread keys of the process.
  * The output is written on success only. A capture is looked for where the call goes past the thread's front cache: a
  * hit succeeds on a capturing stream with VPMM_STREAMS_TRUSTED, and with CHECKED fails and ends the capture, as

@@ -8,6 +8,7 @@
 #include "remap/build.h"
 #include "remap/cut.h"
 #include "remap/pass.h"
+#include "remap/settle.h"
 
 #include <inttypes.h>
 #include <stdlib.h>
@@ -241,7 +242,7 @@ static uint64_t live_bytes(struct vpmm_pool *pool)
 static vpmm_status wait_for_all(struct vpmm_pool *pool)
 {
     char words[256];
-    vpmm_status status = pool->paged ? pass_settle(&pool->arena) : VPMM_SUCCESS;
+    vpmm_status status = pool->paged ? settle(&pool->arena) : VPMM_SUCCESS;
     if (status == VPMM_SUCCESS || device_dead(&pool->device))
         return VPMM_SUCCESS;
     snprintf(words, sizeof words, "%s", vpmm_last_error());

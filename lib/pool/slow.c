@@ -4,7 +4,7 @@
 #include "pool/piece.h"
 #include "pool/tiers.h"
 #include "remap/ending.h"
-#include "remap/pass.h"
+#include "remap/settle.h"
 
 #include <inttypes.h>
 
@@ -32,7 +32,7 @@ static vpmm_status malloc_small(struct vpmm_pool *pool, size_t bytes, CUstream s
         status = async_pool_malloc(&pool->async, bytes, stream, out);
     }
     if (status == VPMM_ERROR_OUT_OF_MEMORY && pool->paged) {
-        pass_settle(&pool->arena);
+        settle(&pool->arena);
         tiers_release_pages(&pool->arena);
         status = async_pool_malloc(&pool->async, bytes, stream, out);
     }

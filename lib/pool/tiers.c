@@ -5,6 +5,7 @@
 #include "remap/build.h"
 #include "remap/cut.h"
 #include "remap/pass.h"
+#include "remap/settle.h"
 
 void tiers_count(struct arena *arena, enum region_source source)
 {
@@ -148,6 +149,32 @@ static bool policy_waits(const struct arena *arena)
     return load_relaxed_u32(&arena->reuse) != VPMM_REUSE_COMPLETED;
 }
 
+/*
+ * Waits for what was freed before, and tries again whenever some of it has passed: what the request needs may be the
+ * first of it. What the device gives is asked for anew when it has been given something back, and at last.
+ */
+static vpmm_status settle_and_find(struct arena *arena, struct stream *stream, uint64_t pages,
+                                   struct build_limits *limits, struct region *region, enum region_source *source)
+{
+    struct settling settling;
+    bool more = true;
+    vpmm_status status = settling_begin(arena, &settling);
+    if (status != VPMM_SUCCESS)
+        return status;
+    do {
+        uint64_t quarantined = stats_sum(arena->stats, STAT_quarantined_bytes);
+        settling_wait_for_some(arena, &settling, &more);
+        if (!more)
+            async_pool_trim(arena->async);
+        cut_flush(arena); /* now that slices have passed, slabs are empty */
+        if (!more || stats_sum(arena->stats, STAT_quarantined_bytes) < quarantined)
+            limits->creatable_pages = UINT64_MAX;
+        status = find_or_build(arena, stream, pages, true, limits, region, source);
+    } while (more && tiers_is_shortage(status));
+    settling_end(&settling);
+    return status;
+}
+
 /* Tier 6: before a request fails, everything is taken back, cheapest first. */
 static vpmm_status reclaim(struct arena *arena, struct stream *stream, uint64_t pages, uint64_t device_gave,
                            struct region *region, enum region_source *source)
@@ -156,7 +183,7 @@ static vpmm_status reclaim(struct arena *arena, struct stream *stream, uint64_t 
     struct build_limits all = {.reach = VIEW_ALL, .creatable_pages = device_gave};
     stats_count(arena->stats, STAT_reclaims);
     tiers_flush(arena);
-    pass_now(arena);
+    pass_soon(arena);
     cut_flush(arena); /* now that slices have passed, slabs are empty */
     vpmm_status status = find_or_build(arena, stream, pages, policy_waits(arena), &usable, region, source);
     if (arena->is_graph) /* no wait of this pool's frees memory for another stream */
@@ -165,13 +192,8 @@ static vpmm_status reclaim(struct arena *arena, struct stream *stream, uint64_t 
         await_builders(arena);
         status = find_or_build(arena, stream, pages, true, &all, region, source);
     }
-    if (tiers_is_shortage(status)) {
-        pass_settle(arena); /* for what could not be waited for, and so that the driver's pool can let go */
-        async_pool_trim(arena->async);
-        cut_flush(arena);
-        all.creatable_pages = UINT64_MAX;
-        status = find_or_build(arena, stream, pages, true, &all, region, source);
-    }
+    if (tiers_is_shortage(status)) /* for what could not be waited for, and so that the driver's pool can let go */
+        status = settle_and_find(arena, stream, pages, &all, region, source);
     if (tiers_is_shortage(status)) /* the device gave less than was asked of it: with just that */
         status = find_or_build(arena, stream, pages, true, &all, region, source);
     return status;

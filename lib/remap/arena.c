@@ -5,7 +5,7 @@
 #include "remap/cut.h"
 #include "remap/ending.h"
 #include "remap/mapping.h"
-#include "remap/pass.h"
+#include "remap/settle.h"
 #include "remap/view.h"
 #include "remap/zombie.h"
 
@@ -55,6 +55,7 @@ vpmm_status arena_init(struct arena *arena, struct device *device, struct stats 
     pile_init(&arena->zombies);
     pile_init(&arena->ending);
     wakeup_init(&arena->bell.work);
+    arena->has_reaper = config->reaper;
     policy_init(&arena->policy, config->page_size, (uint32_t)(config->extent_size / config->page_size));
     arena->view = calloc(1, sizeof *arena->view);
     arena->plan = calloc(1, sizeof *arena->plan);
@@ -189,7 +190,7 @@ vpmm_status arena_give_back(struct arena *arena)
 {
     if (!load_acquire_u32(&arena->space.units.chunks))
         return VPMM_SUCCESS; /* it has got nothing, and if host memory ended it was not even begun */
-    struct giving_back back = {.arena = arena, .status = pass_settle(arena)};
+    struct giving_back back = {.arena = arena, .status = settle(arena)};
     cut_flush(arena); /* what a lost device kept from passing stays cut, and is given up with the rest */
     snprintf(back.words, sizeof back.words, "%s", vpmm_last_error());
     for (uint32_t chunk = 0; chunk < load_acquire_u32(&arena->space.units.chunks) && !device_lost(arena->device);

@@ -24,8 +24,9 @@
  *
  * The pass lock is held by whoever makes a pass (the pool's thread, vpmm_poll, reclaim) or gives memory back (trim):
  * one at a time unmaps zombies and releases extents. Whoever has it may wait for the turn; nobody who has the turn takes
- * it. The event lock is held by whoever asks the driver about events: a pass, or a malloc that is about to build. No
- * malloc or free of tiers 1 to 4 takes any of the three.
+ * it. The event lock is held by whoever asks the driver about events: a pass, or a malloc that is about to build. It is
+ * held over no wait for the GPU: a pass would wait with it, and whoever waits for a pass. No malloc or free of tiers 1
+ * to 4 takes any of the three.
  */
 #ifndef VPMM_LIB_ARENA_H
 #define VPMM_LIB_ARENA_H
@@ -54,6 +55,7 @@ struct arena {
     struct stats *stats;
     _Atomic(uint32_t) reuse;            /* a vpmm_reuse; any thread may change it, relaxed, as the next */
     _Atomic(uint64_t) max_mapped;       /* bytes; 0: no cap */
+    bool has_reaper;                    /* constant: the pool has a thread of its own */
     _Atomic(uint32_t) exportable, rdma; /* cleared if the device refuses the first handle for it */
 
     bool is_graph; /* constant: what was handed out is neither moved nor unmapped (vpmm_config) */

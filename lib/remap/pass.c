@@ -50,7 +50,7 @@ static bool pass(struct arena *arena, bool decays)
     bool any = publish_passed(arena);
     pthread_mutex_unlock(&arena->event_lock);
     any |= zombies_retire(arena);
-    if (decays && !arena->is_graph && !device_lost(arena->device))
+    if (decays && !device_lost(arena->device))
         any |= decay_step(arena, any);
     return any;
 }
@@ -133,6 +133,26 @@ vpmm_status pass_now(struct arena *arena)
     return status;
 }
 
+vpmm_status pass_soon(struct arena *arena)
+{
+    struct device_scope scope;
+    bool any;
+    vpmm_status status;
+    if (lock_try(&arena->pass_lock)) {
+        status = locked_pass(arena, false, &any);
+        pthread_mutex_unlock(&arena->pass_lock);
+        return status;
+    }
+    status = device_lost(arena->device) ? device_lost_status() : device_enter(arena->device, &scope);
+    if (status != VPMM_SUCCESS)
+        return status;
+    lock_take(&arena->event_lock);
+    publish_passed(arena);
+    pthread_mutex_unlock(&arena->event_lock);
+    device_leave(arena->device, &scope);
+    return VPMM_SUCCESS;
+}
+
 vpmm_status pass_release(struct arena *arena, uint64_t keep_pages, uint64_t *released_pages)
 {
     lock_take(&arena->pass_lock);
@@ -147,54 +167,10 @@ vpmm_status pass_wait_for_contexts(struct arena *arena)
     vpmm_status status = device_enter(arena->device, &scope);
     if (status != VPMM_SUCCESS)
         return status;
+    status = streams_synchronise(&arena->streams, &arena->event_lock);
     lock_take(&arena->event_lock);
-    status = streams_synchronise(&arena->streams);
     pass_regions(arena);
     pthread_mutex_unlock(&arena->event_lock);
     device_leave(arena->device, &scope);
-    return status;
-}
-
-static bool all_passed(const struct arena *arena)
-{
-    for (uint32_t slot = 1; slot < load_acquire_u32(&arena->streams.slots); slot++) {
-        const struct stream *stream = stream_at(&arena->streams, slot);
-        if (load_sc_u64(&stream->published) > load_acquire_u64(&stream->completed))
-            return false;
-    }
-    return true;
-}
-
-/* Stream by stream; if the driver refuses, or a stream is private, its context is waited for later. */
-static void wait_for_streams(struct arena *arena)
-{
-    for (uint32_t slot = 1; slot < load_acquire_u32(&arena->streams.slots); slot++) {
-        struct stream *stream = stream_at(&arena->streams, slot);
-        if (exchange_acq_rel_u32(&arena->note[slot].freed_small, 0)) /* the driver's pool lets go of what it has seen complete */
-            stream_new_point(&arena->streams, stream);
-        struct fence last = {slot, load_sc_u64(&stream->published)};
-        if (fence_waitable(&arena->streams, last))
-            stream_wait_host(&arena->streams, last);
-    }
-}
-
-/*
- * Two rounds: while every place for a mark is taken the rest is waited for by an event of its own, which tells this
- * thread alone; the marks that have passed then make room for one that covers it.
- */
-vpmm_status pass_settle(struct arena *arena)
-{
-    enum { ROUNDS = 2 };
-    vpmm_status status = VPMM_SUCCESS;
-    fronts_flush(arena->space.fronts, NULL, true);
-    fronts_flush(arena->cut.fronts, NULL, true);
-    for (int i = 0; i < ROUNDS && status == VPMM_SUCCESS && (i == 0 || !all_passed(arena)); i++) {
-        wait_for_streams(arena);
-        status = pass_now(arena);
-    }
-    if (status == VPMM_SUCCESS && !all_passed(arena))
-        status = pass_wait_for_contexts(arena);
-    if (status == VPMM_SUCCESS)
-        status = pass_now(arena);
     return status;
 }

@@ -10,7 +10,7 @@
  *   5 gives back what is no longer needed (decay.h)
  *
  * The pool's thread makes passes (pool/reaper.h), and so do vpmm_poll and a malloc that is about to fail. A malloc that
- * is about to build makes 2 and 3 alone.
+ * is about to build makes 2 and 3 alone. Nothing is waited for in a pass but locks.
  */
 #ifndef VPMM_LIB_PASS_H
 #define VPMM_LIB_PASS_H
@@ -40,14 +40,11 @@ void pass_refresh(struct arena *);
 /* Steps 1 to 4 after waiting for the pass lock. For a malloc that is about to fail. */
 vpmm_status pass_now(struct arena *);
 
+/* The same, but where another thread makes a pass, or gives memory back, 2 and 3 alone. */
+vpmm_status pass_soon(struct arena *);
+
 /* build_release after waiting for the pass lock. For a trim, and for who needs the device's memory elsewhere. */
 vpmm_status pass_release(struct arena *, uint64_t keep_pages, uint64_t *released_pages);
-
-/*
- * Waits until everything that was freed before has passed, and makes two passes. Stream by stream, by events, and then
- * by context for what no event can show the end of. No capture is harmed. A failure: not everything has passed.
- */
-vpmm_status pass_settle(struct arena *);
 
 /* Waits for the contexts of the streams on which there is freed memory that has not passed, and publishes it. */
 vpmm_status pass_wait_for_contexts(struct arena *);

@@ -44,6 +44,13 @@ struct snapshot {
     uint64_t published;
 };
 
+struct waiting {
+    struct streams *streams;
+    pthread_mutex_t *event_lock;
+    struct snapshot *snapshot; /* by slot */
+    uint32_t slots;
+};
+
 /*
  * Waits for everything that the context's streams were given. cuMemFree does (an H200 waits 50 ms for a kernel of 50
  * ms, of a stream that is destroyed as well), and leaves captures alone in relaxed mode; cuCtxSynchronize would destroy
@@ -71,13 +78,16 @@ static vpmm_status wait_for_context(struct streams *streams, struct stream *hold
     return VPMM_SUCCESS;
 }
 
-/* The record that has a block of the context, the only one whose end the block's freeing waits for; else `stream`. */
-static struct stream *holder_of(struct streams *streams, uint32_t slots, struct stream *stream)
+/*
+ * Under wait_lock. The record that has a block of the context, the only one whose end the block's freeing waits for;
+ * else any.
+ */
+static struct stream *holder_of(const struct waiting *waiting, uint32_t any, CUcontext context)
 {
-    struct stream *empty = stream;
-    for (uint32_t slot = 1; slot < slots; slot++) {
-        struct stream *other = stream_at(streams, slot);
-        if (other->wait_block && other->wait_context == stream->context)
+    struct stream *empty = stream_at(waiting->streams, any);
+    for (uint32_t slot = 1; slot < waiting->slots; slot++) {
+        struct stream *other = stream_at(waiting->streams, slot);
+        if (other->wait_block && other->wait_context == context)
             return other;
         if (!other->wait_block && empty->wait_block)
             empty = other;
@@ -85,51 +95,80 @@ static struct stream *holder_of(struct streams *streams, uint32_t slots, struct 
     return empty;
 }
 
+/* Whether another thread's wait has shown that all of the context's has passed. */
+static bool has_passed(const struct waiting *waiting, CUcontext context)
+{
+    for (uint32_t slot = 1; slot < waiting->slots; slot++)
+        if (waiting->snapshot[slot].context == context &&
+            !fence_passed(waiting->streams, (struct fence){slot, waiting->snapshot[slot].published}))
+            return false;
+    return true;
+}
+
+static void complete(struct waiting *waiting, CUcontext context)
+{
+    lock_take(waiting->event_lock);
+    for (uint32_t slot = 1; slot < waiting->slots; slot++)
+        if (waiting->snapshot[slot].context == context)
+            fences_complete_until(stream_at(waiting->streams, slot), waiting->snapshot[slot].published);
+    pthread_mutex_unlock(waiting->event_lock);
+}
+
 /* Waits for one context and completes what was published on its streams before. With a context went its work. */
-static vpmm_status synchronise_context(struct streams *streams, struct snapshot *snapshot, uint32_t slots,
-                                       struct stream *one)
+static vpmm_status synchronise_context(struct waiting *waiting, uint32_t slot, CUcontext context)
 {
     struct device_scope scope;
-    CUcontext context = one->context;
-    bool gone = device_context_is_gone(streams->device, one->context);
+    struct streams *streams = waiting->streams;
+    bool gone = device_context_is_gone(streams->device, context), kept = false;
+    struct stream *holder = NULL;
     vpmm_status status = gone ? VPMM_SUCCESS : device_enter_context(streams->device, context, &scope);
-    if (status == VPMM_SUCCESS && !gone) {
-        lock_take(&streams->wait_lock);
-        struct stream *holder = holder_of(streams, slots, one);
-        bool kept = holder->wait_block;
+    if (status != VPMM_SUCCESS)
+        return status;
+    lock_take(&streams->wait_lock);
+    if (!gone && !has_passed(waiting, context)) {
+        holder = holder_of(waiting, slot, context);
+        kept = holder->wait_block;
         status = wait_for_context(streams, holder, context);
-        pthread_mutex_unlock(&streams->wait_lock);
-        if (kept)
-            context_keep_block(streams, holder, context); /* for the next time */
-        device_leave(streams->device, &scope);
     }
-    for (uint32_t slot = 1; slot < slots; slot++)
-        if (snapshot[slot].context == context) {
-            if (status == VPMM_SUCCESS)
-                fences_complete_until(stream_at(streams, slot), snapshot[slot].published);
-            snapshot[slot].context = NULL;
-        }
+    if (status == VPMM_SUCCESS)
+        complete(waiting, context); /* before the next one looks whether it has to wait */
+    pthread_mutex_unlock(&streams->wait_lock);
+    if (kept)
+        context_keep_block(streams, holder, context); /* for the next time */
+    if (!gone)
+        device_leave(streams->device, &scope);
     return status;
 }
 
-vpmm_status streams_synchronise(struct streams *streams)
+/* By their contexts as they are now: a record may be another stream's when the wait is over, and its fences go on. */
+static void take_snapshot(struct waiting *waiting)
 {
-    uint32_t slots = load_acquire_u32(&streams->slots);
-    struct snapshot *snapshot = calloc(slots, sizeof *snapshot);
-    vpmm_status status = VPMM_SUCCESS;
-    if (!snapshot)
-        return fail(VPMM_ERROR_HOST_MEMORY, "no host memory for a list of streams");
-    for (uint32_t slot = 1; slot < slots; slot++) {
-        struct stream *stream = stream_at(streams, slot);
-        snapshot[slot].published = load_sc_u64(&stream->published);
-        if (snapshot[slot].published > load_relaxed_u64(&stream->completed))
-            snapshot[slot].context = stream->context;
+    lock_take(waiting->event_lock);
+    for (uint32_t slot = 1; slot < waiting->slots; slot++) {
+        const struct stream *stream = stream_at(waiting->streams, slot);
+        waiting->snapshot[slot].published = load_sc_u64(&stream->published);
+        if (waiting->snapshot[slot].published > load_relaxed_u64(&stream->completed))
+            waiting->snapshot[slot].context = stream->context;
     }
-    for (uint32_t slot = 1; slot < slots; slot++)
-        if (snapshot[slot].context) {
-            vpmm_status one = synchronise_context(streams, snapshot, slots, stream_at(streams, slot));
-            status = status == VPMM_SUCCESS ? one : status;
-        }
-    free(snapshot);
+    pthread_mutex_unlock(waiting->event_lock);
+}
+
+vpmm_status streams_synchronise(struct streams *streams, pthread_mutex_t *event_lock)
+{
+    struct waiting waiting = {streams, event_lock, .slots = load_acquire_u32(&streams->slots)};
+    vpmm_status status = VPMM_SUCCESS;
+    waiting.snapshot = calloc(waiting.slots, sizeof *waiting.snapshot);
+    if (!waiting.snapshot)
+        return fail(VPMM_ERROR_HOST_MEMORY, "no host memory for a list of streams");
+    take_snapshot(&waiting);
+    for (uint32_t slot = 1; slot < waiting.slots; slot++) {
+        CUcontext context = waiting.snapshot[slot].context;
+        vpmm_status one = context ? synchronise_context(&waiting, slot, context) : VPMM_SUCCESS;
+        status = status == VPMM_SUCCESS ? one : status;
+        for (uint32_t other = slot; context && other < waiting.slots; other++)
+            if (waiting.snapshot[other].context == context)
+                waiting.snapshot[other].context = NULL;
+    }
+    free(waiting.snapshot);
     return status;
 }

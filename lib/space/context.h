@@ -10,7 +10,8 @@
  *   holder   the record that a block stands in. Which stream the record is of does not matter
  *
  * Blocks and their holders' fields (wait_block, wait_context, wait_refused) are under wait_lock, which is held over the
- * driver calls: only others who wait meet it, and who meets such a stream for the first time.
+ * driver calls, and taken before the event lock: only others who wait meet it, and who meets such a stream for the
+ * first time.
  */
 #ifndef VPMM_LIB_CONTEXT_H
 #define VPMM_LIB_CONTEXT_H
@@ -27,10 +28,11 @@ void context_keep_block(struct streams *, struct stream *holder, CUcontext);
 void context_free_block(struct streams *, struct stream *holder);
 
 /*
- * Under the event lock. The last resort: waits for each context with streams whose end no event can show, and publishes
- * what was freed on them before. No capture is harmed. The first failure; the other contexts are waited for all the
- * same.
+ * The last resort: waits for each context with streams on which something has not passed, and publishes what was freed
+ * on them before, under the event lock, which it does not have while it waits. Of two threads that wait for a context
+ * the later one waits no more if the other's wait was for all of its fences. No capture is harmed. The first failure;
+ * the other contexts are waited for all the same.
  */
-vpmm_status streams_synchronise(struct streams *);
+vpmm_status streams_synchronise(struct streams *, pthread_mutex_t *event_lock);
 
 #endif

@@ -1,0 +1,380 @@
+/*
+ * What a malloc waits for before it fails: for what was freed before, whichever stream of it is first, and for nothing
+ * that cannot serve it any more; and what the others do meanwhile.
+ */
+#define _GNU_SOURCE 1
+
+#include "pool/pool.h"
+#include "support.h"
+
+#include "base/clock.h"
+
+#include <pthread.h>
+
+enum { LOOK_US = 50 };
+
+#define LONGEST_NS (5 * UINT64_C(1000000000))
+
+/* ---- work that ends when the test says so ---- */
+
+struct gate {
+    atomic_bool reached, open, forced; /* forced: nobody opened it for LONGEST_NS, since the test waits for its work */
+};
+
+static void wait_at(void *argument)
+{
+    struct gate *gate = argument;
+    uint64_t end = clock_now_ns() + LONGEST_NS;
+    atomic_store(&gate->reached, true);
+    while (!atomic_load(&gate->open) && clock_now_ns() < end)
+        clock_sleep_us(LOOK_US);
+    atomic_store(&gate->forced, !atomic_load(&gate->open));
+}
+
+/* Returns when the stream has come to it. */
+static void hold(struct world *w, CUstream stream, struct gate *gate)
+{
+    *gate = (struct gate){false};
+    require(w->driver->cuLaunchHostFunc(stream, wait_at, gate) == CUDA_SUCCESS, "cuLaunchHostFunc");
+    while (!atomic_load(&gate->reached))
+        clock_sleep_us(LOOK_US);
+}
+
+static void note(void *done)
+{
+    atomic_store((atomic_bool *)done, true);
+}
+
+/* On a GPU that stands still: work that says when it is done. */
+static void work_noted(struct world *w, CUstream stream, atomic_bool *done)
+{
+    atomic_store(done, false);
+    require(w->driver->cuLaunchHostFunc(stream, note, done) == CUDA_SUCCESS, "cuLaunchHostFunc");
+}
+
+/*
+ * ---- a pool at its cap, with memory that it has given back and that the driver does not take before a stream has come
+ * to a point: for that no stream can wait on the device.
+ */
+
+enum { CAP = 6 };
+
+struct stage {
+    struct world w;
+    CUstream last, a, idle, asks; /* in the order of their slots */
+    CUdeviceptr page[CAP], more[CAP];
+    int mores;
+};
+
+static struct setup running(void)
+{
+    struct setup setup = setup_default();
+    setup.sim.stepped = false;
+    setup.pool.reaper = true;
+    return setup;
+}
+
+static void stage_open(struct stage *t, struct setup setup)
+{
+    needs_simulator();
+    setup.pool.max_mapped = CAP * PAGE;
+    setup.pool.extent_size = PAGE;
+    setup.pool.decay_ms = VPMM_DECAY_NEVER;
+    world_open(&t->w, &setup);
+    t->last = world_stream(&t->w);
+    t->a = world_stream(&t->w);
+    t->idle = world_stream(&t->w);
+    t->asks = world_stream(&t->w);
+    t->mores = 0;
+    CUstream stream[] = {t->last, t->a, t->idle, t->asks};
+    for (int i = 0; i < CAP; i++)
+        t->page[i] = take(&t->w, 1, stream[i % 4]);
+}
+
+/*
+ * Of three neighbours the stream frees the first and the last, and joins them elsewhere, behind all that it has been
+ * given; that is given back, and some of it still has its old address.
+ */
+static void quarantine(struct stage *t, CUdeviceptr three[3], CUstream stream)
+{
+    uint64_t before = stats_of(&t->w).quarantined_bytes;
+    give(&t->w, three[0], stream);
+    give(&t->w, three[2], stream);
+    give(&t->w, take(&t->w, 2, stream), t->idle);
+    for (int i = 0; stats_of(&t->w).quarantined_bytes == before; i++) {
+        require(i < 1000, "the driver takes it at once: %s", layout(&t->w));
+        must_work(vpmm_poll(t->w.pool));
+        must_work(vpmm_trim(t->w.pool, 0, NULL));
+        world_run(&t->w, t->idle, SIZE_MAX);
+    }
+}
+
+/* Until nothing can be made any more. */
+static void fill_up(struct stage *t)
+{
+    vpmm_stats s = stats_of(&t->w);
+    while (s.mapped_bytes + s.quarantined_bytes < CAP * PAGE) {
+        t->more[t->mores++] = take(&t->w, 1, t->asks);
+        s = stats_of(&t->w);
+    }
+    cr_assert_eq(s.reusable_bytes, 0);
+    cr_assert_geq(s.quarantined_bytes, PAGE);
+}
+
+static void free_kept(struct stage *t)
+{
+    for (int i = 0; i < t->mores; i++)
+        give(&t->w, t->more[i], t->asks);
+    give(&t->w, t->page[1], t->asks);
+    give(&t->w, t->page[4], t->asks);
+}
+
+static void stage_close(struct stage *t)
+{
+    world_drain(&t->w);
+    world_audit(&t->w);
+    world_close(&t->w);
+}
+
+/* ---- threads that ask ---- */
+
+struct asker {
+    struct world *w;
+    CUstream stream;
+    size_t pages;
+    pthread_t thread;
+    CUdeviceptr pointer;
+    vpmm_status status;
+    atomic_bool done;
+};
+
+static void *ask(void *argument)
+{
+    struct asker *asker = argument;
+    asker->w->driver->cuCtxSetCurrent(asker->w->context);
+    asker->status = vpmm_malloc(asker->w->pool, asker->pages * PAGE, asker->stream, &asker->pointer);
+    atomic_store(&asker->done, true);
+    return NULL;
+}
+
+/* Returns when so many have come to tier 6, and some time after that. */
+static void start(struct asker *asker, struct world *w, CUstream stream, size_t pages, uint64_t reclaims)
+{
+    *asker = (struct asker){.w = w, .stream = stream, .pages = pages};
+    cr_assert_eq(pthread_create(&asker->thread, NULL, ask, asker), 0);
+    while (stats_of(w).reclaims < reclaims && !atomic_load(&asker->done))
+        clock_sleep_us(LOOK_US);
+    clock_sleep_us(20000);
+}
+
+/* ---- whichever is first ---- */
+
+Test(settle, who_is_served_by_short_work_does_not_wait_for_long_work, .timeout = 60)
+{
+    struct stage t;
+    struct gate long_work, short_work;
+    stage_open(&t, running());
+    hold(&t.w, t.last, &long_work);
+    hold(&t.w, t.a, &short_work);
+    quarantine(&t, &t.page[0], t.last);
+    quarantine(&t, &t.page[3], t.a);
+    fill_up(&t);
+    struct asker asker;
+    start(&asker, &t.w, t.asks, 1, 1);
+    cr_expect(!atomic_load(&asker.done), "it was served before it had to wait");
+    atomic_store(&short_work.open, true);
+    pthread_join(asker.thread, NULL);
+    cr_expect_eq(asker.status, VPMM_SUCCESS);
+    cr_expect(!atomic_load(&long_work.forced), "the request waited for work that it does not need");
+    cr_expect(world_pending(&t.w, t.last));
+    atomic_store(&long_work.open, true);
+    give(&t.w, asker.pointer, t.asks);
+    free_kept(&t);
+    stage_close(&t);
+}
+
+/* The same where the pool has no thread, and the GPU stands still while nobody waits for it. */
+Test(settle, without_a_thread_the_stream_with_the_fewest_fences_is_waited_for_first)
+{
+    struct stage t;
+    atomic_bool done, done_last;
+    stage_open(&t, setup_default());
+    work_noted(&t.w, t.last, &done_last);
+    work_noted(&t.w, t.a, &done);
+    for (int i = 0; i < 8; i++) {
+        give(&t.w, t.page[1], t.last);
+        t.page[1] = take(&t.w, 1, t.last);
+    }
+    quarantine(&t, &t.page[0], t.last);
+    quarantine(&t, &t.page[3], t.a);
+    fill_up(&t);
+    CUdeviceptr p = take(&t.w, 1, t.asks);
+    cr_expect(atomic_load(&done), "it was served before it had to wait");
+    cr_expect(!atomic_load(&done_last), "the request waited for work that it does not need");
+    give(&t.w, p, t.asks);
+    free_kept(&t);
+    stage_close(&t);
+}
+
+/* No further than to the mark that it needs, either. */
+Test(settle, without_a_thread_a_stream_is_waited_for_mark_by_mark)
+{
+    struct stage t;
+    atomic_bool first, second;
+    stage_open(&t, setup_default());
+    work_noted(&t.w, t.a, &first);
+    quarantine(&t, &t.page[3], t.a);
+    work_noted(&t.w, t.a, &second);
+    quarantine(&t, &t.page[0], t.a);
+    fill_up(&t);
+    CUdeviceptr p = take(&t.w, 1, t.asks);
+    cr_expect(atomic_load(&first), "it was served before it had to wait");
+    cr_expect(!atomic_load(&second), "the request waited for all that the stream was given");
+    give(&t.w, p, t.asks);
+    free_kept(&t);
+    stage_close(&t);
+}
+
+/* ---- no more than what was freed before, and no less ---- */
+
+Test(settle, what_is_freed_meanwhile_is_not_waited_for, .timeout = 60)
+{
+    struct stage t;
+    struct gate early, late;
+    struct asker asker;
+    stage_open(&t, running());
+    hold(&t.w, t.a, &early);
+    quarantine(&t, &t.page[3], t.a);
+    fill_up(&t);
+    start(&asker, &t.w, t.asks, CAP, 1);
+    hold(&t.w, t.last, &late);
+    give(&t.w, t.page[0], t.last);
+    cr_expect(!atomic_load(&asker.done), "it did not wait for what was freed before");
+    atomic_store(&early.open, true);
+    pthread_join(asker.thread, NULL);
+    cr_expect(!atomic_load(&late.forced), "it waited for what was freed meanwhile");
+    cr_expect_eq(asker.status, VPMM_ERROR_OUT_OF_MEMORY);
+    atomic_store(&late.open, true);
+    give(&t.w, t.page[2], t.asks);
+    free_kept(&t);
+    stage_close(&t);
+}
+
+Test(settle, all_that_was_freed_before_is_waited_for, .timeout = 60)
+{
+    struct stage t;
+    struct gate gate[2];
+    struct asker asker;
+    stage_open(&t, running());
+    hold(&t.w, t.last, &gate[0]);
+    hold(&t.w, t.a, &gate[1]);
+    quarantine(&t, &t.page[0], t.last);
+    quarantine(&t, &t.page[3], t.a);
+    uint64_t pages = stats_of(&t.w).quarantined_bytes / PAGE;
+    fill_up(&t);
+    start(&asker, &t.w, t.asks, pages, 1);
+    atomic_store(&gate[1].open, true);
+    clock_sleep_us(20000);
+    cr_expect(!atomic_load(&asker.done), "it ended while there was more to come");
+    atomic_store(&gate[0].open, true);
+    pthread_join(asker.thread, NULL);
+    cr_expect_eq(asker.status, VPMM_SUCCESS);
+    give(&t.w, asker.pointer, t.asks);
+    free_kept(&t);
+    stage_close(&t);
+}
+
+/* ---- by context: two who ask, and one beside them, who makes passes as the pool's thread does ---- */
+
+Test(settle, a_wait_for_a_context_keeps_nobody_waiting, .timeout = 60)
+{
+    struct stage t;
+    struct gate gate;
+    struct asker asker[2];
+    struct setup setup = running();
+    setup.pool.reaper = false;
+    setup.pool.captures = true; /* what lies in caches can be marked by nobody else */
+    setup.pool.cache_bytes = 64 * PAGE;
+    stage_open(&t, setup);
+    hold(&t.w, t.idle, &gate);
+    give(&t.w, t.page[1], t.a);
+    uint64_t waits = world_calls(&t.w, "cuMemFree");
+    start(&asker[0], &t.w, t.asks, 1, 1);
+    must_work(vpmm_poll(t.w.pool));
+    start(&asker[1], &t.w, t.last, 1, 2);
+    must_work(vpmm_poll(t.w.pool));
+    cr_expect(!atomic_load(&asker[0].done) && !atomic_load(&asker[1].done), "they did not wait");
+    cr_expect(!atomic_load(&gate.forced), "another thread waited with them");
+    atomic_store(&gate.open, true);
+    for (int i = 0; i < 2; i++)
+        pthread_join(asker[i].thread, NULL);
+    cr_expect_eq((asker[0].status == VPMM_SUCCESS) + (asker[1].status == VPMM_SUCCESS), 1, "there is a page for one");
+    cr_expect_eq(world_calls(&t.w, "cuMemFree") - waits, 1, "both waited for the context");
+    for (int i = 0; i < 2; i++)
+        if (asker[i].status == VPMM_SUCCESS)
+            give(&t.w, asker[i].pointer, asker[i].stream);
+    for (int i = 0; i < CAP; i++)
+        if (i != 1)
+            give(&t.w, t.page[i], t.last);
+    stage_close(&t);
+}
+
+/* ---- beside a thread that gives memory back ---- */
+
+static const vpmm_driver *simulated;
+static struct gate at_unmap;
+static atomic_bool parks;
+
+static CUresult CUDAAPI unmap_when_let_go(CUdeviceptr address, size_t bytes)
+{
+    if (atomic_exchange(&parks, false))
+        wait_at(&at_unmap);
+    return simulated->cuMemUnmap(address, bytes);
+}
+
+static void *trim(void *argument)
+{
+    struct world *w = argument;
+    w->driver->cuCtxSetCurrent(w->context);
+    vpmm_trim(w->pool, 0, NULL);
+    return NULL;
+}
+
+/* It has the pass lock all the time. What it is about to give back is not needed. */
+Test(settle, who_is_served_does_not_wait_for_a_trim, .timeout = 60)
+{
+    static vpmm_driver driver;
+    struct setup setup = setup_default();
+    struct world w;
+    pthread_t thread;
+    needs_simulator();
+    setup.pool.reuse = VPMM_REUSE_COMPLETED; /* the wait on the device is left to tier 6 */
+    setup.pool.extent_size = PAGE;
+    setup.pool.max_mapped = 3 * PAGE;
+    world_open_without_pool(&w, &setup);
+    simulated = w.driver;
+    driver = *w.driver;
+    driver.cuMemUnmap = unmap_when_let_go;
+    setup.pool.driver = &driver;
+    must_work(vpmm_pool_create(&setup.pool, &w.pool));
+    CUstream a = world_stream(&w), asks = world_stream(&w);
+    CUdeviceptr p = take(&w, 2, a), q = take(&w, 1, a);
+    give(&w, q, a);
+    world_drain(&w);
+    keep_busy(&w, a);
+    give(&w, p, a);
+    at_unmap = (struct gate){false};
+    atomic_store(&parks, true);
+    cr_assert_eq(pthread_create(&thread, NULL, trim, &w), 0);
+    while (!atomic_load(&at_unmap.reached))
+        clock_sleep_us(LOOK_US);
+    p = take(&w, 2, asks);
+    cr_expect_eq(stats_of(&w).reclaims, 1, "it was served before it had to wait");
+    atomic_store(&at_unmap.open, true);
+    pthread_join(thread, NULL);
+    cr_expect(!atomic_load(&at_unmap.forced), "the request waited for the trim");
+    give(&w, p, asks);
+    world_drain(&w);
+    world_audit(&w);
+    world_close(&w);
+}
