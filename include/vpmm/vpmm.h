@@ -47,8 +47,8 @@
  *                                     INVALID_POINTER. Two vpmm_use of one pointer: safe
  *   vpmm_malloc, vpmm_free            on one stream, by any number of threads: safe. Their points of the stream are in
  *                                     the order in which the calls return, where one returns before the other begins
- *   vpmm_stream_release               during mallocs, frees and uses on the same stream: safe. Each of them counts as before
- *                                     the release, which then covers it, or as after: then the pool has met the stream
+ *   vpmm_stream_release               during mallocs, frees and uses on the same stream: safe. Each counts as before the
+ *                                     release, which then covers it, or as after: then the pool has met the stream
  *                                     anew, and it needs another release. During another release of the stream: safe,
  *                                     the second answers SUCCESS, or INVALID_VALUE if it found the stream released
  *   cuStreamDestroy                   during no call that was given the stream; with CHECKED and TRUSTED after a
@@ -176,13 +176,13 @@ typedef enum vpmm_streams {
  * PyTorch). Streams that capture, in each of the three modes, may allocate and free in it, and so may others: it makes
  * no driver call with a stream, and knows one by its handle, a default stream by its context or thread.
  *   - What is freed on a stream is used again on this stream alone, at once, by this capture or a later one.
- *   - Nothing that was handed out is moved, unmapped or given back before the pool's end, free or not: the graph uses it
- *     in each replay. So vpmm_trim, decay and a request that is about to fail take nothing of it.
+ *   - Nothing that was handed out is moved, unmapped or given back before the pool's end, free or not: the graph uses
+ *     it in each replay. So vpmm_trim, decay and a request that is about to fail take nothing of it.
  *   - There are no slices: a request of less than 8 KiB takes that much.
  *   - The program frees what is live, also after a capture that has failed, and destroys the pool when the graphs are.
  *     That waits for the device, and gives everything back.
- *   - Work outside of captures that uses the pool's memory has ended before its stream is destroyed: the next stream with
- *     the handle is the same one to the pool. vpmm_stream_release does nothing.
+ *   - Work outside of captures that uses the pool's memory has ended before its stream is destroyed: the next stream
+ *     with the handle is the same one to the pool. vpmm_stream_release does nothing.
  * cache_bytes, small, reuse, streams, reaper, release_threshold, decay_ms and captures mean nothing to such a pool.
  */
 typedef struct vpmm_config {
@@ -306,16 +306,19 @@ vpmm_status vpmm_free(vpmm_pool *, CUdeviceptr, CUstream stream);
 /*
  * Says that work on `stream`, a further one than the free will name, uses a live allocation too; as record_stream of
  * PyTorch. A later free then ends the use only when what this stream has been given by then has passed as well. Neither
- * stream waits for the other: the memory goes to nobody before, and then waits for the slowest of its streams alone. An
- * event is recorded in the free, none before. Several streams may be said, each of them as often as one likes; 0 is a
- * no-op. It may be called before or after the work is queued, and is for the allocation's present life alone.
- * A release of the stream ends its use at that point: what is queued on it later needs another vpmm_use. On a stream
- * that only calls which are given it may touch (VPMM_STREAMS_EAGER, `captures`, a default stream) the free records
- * nothing: the memory waits for the next call with that stream that goes past the front cache, or for a wait for the
- * device before a request fails and in vpmm_trim.
+ * stream waits for the other: the memory goes to nobody before all of its streams but one have passed, and is then
+ * freed behind that one. An event is recorded in the free, none before. Several streams may be said, each of them as
+ * often as one likes; 0 is a no-op. It may be called before or after the work is queued, and is for the allocation's
+ * present life alone.
+ * A release of the stream ends its use at that point: what is queued on it later needs another vpmm_use. With
+ * VPMM_STREAMS_EAGER, and on CU_STREAM_PER_THREAD, the use ends with what the stream has been given by the latest
+ * vpmm_use, which records it: nobody else may, so it is called when the work is queued. On the legacy stream, and with
+ * `captures`, the free records nothing: the memory waits for the next call with that stream that goes past the front
+ * cache, or for a wait for the device before a request fails and in vpmm_trim.
  * Calls for one allocation may be made at once, and wait for each other for a moment; its free is ordered after them by
- * the program. INVALID_POINTER: as for vpmm_free. NOT_SUPPORTED: the stream captures, or the memory is the driver's
- * pool's (VPMM_SMALL_ASYNC). INVALID_VALUE: a NULL pool, a stream of another device. HOST_MEMORY. DRIVER.
+ * the program. INVALID_POINTER: as for vpmm_free. NOT_SUPPORTED: the stream captures, or the address is not in the
+ * pool's pages where the driver's pool serves requests too (VPMM_SMALL_ASYNC, a device without pages). INVALID_VALUE: a
+ * NULL pool, a stream of another device. HOST_MEMORY. DRIVER.
  */
 vpmm_status vpmm_use(vpmm_pool *, CUdeviceptr, CUstream stream);
 
@@ -429,7 +432,7 @@ vpmm_status vpmm_trim(vpmm_pool *, size_t keep_bytes, size_t *released);
     X(unmap_failures, counter, "unmaps that the driver refused; the address stays pending")                            \
     X(marks, counter, "fences recorded as events")                                                                     \
     X(out_of_memory, counter, "mallocs refused for want of memory")                                                    \
-    X(failures, counter_by(status), "mallocs, frees and uses that answered an error")                                        \
+    X(failures, counter_by(status), "mallocs, frees and uses that answered an error")                                  \
     X(failed_invalid_value, part_of(failures, invalid_value), "of these, VPMM_ERROR_INVALID_VALUE")                    \
     X(failed_invalid_pointer, part_of(failures, invalid_pointer), "VPMM_ERROR_INVALID_POINTER")                        \
     X(failed_out_of_memory, part_of(failures, out_of_memory), "VPMM_ERROR_OUT_OF_MEMORY")                              \

@@ -508,13 +508,16 @@ bool slab_take_back(struct slabs *slabs, struct slice *slice, CUdeviceptr addres
 
 /*
  * Makes a live slice NOTING: in the caller's hands. *before: its word. The slice may have become another allocation, if
- * the address was not live: then it is as it was. Blocking, as begin_note of use.c.
+ * the address was not live: then it is as it was, and whoever frees it meanwhile is right, so the address is looked at
+ * before the exchange too. Blocking, as begin_note of use.c.
  */
 static bool begin_note(struct slice *slice, CUdeviceptr address, uint64_t *before)
 {
     uint64_t word = load_acquire_u64(&slice->word);
     enum slice_state state;
     while ((state = slice_state(word)) == SLICE_NOTING || state == SLICE_LIVE || state == SLICE_USED) {
+        if (load_relaxed_u64(&slice->address) != address)
+            return false;
         if (state == SLICE_NOTING) {
             clock_yield();
             word = load_acquire_u64(&slice->word);
@@ -529,13 +532,14 @@ static bool begin_note(struct slice *slice, CUdeviceptr address, uint64_t *befor
     return false;
 }
 
-vpmm_status slab_use(struct slice *slice, CUdeviceptr address, struct stream *stream, bool *is_live)
+vpmm_status slab_use(struct slabs *slabs, struct slice *slice, CUdeviceptr address, struct stream *stream,
+                     bool *is_live)
 {
     uint64_t before;
     *is_live = begin_note(slice, address, &before);
     if (!*is_live)
         return VPMM_ERROR_INVALID_POINTER;
-    vpmm_status status = uses_add(&slice->uses, stream);
+    vpmm_status status = uses_add(slabs->space->streams, &slice->uses, stream);
     vpmm_assert(slice_state(peek_u64(&slice->word)) == SLICE_NOTING);
     store_sc_u64(&slice->word, in_state(before, slice->uses ? SLICE_USED : SLICE_LIVE));
     return status;

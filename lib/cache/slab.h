@@ -21,7 +21,7 @@
  *   CACHED    in a front cache for `stream`: by exchange              -> LIVE by its owner, OWN by who flushes it
  *   OWN       one thread has it, or `deferred`                        -> LIVE, CACHED, FREE, ENDING
  *   USED      LIVE, and used on further streams (use.h), whose uses hang on the slice -> OWN, NOTING, as LIVE
- *   NOTING    a vpmm_use of it is under way                           -> USED by this thread
+ *   NOTING    a vpmm_use of it is under way                           -> USED, or LIVE again, by this thread
  *   ENDING    freed, and waiting for several streams (ending.h)       -> OWN under the event lock
  * A word that is CACHED for a stream says all that a hit must know, class included, so an exchange that succeeds is
  * right however often the slice has changed hands since its address was put in the slot: no ABA.
@@ -200,7 +200,7 @@ CUdeviceptr slab_hand_out(struct slabs *, struct slice *, unsigned class, size_t
 bool slab_take_back(struct slabs *, struct slice *, CUdeviceptr, struct uses **uses);
 
 /* As region_use, of a slice. INVALID_POINTER is the caller's to say: *is_live is false. HOST_MEMORY. */
-vpmm_status slab_use(struct slice *, CUdeviceptr, struct stream *, bool *is_live);
+vpmm_status slab_use(struct slabs *, struct slice *, CUdeviceptr, struct stream *, bool *is_live);
 
 /* Of a slice in the caller's hands: OWN becomes ENDING, or ENDING OWN. */
 void slab_set_ending(struct slice *, bool ending);

@@ -27,6 +27,7 @@
 /* Where the library is built with per-thread default streams, these are still the functions of these names. */
 #undef vpmm_malloc
 #undef vpmm_free
+#undef vpmm_use
 
 /* ---- malloc ---- */
 

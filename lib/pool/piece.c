@@ -290,7 +290,9 @@ vpmm_status piece_use(struct arena *arena, CUdeviceptr address, struct stream *s
     bool is_live = find_slice(arena, address, &slice);
     if (is_live && !slice)
         return region_use(&arena->cut, address, stream);
-    vpmm_status status = is_live ? slab_use(slice, address, stream, &is_live) : VPMM_ERROR_INVALID_POINTER;
+    vpmm_status status = VPMM_ERROR_INVALID_POINTER;
+    if (is_live)
+        status = slab_use(&arena->slabs, slice, address, stream, &is_live);
     return is_live ? status : region_not_live(address);
 }
 

@@ -291,8 +291,7 @@ vpmm_status vpmm_stream_release(vpmm_pool *pool, CUstream handle)
     if (status != VPMM_SUCCESS || !pool->paged || pool->config.graph)
         return status;
     status = stream_release(&pool->arena.streams, handle, close_caches, pool);
-    if (status == VPMM_SUCCESS)
-        bell_ring(&pool->arena.bell);
+    bell_ring(&pool->arena.bell); /* also if it failed: what others left unmarked meanwhile is the reaper's */
     return status;
 }
 

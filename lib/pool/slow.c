@@ -245,7 +245,7 @@ static vpmm_status use_checked(vpmm_pool *pool, CUdeviceptr address, CUstream ha
         return status;
     if (!is_paged(pool, address))
         return fail(VPMM_ERROR_NOT_SUPPORTED,
-                    "0x%llx is not of the pool's pages: what the driver's pool has handed out (VPMM_SMALL=async) is for "
+                    "0x%llx is not in the pool's pages, and what the driver's pool hands out (VPMM_SMALL=async) is for "
                     "the streams that its free is ordered behind alone",
                     (unsigned long long)address);
     status = enter(pool, handle, &stream);

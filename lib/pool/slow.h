@@ -1,6 +1,6 @@
 /*
- * slow.h - a malloc or free that is no hit, and vpmm_use: the arguments are checked, the thread is counted among the stream's users,
- * and the tiers are tried in their order (tiers.h, piece.h, driver/async_pool.h).
+ * slow.h - a malloc or free that is no hit, and vpmm_use: the arguments are checked, the thread is counted among the
+ * stream's users, and a malloc's tiers are tried in their order (tiers.h, piece.h, driver/async_pool.h).
  *
  * hit.c calls these in tail position when the thread's own cache cannot serve the call at once.
  */

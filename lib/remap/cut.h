@@ -4,10 +4,10 @@
  *   granule   8 KiB of a page that is cut. A request of more than 64 KiB takes a region of granules, which wastes less
  *             than an eighth of it; what is smaller takes a slice of a slab, which is such a region (slab.h)
  *   cut page  a page whose memory is granules: CUT in the space of pages, where it is live, a page at a time. Its
- *             granules are regions in the space of granules: LIVE, FREE, CACHED, CUT (a slab), with fences that hold
- *             for both spaces, so a region keeps its fence when its pages are cut and when they are given back
+ *             granules are regions in the space of granules: LIVE, USED, FREE, CACHED, ENDING, CUT (a slab), with fences
+ *             that hold for both spaces, so a region keeps its fence when its pages are cut and when they are given back
  *
- *   slab_bytes = bytes of cut pages = sum of bytes of LIVE, FREE, CACHED, OWN and CUT regions of granules
+ *   slab_bytes = bytes of cut pages = sum of bytes of LIVE, USED, FREE, CACHED, ENDING, OWN and CUT regions of granules
  *
  * Granules are numbered as their pages are: of one chunk, of adjacent pages the granules adjoin. Free granules merge
  * across pages; a free region that covers whole pages gives them back to the space of pages, but for a few that are

@@ -11,7 +11,8 @@
 #include "space/context.h"
 #include "space/region.h"
 
-static void pass_regions(struct arena *arena)
+/* `any`: something has passed since the last time. */
+static void pass_regions(struct arena *arena, bool any)
 {
     for (uint32_t slot = 1, n = load_acquire_u32(&arena->streams.slots); slot < n; slot++) {
         struct stream *stream = stream_at(&arena->streams, slot);
@@ -23,7 +24,8 @@ static void pass_regions(struct arena *arena)
         if (arena->cut.page_granules)
             region_pass(&arena->cut, stream);
     }
-    ending_pass(arena);
+    if (any || ending_came(arena)) /* else nothing of it ends now, and there may be much */
+        ending_pass(arena);
     slabs_pass(&arena->slabs);
 }
 
@@ -35,7 +37,7 @@ static bool publish_passed(struct arena *arena)
         fronts_disable(arena->space.fronts);
         fronts_disable(arena->cut.fronts);
     }
-    pass_regions(arena);
+    pass_regions(arena, any);
     return any;
 }
 
@@ -169,7 +171,7 @@ vpmm_status pass_wait_for_contexts(struct arena *arena)
         return status;
     status = streams_synchronise(&arena->streams, &arena->event_lock);
     lock_take(&arena->event_lock);
-    pass_regions(arena);
+    pass_regions(arena, true);
     pthread_mutex_unlock(&arena->event_lock);
     device_leave(arena->device, &scope);
     return status;

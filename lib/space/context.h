@@ -5,8 +5,8 @@
  * everything has that its context's streams were given: the last resort before a request fails, and vpmm_trim's.
  *
  *   block    a byte of the driver's memory, whose cuMemFree waits for the context that it was made in. It is hard to
- *            have when it is needed, with the device full: so one is made where a private stream that has
- *            caches is first met, and after each wait the next one
+ *            have when it is needed, with the device full: so one is made where a stream is first met
+ *            that may leave memory unmarked, and after each wait the next one
  *   holder   the record that a block stands in. Which stream the record is of does not matter
  *
  * Blocks and their holders' fields (wait_block, wait_context, wait_refused) are under wait_lock, which is held over the

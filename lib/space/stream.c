@@ -15,8 +15,8 @@ vpmm_status streams_init(struct streams *streams, struct device *device, const v
 {
     streams->device = device;
     streams->by_name = config->graph;
-    streams->is_private = config->streams == VPMM_STREAMS_EAGER || config->captures || config->graph;
-    streams->cached = config->cache_bytes && config->streams != VPMM_STREAMS_EAGER;
+    streams->is_eager = config->streams == VPMM_STREAMS_EAGER;
+    streams->is_private = streams->is_eager || config->captures || config->graph;
     streams->registry = object_map_create();
     if (!streams->registry)
         return fail(VPMM_ERROR_HOST_MEMORY, "no host memory for the registry of streams");
@@ -139,7 +139,7 @@ static vpmm_status register_stream(struct streams *streams, CUstream handle, con
         streams->by_name ? VPMM_SUCCESS : identity_find_context(streams->device, handle, identity, &context);
     if (status != VPMM_SUCCESS)
         return status;
-    bool keeps = streams->cached && (streams->is_private || handle_is_legacy(handle)) && !identity->thread;
+    bool keeps = (streams->is_private || handle_is_legacy(handle)) && !streams->is_eager && !identity->thread;
     struct stale_events stale = {.count = 0};
     lock_take(&streams->lock);
     struct stream *known = object_map_get(streams->registry, identity->key);

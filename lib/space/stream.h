@@ -30,7 +30,8 @@
  *                                           - with VPMM_STREAMS_EAGER every stream, since the program destroys it
  *                                             without a word;
  *                                           - CU_STREAM_PER_THREAD, on which only its thread can record
- *                                         and, though their caches leave memory unmarked,
+ *                                         and, though their caches, and uses of live memory (use.h), leave memory
+ *                                         unmarked,
  *                                           - the legacy stream: to record on it destroys each capture on a blocking
  *                                             stream of its context;
  *                                           - with `captures` in the configuration every stream: to record on it while
@@ -121,9 +122,9 @@ struct stream {
 
 struct streams {
     struct device *device;
-    bool by_name;    /* constant, as are the next two: of a graph's pool. No driver call is made with a stream */
-    bool is_private; /* every stream is, with EAGER, `captures` or by name */
-    bool cached;               /* there are front caches: what lies in those of a legacy stream has no mark */
+    bool by_name;              /* constant, as are the next two: no driver call is made with a stream; a graph's pool */
+    bool is_eager;             /* a stream may be destroyed after any call that was given it */
+    bool is_private;           /* every stream is, with EAGER, `captures` or by name */
     pthread_mutex_t wait_lock; /* over the driver calls of a wait for a context (context.h) */
     pthread_mutex_t lock;      /* registry writers, changes of state, unused records */
     uint32_t unused;           /* first slot of a list; 0: none */
@@ -175,10 +176,20 @@ static inline void stream_leave(struct stream *stream)
 void stream_finish(struct streams *, struct stream *);
 
 /*
- * Counts a thread in that takes memory out of the stream's caches, and its fences, but was not given the stream. False:
- * it is being released, or was: what is in its caches is the releasing thread's.
+ * Counts a thread in that takes memory out of the stream's caches, or the fence that ends a use, but was not given the
+ * stream. False: it is being released, or was: what is in its caches is the releasing thread's, and its uses have their
+ * fence (use.h).
  */
 bool stream_enter_cached(struct stream *);
+
+/*
+ * Whether its handle may be gone, or nobody left to record on it, once a call that was given it has returned: a use of
+ * memory by it ends with this call (use.h).
+ */
+static inline bool stream_is_brief(const struct streams *streams, const struct stream *stream)
+{
+    return streams->is_eager || stream->thread;
+}
 
 /*
  * One use of live memory by the stream more, by who is counted in with it ACTIVE; or less, by any thread that has the

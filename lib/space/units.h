@@ -12,7 +12,7 @@
  *   NONE     inside a region, or reserved and never used
  *   LIVE     handed out            -> OWN by the free that wins the exchange; NOTING by a vpmm_use that does
  *   USED     LIVE, and used on further streams (use.h)      -> OWN, NOTING, as LIVE
- *   NOTING   LIVE or USED; one vpmm_use writes down a stream -> USED by this thread
+ *   NOTING   LIVE or USED; one vpmm_use writes down a stream -> USED, or LIVE again, by this thread
  *   ENDING   freed, and waiting for several streams          changed only under the event lock (ending.h)
  *   FREE     mapped, reusable      -> OWN by any thread that wins the exchange (malloc, a merging free, build, reaper)
  *   CACHED   in a front cache      -> LIVE by its owner, OWN by a thief, by exchange
@@ -21,8 +21,8 @@
  *   HOLE     unmapped              changed only by who has the plan lock
  *   ZOMBIE   to be unmapped         changed only by who has the pass lock
  *
- *   sum of units over LIVE, USED, CUT, FREE, CACHED, ENDING, OWN, HOLE, ZOMBIE regions = units of the chunk, when no one
- * is inside a call
+ *   sum of units over LIVE, USED, CUT, FREE, CACHED, ENDING, OWN, HOLE, ZOMBIE regions = units of the chunk, when no
+ * one is inside a call
  *
  * The word is state:4 | units:26 | generation:34, and every transition raises the generation. An exchange of the
  * whole word therefore fails if the region changed hands in between, however often (ABA needs 2^33 transitions of one
@@ -31,8 +31,8 @@
  * OWN.
  *
  * Fields other than the word are written by the owner and read by others as hints, so they are atomics with relaxed
- * order; the word's release (every store of FREE, LIVE, CACHED) and acquire (every load that leads to an exchange)
- * order them.
+ * order; the word's release (every store of FREE, LIVE, USED, CACHED, ENDING) and acquire (every load that leads to an
+ * exchange) order them.
  *
  * Descriptors are 64 bytes, one cache line: 8-byte words of adjacent units cost 116 ns a pair in false sharing where
  * 64-byte ones cost 26. A table is reserved address space without commitment; only what is used is touched.
@@ -94,8 +94,8 @@ struct unit {
     _Atomic(uint64_t) fence_number;
     _Atomic(uint32_t) fence_stream;
     _Atomic(uint32_t) back;      /* on a region's last unit: its length when it was last published; a hint */
-    _Atomic(uint64_t) where;     /* on a hinted region's first unit: its hint (hints.h); on a USED one's its struct uses.
-                                    The owner's */
+    _Atomic(uint64_t) where;     /* on a hinted region's first unit: its hint (hints.h), the owner's; on a USED one's its
+                                    struct uses, of who has it NOTING or OWN */
     _Atomic(uint64_t) requested; /* on a LIVE region's first unit: bytes asked for */
     _Atomic(void *) extent;      /* struct extent, of every mapped page; struct slab, of every granule of a slab */
     _Atomic(uint32_t) span_units, span_stream; /* on the first unit of a span of a FREE region: see region.h */

@@ -19,12 +19,13 @@ void uses_free(struct streams *streams, struct uses *uses)
     free(uses);
 }
 
-static bool has_stream(const struct uses *uses, const struct stream *stream)
+/* The stream's use; NULL: there is none. */
+static struct fence *find_use(struct uses *uses, const struct stream *stream)
 {
     for (uint32_t i = 0; uses && i < uses->count; i++)
         if (uses->stream[i].stream == stream->slot)
-            return true;
-    return false;
+            return &uses->stream[i];
+    return NULL;
 }
 
 /* Room for one more. What is at *place is as before if there is no host memory. */
@@ -44,19 +45,22 @@ static bool make_room(struct uses **place)
     return true;
 }
 
-vpmm_status uses_add(struct uses **place, struct stream *stream)
+vpmm_status uses_add(const struct streams *streams, struct uses **place, struct stream *stream)
 {
-    if (has_stream(*place, stream))
-        return VPMM_SUCCESS;
-    if (!make_room(place))
+    struct fence *use = find_use(*place, stream);
+    bool is_brief = stream_is_brief(streams, stream);
+    if (!use && !make_room(place))
         return fail(VPMM_ERROR_HOST_MEMORY, "no host memory for the streams that use an allocation");
-    (*place)->stream[(*place)->count++] = (struct fence){stream->slot, 0};
-    if (stream_begin_use(stream))
-        fence_take(stream); /* it is being released, which marks when this thread has left: see use.h */
+    if (!use || is_brief) {
+        use = use ? use : &(*place)->stream[(*place)->count++];
+        *use = is_brief ? fence_take(stream) : (struct fence){stream->slot, 0};
+        if (!is_brief && stream_begin_use(stream))
+            fence_take(stream); /* it is being released, which marks when this thread has left: see use.h */
+    }
     return VPMM_SUCCESS;
 }
 
-/* What one use waits for. The record stays the stream's until stream_end_use. */
+/* What one use without a number waits for. The record stays the stream's until stream_end_use. */
 static struct fence end_of(struct streams *streams, uint32_t slot)
 {
     struct stream *stream = stream_at(streams, slot);
@@ -76,12 +80,11 @@ bool uses_end(struct streams *streams, struct uses *uses, struct fence fence)
 {
     uint32_t left = 0;
     for (uint32_t i = 0; i < uses->count; i++) {
-        uint32_t slot = uses->stream[i].stream;
-        vpmm_assert(!uses->stream[i].number);
-        if (slot == fence.stream) /* its own fence covers it */
-            stream_end_use(stream_at(streams, slot));
-        else
-            uses->stream[left++] = end_of(streams, slot);
+        struct fence use = uses->stream[i];
+        if (use.number || use.stream != fence.stream)
+            uses->stream[left++] = use.number ? use : end_of(streams, use.stream);
+        else /* the free's own fence covers it */
+            stream_end_use(stream_at(streams, use.stream));
     }
     uses->count = left;
     if (!uses_pass(streams, uses))
@@ -102,7 +105,7 @@ uint32_t uses_pass(const struct streams *streams, struct uses *uses)
 
 /* ---- of a live region ---- */
 
-/* Makes the region of an address, LIVE or USED, NOTING: in the caller's hands. *before: what it was. NULL: there is none. */
+/* Makes the live region of an address NOTING: in the caller's hands. *before: what it was. NULL: there is none. */
 static struct unit *begin_note(struct space *space, CUdeviceptr address, enum unit_state *before)
 {
     struct unit *first = unit_at_address(&space->units, address);
@@ -128,7 +131,7 @@ vpmm_status region_use(struct space *space, CUdeviceptr address, struct stream *
     if (!first)
         return region_not_live(address);
     struct uses *uses = state == UNIT_USED ? unit_uses(first) : NULL;
-    vpmm_status status = uses_add(&uses, stream);
+    vpmm_status status = uses_add(space->streams, &uses, stream);
     store_relaxed_u64(&first->where, (uint64_t)(uintptr_t)uses);
     vpmm_assert(word_state(peek_u64(&first->word)) == UNIT_NOTING);
     unit_set(first, uses ? UNIT_USED : UNIT_LIVE, word_units(load_relaxed_u64(&first->word)));

@@ -2,23 +2,26 @@
  * use.h - uses of a live allocation by further streams than the one that frees it (vpmm_use).
  *
  *   use     a stream, by its record's slot, whose work uses the allocation. Until the allocation is freed it has no
- *           number: what counts is all that the stream has been given by then
+ *           number: what counts is all that the stream has been given by then. But where nobody can record on the
+ *           stream later (stream_is_brief) it is a fence at once, which the same call marks: what counts is what the
+ *           stream has been given by the latest vpmm_use
  *   uses    those of one allocation. They hang on a region's first descriptor (`where`), or on a slice, whose word says
  *           USED instead of LIVE: a free that expects LIVE, as a hit does, goes the long way
  *   end     the free turns each use into a fence, of the stream that it names. The memory is nobody's before all of
  *           these and the free's own have passed but for one, which it then waits for as any other (ending.h)
  *
- *   LIVE, USED -> NOTING -> USED     by exchange, and the thread that won it stores USED. It alone reads and writes the
- *                                    uses meanwhile. Another vpmm_use of the allocation waits for it; a free does not,
- *                                    since the program must order it after both
+ *   LIVE, USED -> NOTING -> USED     by exchange, and the thread that won it stores USED, or what was before if it
+ *                                    fails. It alone reads and writes the uses meanwhile. Another vpmm_use of the
+ *                                    allocation waits for it; a free does not, since the program must order it after
+ *                                    both
  *   USED -> OWN                      by the free that wins the exchange: the uses are its own
  *
- * A use counts in its stream's record (`uses`, stream.h), which is not used again for another stream before the free
- * has turned the use into a fence. So a slot names one stream for as long as a use of it is there.
+ * A use without a number counts in its stream's record (`uses`, stream.h), which is not used again for another stream
+ * before the free has turned the use into a fence. So its slot names one stream for as long as it is there.
  *
  * vpmm_stream_release ends the uses of its stream with a fence at the release: nobody marks the stream later. It closes
- * the record's count, and if there was any use it takes the fence, before it makes the record RELEASING; a vpmm_use that
- * finds the count closed takes one itself, before it leaves and so before the release marks. A free that finds the
+ * the record's count, and if there was any use it takes the fence, before it makes the record RELEASING; a vpmm_use
+ * that finds the count closed takes one itself, before it leaves and so before the release marks. A free that finds the
  * record neither ACTIVE nor ORPHAN therefore finds the fence in `published`, and waits for nobody.
  */
 #ifndef VPMM_LIB_USE_H
@@ -35,14 +38,14 @@ struct uses {
     struct region region;
     struct slice *slice; /* or a slice; NULL: it is a region */
     uint32_t count, capacity; /* one place more is there, for the free's own fence */
-    struct fence stream[];    /* number 0 before the free */
+    struct fence stream[];    /* number 0: it has none before the free */
 };
 
 /*
  * Adds a stream, among whose users the caller is, to the uses that hang at *place, in the caller's hands, unless it is
  * one of them. HOST_MEMORY: nothing has changed.
  */
-vpmm_status uses_add(struct uses **place, struct stream *);
+vpmm_status uses_add(const struct streams *, struct uses **place, struct stream *);
 
 /*
  * By the free, which is behind `fence` of its own stream: all uses become fences, with an event for each where the

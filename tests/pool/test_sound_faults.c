@@ -788,6 +788,41 @@ void *__wrap_calloc(size_t count, size_t size)
     return host_memory_ends() ? NULL : __real_calloc(count, size);
 }
 
+void *__real_realloc(void *, size_t);
+void *__wrap_realloc(void *, size_t);
+void *__wrap_realloc(void *at, size_t size)
+{
+    return host_memory_ends() ? NULL : __real_realloc(at, size);
+}
+
+/* What further streams use is written down, or the allocation is as it was. */
+Test(sound_faults, a_use_is_noted_or_not_at_all_as_host_memory_ends)
+{
+    enum { STREAMS = 8 };
+    static const size_t kinds[] = {4 * PAGE, 100 << 10, 1000};
+    for (size_t k = 0; k < sizeof kinds / sizeof kinds[0]; k++) {
+        struct world w;
+        world_open(&w, NULL);
+        CUstream s = world_stream(&w);
+        CUdeviceptr p = take_bytes(&w, kinds[k], s);
+        uint64_t refused = 0;
+        for (int i = 0; i < STREAMS; i++) {
+            CUstream x = world_stream(&w);
+            give(&w, take(&w, 1, x), x); /* the pool has met it */
+            host_memory_ends_at = 1;
+            vpmm_status status = vpmm_use(w.pool, p, x);
+            refused += status == VPMM_ERROR_HOST_MEMORY;
+            require(status == VPMM_SUCCESS || status == VPMM_ERROR_HOST_MEMORY, "%s", vpmm_status_name(status));
+            host_memory_ends_at = 0;
+            must_work(vpmm_use(w.pool, p, x));
+            world_audit(&w);
+        }
+        cr_expect_geq(refused, 2, "the first request for host memory, and one for more");
+        give(&w, p, s);
+        world_close(&w);
+    }
+}
+
 /* Each request for host memory in turn is refused while the pool is made. True: there was one so late. */
 static bool no_pool_without_host_memory(const struct setup *setup, unsigned at)
 {

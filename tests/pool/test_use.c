@@ -3,6 +3,7 @@
  *
  * What is done to pages is done to granules and slices as well: each of the three has descriptors of its own.
  */
+#include "base/clock.h"
 #include "pool/pool.h"
 #include "support.h"
 
@@ -284,8 +285,8 @@ static void end_a_used_stream(size_t bytes, bool by_release, vpmm_streams stream
     world_open(&w, &setup);
     CUstream s = world_stream(&w), x = world_stream(&w), third = world_stream(&w);
     CUdeviceptr p = take_bytes(&w, bytes, s);
-    use(&w, p, x);
     keep_busy(&w, x);
+    use(&w, p, x);
     if (by_release)
         must_work(vpmm_stream_release(w.pool, x));
     CUstream ended = x;
@@ -363,7 +364,155 @@ Test(use, of_a_private_stream_ends_with_its_next_call)
     }
 }
 
+/* Nobody may look at such a stream after the call that was given it: the use ends with the latest vpmm_use. */
+Test(use, of_an_eager_stream_ends_with_the_latest_word_about_it)
+{
+    EACH_KIND(bytes)
+    {
+        struct setup setup = setup_default();
+        setup.pool.streams = VPMM_STREAMS_EAGER;
+        setup.pool.reuse = VPMM_REUSE_COMPLETED;
+        struct world w;
+        world_open(&w, &setup);
+        CUstream s = world_stream(&w), x = world_stream(&w);
+        CUdeviceptr p = take_bytes(&w, *bytes, s);
+        use(&w, p, x);
+        order_after(&w, x, s);
+        keep_busy(&w, x);
+        fill(&w, p, 1, 1, x);
+        use(&w, p, x);
+        uint64_t records = world_calls(&w, "cuEventRecord");
+        give(&w, p, s);
+        cr_expect_eq(world_calls(&w, "cuEventRecord"), records + 1, "of s alone");
+        world_run(&w, s, SIZE_MAX);
+        CUdeviceptr q = take_and_write(&w, *bytes, s);
+        cr_expect_neq(q, p);
+        give(&w, q, s);
+        world_drain(&w);
+        cr_expect_eq(ending(&w), 0);
+        world_close(&w);
+    }
+}
+
+/* Streams come and go, and neither their records nor the memory that they have used pile up. */
+static void expect_nothing_piled_up(struct world *w)
+{
+    uint32_t records = load_acquire_u32(&w->pool->arena.streams.slots) - 1;
+    cr_expect_lt(records, 10, "%u records of streams", records);
+    cr_expect_leq(stats_of(w).mapped_bytes, 8 * PAGE);
+    cr_expect_leq(ending(w), 4 * PAGE);
+}
+
+enum { LIVES = 100 };
+
+static void streams_come_and_go(vpmm_streams streams)
+{
+    struct setup setup = setup_default();
+    setup.pool.streams = streams;
+    struct world w;
+    world_open(&w, &setup);
+    CUstream s = world_stream(&w);
+    for (int i = 0; i < LIVES; i++) {
+        CUstream x = world_stream(&w);
+        CUdeviceptr p = take(&w, 1, s);
+        use(&w, p, x);
+        if (streams != VPMM_STREAMS_EAGER)
+            must_work(vpmm_stream_release(w.pool, x));
+        world_stream_destroy(&w, x);
+        give(&w, p, s);
+        world_drain(&w);
+    }
+    expect_nothing_piled_up(&w);
+    world_close(&w);
+}
+Test(use, of_streams_that_are_released_leaves_nothing_behind)
+{
+    needs_simulator();
+    streams_come_and_go(VPMM_STREAMS_CHECKED);
+}
+Test(use, of_eager_streams_leaves_nothing_behind)
+{
+    needs_simulator();
+    streams_come_and_go(VPMM_STREAMS_EAGER);
+}
+
+struct life {
+    struct world *w;
+    CUdeviceptr p;
+    vpmm_status status;
+};
+
+static void *live(void *data)
+{
+    struct life *life = data;
+    life->w->driver->cuCtxSetCurrent(life->w->context);
+    life->status = vpmm_use_ptsz(life->w->pool, life->p, 0);
+    return NULL;
+}
+Test(use, of_threads_own_streams_leaves_nothing_behind)
+{
+    needs_simulator();
+    struct setup setup = setup_default();
+    setup.sim.stepped = false;
+    struct world w;
+    world_open(&w, &setup);
+    CUstream s = world_stream(&w);
+    for (int i = 0; i < LIVES; i++) {
+        struct life life = {.w = &w, .p = take(&w, 1, s)};
+        pthread_t thread;
+        cr_assert_eq(pthread_create(&thread, NULL, live, &life), 0);
+        pthread_join(thread, NULL);
+        require(life.status == VPMM_SUCCESS, "%s", vpmm_status_name(life.status));
+        give(&w, life.p, s);
+        world_drain(&w);
+    }
+    expect_nothing_piled_up(&w);
+    world_close(&w);
+}
+
 /* ---- when memory is needed ---- */
+
+/* All of the device is freed memory that a stream has used on which nobody records: a wait needs a byte of it. */
+static void fill_the_device(const struct setup *setup, CUstream special)
+{
+    enum { ALL = 16 };
+    needs_simulator();
+    struct world w;
+    CUdeviceptr p[ALL];
+    size_t n = 0;
+    world_open(&w, setup);
+    CUstream s = world_stream(&w), x = special ? special : world_stream(&w), other = world_stream(&w);
+    CUdeviceptr first = take(&w, 1, s);
+    use(&w, first, x); /* the pool meets x while there is memory */
+    give(&w, first, s);
+    world_drain(&w);
+    while (n < ALL && vpmm_malloc(w.pool, PAGE, s, &p[n]) == VPMM_SUCCESS)
+        n++;
+    for (size_t i = 0; i < n; i++) {
+        use(&w, p[i], x);
+        give(&w, p[i], s);
+    }
+    world_step(&w);
+    must_work(vpmm_poll(w.pool));
+    give(&w, take(&w, 2, other), other);
+    must_work(vpmm_trim(w.pool, 0, NULL));
+    cr_expect_eq(ending(&w), 0);
+    world_close(&w);
+}
+
+Test(use, of_a_full_device_is_waited_for_where_the_program_captures)
+{
+    struct setup setup = setup_default();
+    setup.sim.memory_bytes = 16 * PAGE;
+    setup.pool.captures = true;
+    fill_the_device(&setup, NULL);
+}
+Test(use, of_a_full_device_is_waited_for_where_stream_0_uses_it)
+{
+    struct setup setup = setup_default();
+    setup.sim.memory_bytes = 16 * PAGE;
+    fill_the_device(&setup, CU_STREAM_LEGACY);
+}
 
 Test(use, a_request_that_would_fail_waits_for_the_end)
 {
@@ -469,4 +618,83 @@ Test(use, by_several_threads_at_once_is_of_all_their_streams)
         }
         world_close(&w);
     }
+}
+
+/* ---- a release that fails ---- */
+
+/* The driver refuses each event of one stream; within the first refusal another thread frees what the stream uses. */
+static struct {
+    const vpmm_driver *real;
+    struct world *w;
+    CUstream stream, freeing;
+    CUdeviceptr p;
+    bool refuses;
+    vpmm_status status;
+} refusal;
+
+static void *free_meanwhile(void *unused)
+{
+    (void)unused;
+    refusal.w->driver->cuCtxSetCurrent(refusal.w->context);
+    refusal.status = vpmm_free(refusal.w->pool, refusal.p, refusal.freeing);
+    return NULL;
+}
+
+static void wait_until(bool (*holds)(const struct arena *))
+{
+    for (int i = 0; i < 5000 && !holds(&refusal.w->pool->arena); i++)
+        clock_sleep_us(1000);
+}
+
+static bool sleeps(const struct arena *arena)
+{
+    return load_sc_u32(&arena->bell.asleep);
+}
+
+static bool has_marked_all(const struct arena *arena)
+{
+    return !streams_unmarked(&arena->streams);
+}
+
+static CUresult CUDAAPI record_or_refuse(CUevent event, CUstream stream)
+{
+    pthread_t thread;
+    if (stream != refusal.stream || !refusal.refuses)
+        return refusal.real->cuEventRecord(event, stream);
+    if (refusal.p) {
+        pthread_create(&thread, NULL, free_meanwhile, NULL);
+        pthread_join(thread, NULL);
+        refusal.p = 0;
+        wait_until(sleeps);
+    }
+    return CUDA_ERROR_OUT_OF_MEMORY;
+}
+
+Test(use, freed_during_a_release_that_fails_is_the_reaper_s_to_end)
+{
+    needs_simulator();
+    struct setup setup = setup_default();
+    struct world w;
+    setup.sim.stepped = false;
+    setup.pool.reaper = true;
+    world_open_without_pool(&w, &setup);
+    vpmm_driver driver = *w.driver;
+    driver.cuEventRecord = record_or_refuse;
+    setup.pool.driver = &driver;
+    must_work(vpmm_pool_create(&setup.pool, &w.pool));
+    refusal.real = w.driver;
+    refusal.w = &w;
+    refusal.freeing = world_stream(&w);
+    refusal.stream = world_stream(&w);
+    CUdeviceptr p = refusal.p = take(&w, PAGES, refusal.freeing);
+    use(&w, p, refusal.stream);
+    refusal.refuses = true;
+    must_fail(VPMM_ERROR_DRIVER, vpmm_stream_release(w.pool, refusal.stream));
+    cr_expect_eq(refusal.status, VPMM_SUCCESS);
+    refusal.refuses = false;
+    wait_until(has_marked_all);
+    cr_expect(has_marked_all(&w.pool->arena), "the reaper sleeps over a fence that has no event");
+    must_work(vpmm_pool_destroy(w.pool));
+    w.pool = NULL;
+    world_close(&w);
 }

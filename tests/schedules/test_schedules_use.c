@@ -171,6 +171,17 @@ PLAY(close_the_mistake)
 SCHEDULES_OF_EACH(a_use_against_the_free_of_its_allocation, "use, free", CACHE_PAGES, .open = open_for_a_mistake,
                   .close = close_the_mistake, .prepare = {fail_once, fail_once}, .act = {use_too_late, put_too_soon})
 
+/* An error changes nothing, for the owner of the allocation that the wrong address lies in either. */
+PLAY(use_of_an_inner_address)
+{
+    play.status[0] = vpmm_use(play.w.pool, play.p[0] + 128, play.t);
+    explore_check(play.status[0] == VPMM_ERROR_INVALID_POINTER, "use of an inner address: %s",
+                  vpmm_status_name(play.status[0]));
+}
+SCHEDULES_OF_EACH(a_use_of_an_inner_address_against_the_free, "wrong use, free", CACHE_PAGES,
+                  .open = open_for_a_mistake, .close = close_with_nothing_ending, .prepare = {fail_once, fail_once},
+                  .act = {use_of_an_inner_address, put_used})
+
 /* ---- the free ---- */
 
 SCHEDULES_OF_EACH(the_end_of_a_use_against_passes, "free, pass, malloc", 0, .open = open_used,
@@ -198,6 +209,27 @@ SCHEDULES_OF_EACH(the_end_of_a_use_against_the_pass_that_sees_it, "free, pass", 
 
 SCHEDULES_OF_EACH(the_end_of_a_use_against_the_end_of_its_stream, "free, release, malloc", 0, .open = open_used,
                   .close = close_with_nothing_ending, .act = {put_used, destroy_t, poll_and_get})
+
+/* A stream that is destroyed without a word, and whose handle comes back: its use has ended with the word about it. */
+PLAY(open_eager_used)
+{
+    play.streams = VPMM_STREAMS_EAGER;
+    open_used_now();
+}
+PLAY(destroy_t_and_go_on_with_its_handle)
+{
+    world_stream_destroy(&play.w, play.t);
+    play.t = world_stream(&play.w);
+    put(get(1, play.t), play.t);
+}
+PLAY(close_eager)
+{
+    play.streams = VPMM_STREAMS_CHECKED;
+    close_with_nothing_ending_now();
+}
+SCHEDULES_OF_EACH(the_end_of_a_use_against_a_handle_that_comes_back, "eager: free, destroy, pass", 0,
+                  .open = open_eager_used, .close = close_eager,
+                  .act = {put_used, destroy_t_and_go_on_with_its_handle, poll_and_get})
 
 /* Each free is of memory that the other's stream uses, and both streams are released: nobody waits in a circle. */
 PLAY(open_crossed)
