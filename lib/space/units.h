@@ -94,8 +94,8 @@ struct unit {
     _Atomic(uint64_t) fence_number;
     _Atomic(uint32_t) fence_stream;
     _Atomic(uint32_t) back;      /* on a region's last unit: its length when it was last published; a hint */
-    _Atomic(uint64_t) where;     /* on a hinted region's first unit: its hint (hints.h), the owner's; on a USED one's its
-                                    struct uses, of who has it NOTING or OWN */
+    _Atomic(uint64_t) where;     /* on a hinted region's first unit its hint, on a USED one's its struct uses; the owner's,
+                                    and of who has it NOTING */
     _Atomic(uint64_t) requested; /* on a LIVE region's first unit: bytes asked for */
     _Atomic(void *) extent;      /* struct extent, of every mapped page; struct slab, of every granule of a slab */
     _Atomic(uint32_t) span_units, span_stream; /* on the first unit of a span of a FREE region: see region.h */
