@@ -488,10 +488,10 @@ static void fill_the_device(const struct setup *setup, CUstream special)
     world_drain(&w);
     while (n < ALL && vpmm_malloc(w.pool, PAGE, s, &p[n]) == VPMM_SUCCESS)
         n++;
-    for (size_t i = 0; i < n; i++) {
+    for (size_t i = 0; i < n; i++)
         use(&w, p[i], x);
+    for (size_t i = 0; i < n; i++)
         give(&w, p[i], s);
-    }
     world_step(&w);
     must_work(vpmm_poll(w.pool));
     give(&w, take(&w, 2, other), other);
