@@ -67,7 +67,7 @@ vpmm_status async_pool_init(struct async_pool *async, struct device *device)
 /* ---- records ---- */
 
 /* Its end, by who has taken it out of the map or was replaced. */
-static void settle(struct async_pool *async, struct async_record *record)
+static void record_end(struct async_pool *async, struct async_record *record)
 {
     if (!record->refused)
         fetch_sub_relaxed_u64(&async->count, 1);
@@ -80,9 +80,9 @@ static void replace(struct async_pool *async, struct object_map *records, struct
 {
     object_map_remove(records, old->key);
     if (old->state == RECORD_FREEING)
-        old->state = RECORD_REPLACED; /* its free settles it */
+        old->state = RECORD_REPLACED; /* its free ends it */
     else
-        settle(async, old);
+        record_end(async, old);
 }
 
 /* Counted before it is found. False: no host memory. */
@@ -141,7 +141,7 @@ static bool end_free(struct async_pool *async, struct async_record *record, bool
     }
     pthread_mutex_unlock(&async->map[i].lock);
     if (replaced || freed)
-        settle(async, record);
+        record_end(async, record);
     return replaced || freed;
 }
 
@@ -175,7 +175,7 @@ static vpmm_status allocate(struct async_pool *async, struct async_record *recor
     } else if (!record_add(async, record)) {
         status = fail(VPMM_ERROR_HOST_MEMORY, "no host memory for the table of small allocations");
         device_call(device, cuMemFreeAsync, address, stream); /* with no memory for what a refusal would leave */
-        settle(async, record);
+        record_end(async, record);
     } else {
         *out = address;
     }
@@ -243,7 +243,7 @@ void async_pool_trim(struct async_pool *async)
 
 /* ---- the end ---- */
 
-struct ending {
+struct closing {
     struct async_pool *async;
     vpmm_status status;
 };
@@ -251,30 +251,30 @@ struct ending {
 /* What is still live, on a lost device, and what was refused: nobody frees that again. */
 static void end_record(void *object, void *data)
 {
-    struct ending *ending = data;
+    struct closing *closing = data;
     struct async_record *record = object;
-    struct device *device = ending->async->device;
+    struct device *device = closing->async->device;
     if (record->refused && !device_dead(device)) {
         CUresult result = device_call(device, cuMemFreeAsync, (CUdeviceptr)record->key.a, NULL);
         if (result != CUDA_SUCCESS && result != CUDA_ERROR_INVALID_VALUE)
-            ending->status = device_failed(device, "freeing what was refused to the memory pool for small requests");
+            closing->status = device_failed(device, "freeing what was refused to the memory pool for small requests");
     }
     free(record);
 }
 
 vpmm_status async_pool_destroy(struct async_pool *async)
 {
-    struct ending ending = {async, VPMM_SUCCESS};
+    struct closing closing = {async, VPMM_SUCCESS};
     if (!async->device)
-        return ending.status;
+        return closing.status;
     for (int i = 0; i < ASYNC_MAPS; i++) {
         if (async->map[i].records)
-            object_map_each(async->map[i].records, end_record, &ending);
+            object_map_each(async->map[i].records, end_record, &closing);
         object_map_destroy(async->map[i].records);
         pthread_mutex_destroy(&async->map[i].lock);
     }
     pthread_rwlock_destroy(&async->handing);
     if (async->pool && device_call(async->device, cuMemPoolDestroy, async->pool) != CUDA_SUCCESS)
-        ending.status = device_failed(async->device, "destroying the memory pool for small requests");
-    return ending.status;
+        closing.status = device_failed(async->device, "destroying the memory pool for small requests");
+    return closing.status;
 }
