@@ -5,7 +5,8 @@
  *   1 publishes what has lain untouched in front caches, and gives back pages of which all granules are free
  *   2 asks the driver which marks have passed, and publishes them (under the event lock)
  *   3 moves the regions behind those marks to the ones that wait for nothing, which also merges them across streams,
- *     and gives deferred slices to their slabs (under the event lock)
+ *     publishes what several streams have used (ending.h), and gives deferred slices to their slabs (under the event
+ *     lock)
  *   4 unmaps zombies that are due (zombie.h)
  *   5 gives back what is no longer needed (decay.h)
  *
