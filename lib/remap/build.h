@@ -7,8 +7,8 @@
  *   map      without the plan lock: create the new handles, map everything, one cuMemSetAccess over the range
  *   commit   no call left that can fail: extents learn their new place, old addresses become zombies
  *   unwind   on any failure: unmap what was mapped (an unmap that the driver refuses leaves a zombie, never a hole),
- *            release what was created, put the hole back, publish the claimed regions behind fences no earlier. The budget
- *            comes back with the memory: what the driver has not taken stays quarantined (zombie.h)
+ *            release what was created, put the hole back, publish the claimed regions behind a fence no earlier.
+ *            The budget comes back with the memory: what the driver has not taken stays quarantined (zombie.h)
  *
  * Memory of several fences, all usable by the stream, comes out behind the latest of them; memory that the stream was
  * made to wait for comes out behind a new fence of the stream.
