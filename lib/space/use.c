@@ -19,7 +19,7 @@ void uses_free(struct streams *streams, struct uses *uses)
     free(uses);
 }
 
-/* The stream's use; NULL: there is none. */
+/* The use with this stream's slot; NULL: there is none. If it has a number it may be of who had the record before. */
 static struct fence *find_use(struct uses *uses, const struct stream *stream)
 {
     for (uint32_t i = 0; uses && i < uses->count; i++)
@@ -49,14 +49,14 @@ vpmm_status uses_add(const struct streams *streams, struct uses **place, struct 
 {
     struct fence *use = find_use(*place, stream);
     bool is_brief = stream_is_brief(streams, stream);
+    if (use && !use->number) /* it has none before the free */
+        return VPMM_SUCCESS;
     if (!use && !make_room(place))
         return fail(VPMM_ERROR_HOST_MEMORY, "no host memory for the streams that use an allocation");
-    if (!use || is_brief) {
-        use = use ? use : &(*place)->stream[(*place)->count++];
-        *use = is_brief ? fence_take(stream) : (struct fence){stream->slot, 0};
-        if (!is_brief && stream_begin_use(stream))
-            fence_take(stream); /* it is being released, which marks when this thread has left: see use.h */
-    }
+    use = use ? use : &(*place)->stream[(*place)->count++];
+    *use = is_brief ? fence_take(stream) : (struct fence){stream->slot, 0};
+    if (!is_brief && stream_begin_use(stream))
+        fence_take(stream); /* it is being released, which marks when this thread has left: see use.h */
     return VPMM_SUCCESS;
 }
 
@@ -81,9 +81,9 @@ bool uses_end(struct streams *streams, struct uses *uses, struct fence fence)
     uint32_t left = 0;
     for (uint32_t i = 0; i < uses->count; i++) {
         struct fence use = uses->stream[i];
-        if (use.number || use.stream != fence.stream)
+        if (use.stream != fence.stream)
             uses->stream[left++] = use.number ? use : end_of(streams, use.stream);
-        else /* the free's own fence covers it */
+        else if (!use.number) /* the free's own fence covers it */
             stream_end_use(stream_at(streams, use.stream));
     }
     uses->count = left;

@@ -148,13 +148,16 @@ Test(use, no_stream_waits_and_nothing_is_recorded_before_the_free)
     }
 }
 
-Test(use, of_the_freeing_stream_itself_is_none)
+static void free_on_the_using_stream(vpmm_streams streams)
 {
+    struct setup setup = setup_default();
+    setup.pool.streams = streams;
     EACH_KIND(bytes)
     {
         struct world w;
-        world_open(&w, NULL);
+        world_open(&w, &setup);
         CUstream s = world_stream(&w);
+        keep_busy(&w, s);
         CUdeviceptr p = take_bytes(&w, *bytes, s);
         use(&w, p, s);
         world_audit(&w);
@@ -166,6 +169,15 @@ Test(use, of_the_freeing_stream_itself_is_none)
         give(&w, q, s);
         world_close(&w);
     }
+}
+
+Test(use, of_the_freeing_stream_itself_is_none)
+{
+    free_on_the_using_stream(VPMM_STREAMS_CHECKED);
+}
+Test(use, of_the_freeing_stream_itself_is_none_where_it_may_end_at_once)
+{
+    free_on_the_using_stream(VPMM_STREAMS_EAGER);
 }
 
 Test(use, all_of_many_streams_are_waited_for)
@@ -447,6 +459,7 @@ static void *live(void *data)
     struct life *life = data;
     life->w->driver->cuCtxSetCurrent(life->w->context);
     life->status = vpmm_use_ptsz(life->w->pool, life->p, 0);
+    life->w->driver->cuStreamSynchronize(CU_STREAM_PER_THREAD); /* nobody else can run it */
     return NULL;
 }
 Test(use, of_threads_own_streams_leaves_nothing_behind)
@@ -468,6 +481,39 @@ Test(use, of_threads_own_streams_leaves_nothing_behind)
     }
     expect_nothing_piled_up(&w);
     world_close(&w);
+}
+
+/* A thread's own stream has ended, with all that it did, and its record is another stream's, which uses the memory too. */
+Test(use, by_the_next_stream_of_a_record_counts)
+{
+    needs_simulator();
+    EACH_KIND(bytes)
+    {
+        struct setup setup = setup_default();
+        setup.pool.reuse = VPMM_REUSE_COMPLETED;
+        struct world w;
+        world_open(&w, &setup);
+        CUstream s = world_stream(&w);
+        struct life life = {.w = &w, .p = take_bytes(&w, *bytes, s)};
+        pthread_t thread;
+        cr_assert_eq(pthread_create(&thread, NULL, live, &life), 0);
+        pthread_join(thread, NULL);
+        cr_assert_eq(life.status, VPMM_SUCCESS);
+        for (int i = 0; i < 3; i++) /* its end is seen, and then that nothing is left of it */
+            world_drain(&w);
+        CUstream x = world_stream(&w);
+        keep_busy(&w, x);
+        fill(&w, life.p, 1, 1, x);
+        uint32_t records = load_acquire_u32(&w.pool->arena.streams.slots);
+        use(&w, life.p, x);
+        cr_assert_eq(load_acquire_u32(&w.pool->arena.streams.slots), records, "the record is not used again");
+        give(&w, life.p, s);
+        world_run(&w, s, SIZE_MAX);
+        CUdeviceptr q = take_and_write(&w, *bytes, s);
+        cr_expect_neq(q, life.p);
+        give(&w, q, s);
+        world_close(&w);
+    }
 }
 
 /* ---- when memory is needed ---- */
