@@ -51,7 +51,8 @@ def check_passes(program):
     refused = result.get("refused_on_purpose", {})
     check(refused and all(refused[call] for call in ("cuMemMap", "cuMemSetAccess", "cuEventRecord", "host_memory")),
           "driver calls and host memory were refused", refused)
-    check("threads" in refused and "pools" in result["operations"], "the result counts threads refused, and other pools", refused)
+    check("threads" in refused and "pools" in result["operations"],
+          "the result counts threads refused, and other pools", refused)
     check(result.get("operations", {}).get("taken"), "memory went from thread to thread", result)
     times = result["threads_time"]
     check(all(0 <= part <= 1 for part in times.values()) and times["malloc"] and sum(times.values()) < 1.05,
