@@ -584,6 +584,104 @@ static const quote users_quotes[] = {
     {"lib/space/stream.c", "    while (load_sc_u32(&stream->users) > 1)\n        clock_yield();\n    flush(stream, data);"},
     {0, 0}};
 
+/*
+ * A use of live memory by a stream, the free that ends it, and the stream's release (use.h): whatever the free finds of
+ * the record, it has a fence of the stream that is later than the work, and an event covers it. After that the record
+ * is another stream's, unless a use still names it.
+ */
+struct uses : rl::test_suite<uses, 2> {
+    enum { ACTIVE = 1, RELEASING, RELEASED };
+
+    word state, count, users, published;
+    int fence_number, recorded;
+    rl::var<int> record;
+
+    void before()
+    {
+        store(state, ACTIVE, mo_relaxed);
+        store(count, 0, mo_relaxed);
+        store(users, 0, mo_relaxed);
+        store(published, 0, mo_relaxed);
+        fence_number = -1; /* the release came first: another stream is used, under another record */
+        recorded = 0;
+        record($) = 1;
+    }
+
+    void thread(unsigned index)
+    {
+        if (index == 0)
+            use_and_free();
+        else
+            release_and_retire();
+    }
+
+    bool enter()
+    {
+        fetch_add(users, 1, mo_seq_cst);
+        if (load(state, unless(4, mo_seq_cst, mo_relaxed)) == ACTIVE)
+            return true;
+        fetch_add(users, -1, mo_seq_cst);
+        return false;
+    }
+
+    void use_and_free()
+    {
+        if (!enter())
+            return;
+        if (fetch_add(count, 2, mo_seq_cst) & 1 && FAULT != 2)
+            fetch_add(published, 1, mo_seq_cst);
+        fetch_add(users, -1, mo_seq_cst);
+        bool entered = enter();
+        if (entered) {
+            fence_number = fetch_add(published, 1, mo_seq_cst) + 1;
+            fetch_add(users, -1, mo_seq_cst);
+        } else {
+            fence_number = load(published, unless(4, mo_seq_cst, mo_relaxed));
+        }
+        RL_ASSERT((int)record($) == 1);
+        fetch_add(count, -2, mo_seq_cst);
+    }
+
+    void close()
+    {
+        if (fetch_or(count, 1, mo_seq_cst) > 1 && FAULT != 1)
+            fetch_add(published, 1, unless(4, mo_seq_cst, mo_relaxed));
+    }
+
+    void release_and_retire()
+    {
+        fetch_add(users, 1, mo_seq_cst);
+        if (FAULT != 3)
+            close();
+        store(state, RELEASING, unless(4, mo_seq_cst, mo_relaxed));
+        if (FAULT == 3)
+            close();
+        rl::backoff wait;
+        while (load(users, mo_seq_cst) > 1)
+            wait.yield($);
+        recorded = load(published, mo_seq_cst);
+        store(state, RELEASED, mo_seq_cst);
+        fetch_add(users, -1, mo_seq_cst);
+        if (!load(users, mo_seq_cst) && (FAULT == 5 || load(count, mo_seq_cst) < 2))
+            record($) = 2;
+    }
+
+    void after()
+    {
+        RL_ASSERT(fence_number && fence_number <= recorded);
+    }
+};
+
+static const quote uses_quotes[] = {
+    {"lib/space/stream.h", "    return fetch_add_sc_u32(&stream->uses, 2) & 1;"},
+    {"lib/space/stream.h", "    fetch_add_sc_u32(&stream->uses, 0 - 2u);"},
+    {"lib/space/stream.c", "    if (fetch_or_sc_u32(&stream->uses, 1) > 1)\n        fence_take(stream);"},
+    {"lib/space/stream.c", "        close_uses(stream);\n        store_sc_u32(&stream->state, STREAM_RELEASING);"},
+    {"lib/space/stream.c", "!load_sc_u32(&stream->users) &&\n        !has_uses(stream) &&"},
+    {"lib/space/use.c", "    if (!is_brief && stream_begin_use(stream))\n        fence_take(stream);"},
+    {"lib/space/use.c", "        fence.number = load_sc_u64(&stream->published);"},
+    {0, 0}};
+
 /* A thread that empties a cache, the owner that lets go of it, and the record that is used again
  * (cache.c, cache_enter; front.c, detach; stream.c, retire_record). */
 struct detach : rl::test_suite<detach, 3> {
@@ -852,7 +950,7 @@ static const quote asleep_quotes[] = {
     {"lib/base/bell.h", "    if (load_sc_u32(&bell->asleep))"},
     {"lib/pool/reaper.c", "    store_sc_u32(&arena->bell.asleep, 1);\n    fence_sc();"},
     {"lib/pool/reaper.c", "    bool work = is_called(reaper);"},
-    {"lib/space/stream.c", "        if (load_sc_u32(&stream->outstanding) || ending)"},
+    {"lib/space/stream.c", "        if (load_sc_u32(&stream->outstanding) || is_idle)"},
     {0, 0}};
 
 /* The same of a pile, which Concurrency Kit pushes to with a release alone (pile_push; reaper.c, sleep_until_work). */
@@ -1039,6 +1137,7 @@ static const model models[] = {
     {"closed", 6, holds_in_all<closed>, closed_quotes},
     {"marking", 4, holds_in_all<marking>, marking_quotes},
     {"users", 5, holds_in_all<users>, users_quotes},
+    {"uses", 5, holds_in_all<uses>, uses_quotes},
     {"detach", 6, holds_in_all<detach>, detach_quotes},
     {"awaited", 7, holds_in_all<awaited>, awaited_quotes},
     {"handed_on", 5, holds_in_all<handed_on>, handed_on_quotes},
