@@ -532,13 +532,11 @@ static bool begin_note(struct slice *slice, CUdeviceptr address, uint64_t *befor
     return false;
 }
 
-vpmm_status slab_use(struct slabs *slabs, struct slice *slice, CUdeviceptr address, struct stream *stream,
-                     bool *is_live)
+vpmm_status slab_use(struct slabs *slabs, struct slice *slice, CUdeviceptr address, struct stream *stream)
 {
     uint64_t before;
-    *is_live = begin_note(slice, address, &before);
-    if (!*is_live)
-        return VPMM_ERROR_INVALID_POINTER;
+    if (!begin_note(slice, address, &before))
+        return region_not_live(address);
     vpmm_status status = uses_add(slabs->space->streams, &slice->uses, stream);
     vpmm_assert(slice_state(peek_u64(&slice->word)) == SLICE_NOTING);
     store_sc_u64(&slice->word, in_state(before, slice->uses ? SLICE_USED : SLICE_LIVE));

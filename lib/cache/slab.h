@@ -199,8 +199,8 @@ CUdeviceptr slab_hand_out(struct slabs *, struct slice *, unsigned class, size_t
  */
 bool slab_take_back(struct slabs *, struct slice *, CUdeviceptr, struct uses **uses);
 
-/* As region_use, of a slice. INVALID_POINTER is the caller's to say: *is_live is false. HOST_MEMORY. */
-vpmm_status slab_use(struct slabs *, struct slice *, CUdeviceptr, struct stream *, bool *is_live);
+/* As region_use, of a slice. INVALID_POINTER, HOST_MEMORY. */
+vpmm_status slab_use(struct slabs *, struct slice *, CUdeviceptr, struct stream *);
 
 /* Of a slice in the caller's hands: OWN becomes ENDING, or ENDING OWN. */
 void slab_set_ending(struct slice *, bool ending);

@@ -245,34 +245,6 @@ bool piece_is_at(const struct arena *arena, CUdeviceptr address)
     return cut_granule_of(arena, address, &granule);
 }
 
-static vpmm_status end_granules(struct arena *arena, CUdeviceptr address, struct stream *stream)
-{
-    struct region region;
-    struct uses *uses;
-    vpmm_status status = region_take_back(&arena->cut, address, &region, &uses);
-    if (status != VPMM_SUCCESS)
-        return status;
-    region.fence = fence_take(stream);
-    if (uses)
-        ending_free_region(arena, &arena->cut, region, uses);
-    else
-        region_publish(&arena->cut, region);
-    return VPMM_SUCCESS;
-}
-
-static vpmm_status end_slice(struct arena *arena, struct slice *slice, CUdeviceptr address, struct stream *stream)
-{
-    struct uses *uses;
-    if (!slab_take_back(&arena->slabs, slice, address, &uses))
-        return region_not_live(address);
-    struct fence fence = fence_take(stream);
-    if (uses)
-        ending_free_slice(arena, slice, fence, uses);
-    else
-        slab_give(&arena->slabs, slice, fence);
-    return VPMM_SUCCESS;
-}
-
 /* The slice that an address may be of; NULL: it may be a region of granules. False: it is neither. */
 static bool find_slice(const struct arena *arena, CUdeviceptr address, struct slice **slice)
 {
@@ -287,13 +259,9 @@ static bool find_slice(const struct arena *arena, CUdeviceptr address, struct sl
 vpmm_status piece_use(struct arena *arena, CUdeviceptr address, struct stream *stream)
 {
     struct slice *slice;
-    bool is_live = find_slice(arena, address, &slice);
-    if (is_live && !slice)
-        return region_use(&arena->cut, address, stream);
-    vpmm_status status = VPMM_ERROR_INVALID_POINTER;
-    if (is_live)
-        status = slab_use(&arena->slabs, slice, address, stream, &is_live);
-    return is_live ? status : region_not_live(address);
+    if (!find_slice(arena, address, &slice))
+        return region_not_live(address);
+    return slice ? slab_use(&arena->slabs, slice, address, stream) : region_use(&arena->cut, address, stream);
 }
 
 vpmm_status piece_free(struct arena *arena, CUdeviceptr address, struct stream *stream)
@@ -304,8 +272,8 @@ vpmm_status piece_free(struct arena *arena, CUdeviceptr address, struct stream *
         return region_not_live(address);
     bool is_cached = cache && (slice ? slices_give(cache, slice, address) : regions_give(cache, address));
     if (!is_cached) {
-        vpmm_status status =
-            slice ? end_slice(arena, slice, address, stream) : end_granules(arena, address, stream);
+        vpmm_status status = slice ? ending_free_slice(arena, slice, address, stream)
+                                   : ending_free_region(arena, &arena->cut, address, stream);
         if (status != VPMM_SUCCESS)
             return status;
         stream_mark(&arena->streams, stream);

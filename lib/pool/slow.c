@@ -164,19 +164,12 @@ vpmm_status slow_malloc(vpmm_pool *pool, size_t bytes, CUstream handle, CUdevice
 
 static vpmm_status free_pages(struct vpmm_pool *pool, CUdeviceptr address, struct stream *stream)
 {
-    struct region region;
-    struct uses *uses;
-    vpmm_status status = region_take_back(&pool->arena.space, address, &region, &uses);
-    if (status != VPMM_SUCCESS)
-        return status;
-    region.fence = fence_take(stream);
-    if (uses)
-        ending_free_region(&pool->arena, &pool->arena.space, region, uses);
-    else
-        region_publish(&pool->arena.space, region);
-    stream_mark(&pool->arena.streams, stream);
-    bell_ring(&pool->arena.bell); /* the mark is what it watches */
-    return VPMM_SUCCESS;
+    vpmm_status status = ending_free_region(&pool->arena, &pool->arena.space, address, stream);
+    if (status == VPMM_SUCCESS) {
+        stream_mark(&pool->arena.streams, stream);
+        bell_ring(&pool->arena.bell); /* the mark is what it watches */
+    }
+    return status;
 }
 
 /* Into the cache, made here on a thread's first free on the stream; else to all, behind a fence. */

@@ -55,10 +55,9 @@ struct arena {
     struct stats *stats;
     _Atomic(uint32_t) reuse;            /* a vpmm_reuse; any thread may change it, relaxed, as the next */
     _Atomic(uint64_t) max_mapped;       /* bytes; 0: no cap */
-    bool has_reaper;                    /* constant: the pool has a thread of its own */
+    bool has_reaper;                    /* constant, as is the next: the pool has a thread of its own */
+    bool is_graph;                      /* what was handed out is neither moved nor unmapped (vpmm_config) */
     _Atomic(uint32_t) exportable, rdma; /* cleared if the device refuses the first handle for it */
-
-    bool is_graph; /* constant: what was handed out is neither moved nor unmapped (vpmm_config) */
 
     struct space space;       /* of pages */
     struct space cut;         /* of granules (cut.h), */

@@ -16,11 +16,13 @@ static void push(struct arena *arena, struct uses *uses)
     pile_push(&arena->ending, &uses->node);
 }
 
-void ending_free_region(struct arena *arena, struct space *space, struct region region, struct uses *uses)
+/* Of an owned region: behind its fence, and the fences of its uses, if there are any. */
+static void end_region(struct arena *arena, struct space *space, struct region region, struct uses *uses)
 {
+    bool has_uses = uses;
     struct unit *first = unit_at(&space->units, region.first);
     vpmm_assert(word_state(peek_u64(&first->word)) == UNIT_OWN);
-    if (uses_end(&arena->streams, uses, region.fence)) {
+    if (has_uses && uses_end(&arena->streams, uses, region.fence)) {
         uses->space = space;
         uses->region = region;
         uses->slice = NULL;
@@ -30,12 +32,27 @@ void ending_free_region(struct arena *arena, struct space *space, struct region 
         uses_free(&arena->streams, uses);
         region_publish(space, region);
     }
-    bell_ring(&arena->bell); /* also for a released stream's record, which these uses may have kept */
+    if (has_uses)
+        bell_ring(&arena->bell); /* also for a released stream's record, which these uses may have kept */
 }
 
-void ending_free_slice(struct arena *arena, struct slice *slice, struct fence fence, struct uses *uses)
+vpmm_status ending_free_region(struct arena *arena, struct space *space, CUdeviceptr address, struct stream *stream)
 {
-    if (uses_end(&arena->streams, uses, fence)) {
+    struct region region;
+    struct uses *uses;
+    vpmm_status status = region_take_back(space, address, &region, &uses);
+    if (status != VPMM_SUCCESS)
+        return status;
+    region.fence = fence_take(stream);
+    end_region(arena, space, region, uses);
+    return VPMM_SUCCESS;
+}
+
+/* Of a slice in the caller's hands, as end_region. */
+static void end_slice(struct arena *arena, struct slice *slice, struct fence fence, struct uses *uses)
+{
+    bool has_uses = uses;
+    if (has_uses && uses_end(&arena->streams, uses, fence)) {
         uses->slice = slice;
         slab_set_ending(slice, true);
         push(arena, uses);
@@ -43,7 +60,17 @@ void ending_free_slice(struct arena *arena, struct slice *slice, struct fence fe
         uses_free(&arena->streams, uses);
         slab_give(&arena->slabs, slice, fence);
     }
-    bell_ring(&arena->bell);
+    if (has_uses)
+        bell_ring(&arena->bell);
+}
+
+vpmm_status ending_free_slice(struct arena *arena, struct slice *slice, CUdeviceptr address, struct stream *stream)
+{
+    struct uses *uses;
+    if (!slab_take_back(&arena->slabs, slice, address, &uses))
+        return region_not_live(address);
+    end_slice(arena, slice, fence_take(stream), uses);
+    return VPMM_SUCCESS;
 }
 
 /* Behind the fence that is left. */

@@ -1,5 +1,5 @@
 /*
- * ending.h - freed memory that waits for several streams.
+ * ending.h - the end of an allocation's use: at once behind one fence, or after waiting for several streams.
  *
  * Memory that further streams have used (use.h) is ENDING from its free until at most one of its fences has not passed:
  * the free's own, and one of each further stream. Then it is published behind the one that is left, or behind none. So
@@ -17,9 +17,12 @@
 #include "remap/arena.h"
 #include "space/use.h"
 
-/* Frees an owned region, or a slice in the caller's hands, behind its fence and its uses, which are the pool's now. */
-void ending_free_region(struct arena *, struct space *, struct region, struct uses *);
-void ending_free_slice(struct arena *, struct slice *, struct fence, struct uses *);
+/*
+ * Ends the use of the live region at an address, or of a slice there, at this point of a stream, among whose users the
+ * caller is: it is published behind a fence, or ENDING. The stream is not marked yet. INVALID_POINTER: none is live there.
+ */
+vpmm_status ending_free_region(struct arena *, struct space *, CUdeviceptr, struct stream *);
+vpmm_status ending_free_slice(struct arena *, struct slice *, CUdeviceptr, struct stream *);
 
 /* Under the event lock: publishes what waits for one stream at most. */
 void ending_pass(struct arena *);
