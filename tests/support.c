@@ -301,6 +301,23 @@ void order_after(struct world *w, CUstream later, CUstream earlier)
     require(w->driver->cuEventDestroy(event) == CUDA_SUCCESS, "cuEventDestroy");
 }
 
+/* ---- threads that ask ---- */
+
+void *malloc_thread_run(void *argument)
+{
+    struct malloc_thread *asker = argument;
+    asker->w->driver->cuCtxSetCurrent(asker->w->context);
+    asker->status = vpmm_malloc(asker->w->pool, asker->pages * PAGE, asker->stream, &asker->pointer);
+    atomic_store(&asker->done, true);
+    return NULL;
+}
+
+void malloc_thread_start(struct malloc_thread *asker, struct world *w, CUstream stream, size_t pages)
+{
+    *asker = (struct malloc_thread){.w = w, .stream = stream, .pages = pages};
+    cr_assert_eq(pthread_create(&asker->thread, NULL, malloc_thread_run, asker), 0);
+}
+
 /* The length of the region "[-12]" that begins at text, 0 if none does. */
 static size_t region_length(const char *text)
 {

@@ -23,6 +23,7 @@
 #define VPMM_TESTS_SUPPORT_H
 
 #include <criterion/criterion.h>
+#include <pthread.h>
 #include <stdatomic.h>
 #include <stdbool.h>
 #include <stddef.h>
@@ -124,6 +125,21 @@ void keep_busy(struct world *, CUstream);
 
 /* `later` does nothing from here on before `earlier` has done what is queued on it now. */
 void order_after(struct world *, CUstream later, CUstream earlier);
+
+/* A thread that asks for pages. What it was answered is there when it is done. */
+struct malloc_thread {
+    struct world *w;
+    CUstream stream;
+    size_t pages;
+    pthread_t thread;
+    CUdeviceptr pointer;
+    vpmm_status status;
+    atomic_bool done;
+};
+
+/* The test joins the thread. The other is what it does. */
+void malloc_thread_start(struct malloc_thread *, struct world *, CUstream, size_t pages);
+void *malloc_thread_run(void *malloc_thread);
 
 /*
  * The region map of vpmm_dump, "[4][-6][1][11]", without the holes at both ends; layout_whole keeps those. The text

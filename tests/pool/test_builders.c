@@ -67,36 +67,11 @@ static void open_builders(struct world *w, struct setup *setup)
 
 /* ---- threads ---- */
 
-struct builder {
-    struct world *w;
-    CUstream stream;
-    size_t pages;
-    pthread_t thread;
-    CUdeviceptr pointer;
-    vpmm_status status;
-    atomic_bool done;
-};
-
-static void *run_builder(void *argument)
-{
-    struct builder *b = argument;
-    b->w->driver->cuCtxSetCurrent(b->w->context);
-    b->status = vpmm_malloc(b->w->pool, b->pages * PAGE, b->stream, &b->pointer);
-    atomic_store(&b->done, true);
-    return NULL;
-}
-
-static void start(struct builder *b, struct world *w, CUstream stream, size_t pages)
-{
-    *b = (struct builder){.w = w, .stream = stream, .pages = pages};
-    cr_assert_eq(pthread_create(&b->thread, NULL, run_builder, b), 0);
-}
-
 /* It has the turn, and keeps it until it is let go. */
-static void start_and_park(struct builder *b, struct world *w, CUstream stream, size_t pages)
+static void start_and_park(struct malloc_thread *b, struct world *w, CUstream stream, size_t pages)
 {
     atomic_store(&parks[AT_CREATE], true);
-    start(b, w, stream, pages);
+    malloc_thread_start(b, w, stream, pages);
     while (!atomic_load(&parked[AT_CREATE]))
         clock_sleep_us(LOOK_US);
 }
@@ -106,7 +81,7 @@ static void let_go(int call)
     atomic_store(&parked[call], false);
 }
 
-static void end(struct builder *b)
+static void end(struct malloc_thread *b)
 {
     pthread_join(b->thread, NULL);
     require(b->status == VPMM_SUCCESS, "a thread's malloc: %s", vpmm_status_name(b->status));
@@ -154,7 +129,7 @@ Test(builders, who_waits_takes_what_is_published, .timeout = 60)
     struct setup setup = setup_default();
     open_builders(&w, &setup);
     CUstream s = world_stream(&w);
-    struct builder first, waiter[WAITERS];
+    struct malloc_thread first, waiter[WAITERS];
     CUdeviceptr held[WAITERS], wall[WAITERS];
     for (int i = 0; i < WAITERS; i++) {
         held[i] = take(&w, 4, s);
@@ -163,7 +138,7 @@ Test(builders, who_waits_takes_what_is_published, .timeout = 60)
     start_and_park(&first, &w, s, 2);
     uint64_t mapped = stats_of(&w).mapped_bytes;
     for (unsigned i = 0; i < WAITERS; i++) {
-        start(&waiter[i], &w, s, 4);
+        malloc_thread_start(&waiter[i], &w, s, 4);
         wait_for_waiters(&w, i + 1);
     }
     struct await *await = &w.pool->arena.space.await;
@@ -195,10 +170,10 @@ Test(builders, who_waits_is_served_by_what_the_first_frees, .timeout = 60)
     struct setup setup = setup_default();
     open_builders(&w, &setup);
     CUstream s = world_stream(&w);
-    struct builder first, second;
+    struct malloc_thread first, second;
     CUdeviceptr held = take(&w, 6, s);
     start_and_park(&first, &w, s, 4);
-    start(&second, &w, s, 6);
+    malloc_thread_start(&second, &w, s, 6);
     wait_for_waiters(&w, 1);
     give(&w, held, s);
     let_go(AT_CREATE);
@@ -219,7 +194,7 @@ static void tier_4_beside_a_builder(unsigned rounds)
     setup.pool.reuse = VPMM_REUSE_WAIT_DEVICE;
     open_builders(&w, &setup);
     CUstream s = world_stream(&w), t = world_stream(&w);
-    struct builder first;
+    struct malloc_thread first;
     CUdeviceptr p = take(&w, 2, t);
     start_and_park(&first, &w, world_stream(&w), 5);
     uint64_t begin = clock_now_ns(), waited = stats_of(&w).hits_waited;
@@ -253,13 +228,13 @@ Test(builders, who_waits_on_the_host_for_memory_is_not_in_the_queue, .timeout = 
     setup.pool.reuse = VPMM_REUSE_WAIT_HOST;
     open_builders(&w, &setup);
     CUstream s = world_stream(&w), t = world_stream(&w);
-    struct builder first, waiter;
+    struct malloc_thread first, waiter;
     CUdeviceptr p = take(&w, 2, t);
     start_and_park(&first, &w, s, 5);
     keep_busy(&w, t);
     give(&w, p, t);
     atomic_store(&parks[AT_SYNCHRONIZE], true);
-    start(&waiter, &w, s, 2);
+    malloc_thread_start(&waiter, &w, s, 2);
     while (!atomic_load(&parked[AT_SYNCHRONIZE]))
         keep_patient(&w);
     cr_expect_eq(atomic_load(&turn_of(&w)->length), 1, "%u are in the queue", atomic_load(&turn_of(&w)->length));
@@ -283,12 +258,12 @@ Test(builders, who_waits_on_the_host_holds_no_more_than_it_asked_for, .timeout =
     setup.pool.max_mapped = ALL * PAGE;
     open_builders(&w, &setup);
     CUstream s = world_stream(&w), t = world_stream(&w);
-    struct builder waiter;
+    struct malloc_thread waiter;
     CUdeviceptr p = take(&w, ALL, t);
     keep_busy(&w, t);
     give(&w, p, t);
     atomic_store(&parks[AT_SYNCHRONIZE], true);
-    start(&waiter, &w, s, 2);
+    malloc_thread_start(&waiter, &w, s, 2);
     while (!atomic_load(&parked[AT_SYNCHRONIZE]))
         clock_sleep_us(LOOK_US);
     vpmm_status status = vpmm_malloc(w.pool, 4 * PAGE, t, &p);
@@ -309,7 +284,7 @@ Test(builders, the_others_build_beside_one_that_stands_still, .timeout = 60)
     struct setup setup = setup_default();
     open_builders(&w, &setup);
     CUstream s = world_stream(&w);
-    struct builder first;
+    struct malloc_thread first;
     start_and_park(&first, &w, s, 3);
     uint64_t begin = clock_now_ns();
     CUdeviceptr p = take(&w, 2, s);
@@ -340,7 +315,7 @@ Test(builders, trim_waits_once_for_one_that_stands_still, .timeout = 60)
     setup.pool.extent_size = PAGE;
     open_builders(&w, &setup);
     CUstream s = world_stream(&w);
-    struct builder first;
+    struct malloc_thread first;
     CUdeviceptr p = take(&w, EXTENTS, s);
     start_and_park(&first, &w, s, 3);
     give(&w, p, s);
@@ -367,7 +342,7 @@ Test(builders, idle_memory_stays_while_one_builds, .timeout = 60)
     setup.pool.decay_ms = 0;
     open_builders(&w, &setup);
     CUstream s = world_stream(&w);
-    struct builder first;
+    struct malloc_thread first;
     CUdeviceptr p = take(&w, 40, s);
     start_and_park(&first, &w, s, 3);
     give(&w, p, s);
@@ -429,8 +404,8 @@ Test(builders, little_memory_of_other_streams_is_not_waited_for, .timeout = 60)
 
 static void *take_and_give(void *argument)
 {
-    struct builder *b = argument;
-    run_builder(b);
+    struct malloc_thread *b = argument;
+    malloc_thread_run(b);
     if (b->status == VPMM_SUCCESS)
         b->status = vpmm_free(b->w->pool, b->pointer, b->stream);
     return NULL;
@@ -443,13 +418,13 @@ Test(builders, seventy_at_once, .timeout = 60)
     struct world w;
     struct setup setup = setup_default();
     open_builders(&w, &setup);
-    struct builder first, other[MANY];
+    struct malloc_thread first, other[MANY];
     CUstream s[STREAMS];
     for (int i = 0; i < STREAMS; i++)
         s[i] = world_stream(&w);
     start_and_park(&first, &w, s[0], 3);
     for (unsigned i = 0; i < MANY; i++) {
-        other[i] = (struct builder){.w = &w, .stream = s[i % STREAMS], .pages = 1 + i % 5};
+        other[i] = (struct malloc_thread){.w = &w, .stream = s[i % STREAMS], .pages = 1 + i % 5};
         cr_assert_eq(pthread_create(&other[i].thread, NULL, take_and_give, &other[i]), 0);
     }
     unsigned gone = 0; /* having lost their patience, where this machine is very slow */
@@ -471,7 +446,7 @@ Test(builders, seventy_at_once, .timeout = 60)
 
 static void *release_stream(void *argument)
 {
-    struct builder *b = argument;
+    struct malloc_thread *b = argument;
     b->status = vpmm_stream_release(b->w->pool, b->stream);
     return NULL;
 }
@@ -483,10 +458,10 @@ Test(builders, a_stream_is_released_while_one_waits_on_it, .timeout = 60)
     struct setup setup = setup_default();
     open_builders(&w, &setup);
     CUstream s = world_stream(&w), t = world_stream(&w);
-    struct builder first, waiter, releaser = {.w = &w, .stream = t};
+    struct malloc_thread first, waiter, releaser = {.w = &w, .stream = t};
     give(&w, take(&w, 1, t), t);
     start_and_park(&first, &w, s, 3);
-    start(&waiter, &w, t, 4);
+    malloc_thread_start(&waiter, &w, t, 4);
     wait_for_waiters(&w, 1);
     pthread_create(&releaser.thread, NULL, release_stream, &releaser);
     for (int i = 0; i < 20; i++)

@@ -138,30 +138,11 @@ static void stage_close(struct stage *t)
 
 /* ---- threads that ask ---- */
 
-struct asker {
-    struct world *w;
-    CUstream stream;
-    size_t pages;
-    pthread_t thread;
-    CUdeviceptr pointer;
-    vpmm_status status;
-    atomic_bool done;
-};
-
-static void *ask(void *argument)
-{
-    struct asker *asker = argument;
-    asker->w->driver->cuCtxSetCurrent(asker->w->context);
-    asker->status = vpmm_malloc(asker->w->pool, asker->pages * PAGE, asker->stream, &asker->pointer);
-    atomic_store(&asker->done, true);
-    return NULL;
-}
-
 /* Returns when so many have come to tier 6, and some time after that. */
-static void start(struct asker *asker, struct world *w, CUstream stream, size_t pages, uint64_t reclaims)
+static void start_and_wait(struct malloc_thread *asker, struct world *w, CUstream stream, size_t pages,
+                           uint64_t reclaims)
 {
-    *asker = (struct asker){.w = w, .stream = stream, .pages = pages};
-    cr_assert_eq(pthread_create(&asker->thread, NULL, ask, asker), 0);
+    malloc_thread_start(asker, w, stream, pages);
     while (stats_of(w).reclaims < reclaims && !atomic_load(&asker->done))
         clock_sleep_us(LOOK_US);
     clock_sleep_us(20000);
@@ -179,8 +160,8 @@ Test(settle, who_is_served_by_short_work_does_not_wait_for_long_work, .timeout =
     quarantine(&t, &t.page[0], t.last);
     quarantine(&t, &t.page[3], t.a);
     fill_up(&t);
-    struct asker asker;
-    start(&asker, &t.w, t.asks, 1, 1);
+    struct malloc_thread asker;
+    start_and_wait(&asker, &t.w, t.asks, 1, 1);
     cr_expect(!atomic_load(&asker.done), "it was served before it had to wait");
     atomic_store(&short_work.open, true);
     pthread_join(asker.thread, NULL);
@@ -241,12 +222,12 @@ Test(settle, what_is_freed_meanwhile_is_not_waited_for, .timeout = 60)
 {
     struct stage t;
     struct gate early, late;
-    struct asker asker;
+    struct malloc_thread asker;
     stage_open(&t, running());
     hold(&t.w, t.a, &early);
     quarantine(&t, &t.page[3], t.a);
     fill_up(&t);
-    start(&asker, &t.w, t.asks, CAP, 1);
+    start_and_wait(&asker, &t.w, t.asks, CAP, 1);
     hold(&t.w, t.last, &late);
     give(&t.w, t.page[0], t.last);
     cr_expect(!atomic_load(&asker.done), "it did not wait for what was freed before");
@@ -264,7 +245,7 @@ Test(settle, all_that_was_freed_before_is_waited_for, .timeout = 60)
 {
     struct stage t;
     struct gate gate[2];
-    struct asker asker;
+    struct malloc_thread asker;
     stage_open(&t, running());
     hold(&t.w, t.last, &gate[0]);
     hold(&t.w, t.a, &gate[1]);
@@ -272,7 +253,7 @@ Test(settle, all_that_was_freed_before_is_waited_for, .timeout = 60)
     quarantine(&t, &t.page[3], t.a);
     uint64_t pages = stats_of(&t.w).quarantined_bytes / PAGE;
     fill_up(&t);
-    start(&asker, &t.w, t.asks, pages, 1);
+    start_and_wait(&asker, &t.w, t.asks, pages, 1);
     atomic_store(&gate[1].open, true);
     clock_sleep_us(20000);
     cr_expect(!atomic_load(&asker.done), "it ended while there was more to come");
@@ -290,7 +271,7 @@ Test(settle, a_wait_for_a_context_keeps_nobody_waiting, .timeout = 60)
 {
     struct stage t;
     struct gate gate;
-    struct asker asker[2];
+    struct malloc_thread asker[2];
     struct setup setup = running();
     setup.pool.reaper = false;
     setup.pool.captures = true; /* what lies in caches can be marked by nobody else */
@@ -299,9 +280,9 @@ Test(settle, a_wait_for_a_context_keeps_nobody_waiting, .timeout = 60)
     hold(&t.w, t.idle, &gate);
     give(&t.w, t.page[1], t.a);
     uint64_t waits = world_calls(&t.w, "cuMemFree");
-    start(&asker[0], &t.w, t.asks, 1, 1);
+    start_and_wait(&asker[0], &t.w, t.asks, 1, 1);
     must_work(vpmm_poll(t.w.pool));
-    start(&asker[1], &t.w, t.last, 1, 2);
+    start_and_wait(&asker[1], &t.w, t.last, 1, 2);
     must_work(vpmm_poll(t.w.pool));
     cr_expect(!atomic_load(&asker[0].done) && !atomic_load(&asker[1].done), "they did not wait");
     cr_expect(!atomic_load(&gate.forced), "another thread waited with them");
