@@ -175,12 +175,12 @@ static vpmm_status settle_and_find(struct arena *arena, struct stream *stream, u
     return status;
 }
 
-/* Tier 6: before a request fails, everything is taken back, cheapest first. */
-static vpmm_status reclaim(struct arena *arena, struct stream *stream, uint64_t pages, uint64_t device_gave,
+/* Tier 6: before a request fails within these limits, everything is taken back, cheapest first. */
+static vpmm_status reclaim(struct arena *arena, struct stream *stream, uint64_t pages, struct build_limits usable,
                            struct region *region, enum region_source *source)
 {
-    struct build_limits usable = {.reach = VIEW_USABLE, .creatable_pages = device_gave};
-    struct build_limits all = {.reach = VIEW_ALL, .creatable_pages = device_gave};
+    struct build_limits all = usable;
+    all.reach = VIEW_ALL;
     stats_count(arena->stats, STAT_reclaims);
     tiers_flush(arena);
     pass_soon(arena);
@@ -199,17 +199,19 @@ static vpmm_status reclaim(struct arena *arena, struct stream *stream, uint64_t 
     return status;
 }
 
-vpmm_status tiers_take_pages(struct arena *arena, uint64_t pages, uint64_t enough, struct stream *stream,
+vpmm_status tiers_take_pages(struct arena *arena, struct page_request request, struct stream *stream,
                              struct region *region, enum region_source *source)
 {
-    struct build_limits limits = {.reach = VIEW_USABLE, .creatable_pages = UINT64_MAX};
+    struct build_limits limits = {
+        .reach = VIEW_USABLE, .creatable_pages = UINT64_MAX, .longest_handle = request.longest_handle};
+    uint64_t pages = request.pages;
     vpmm_status status = find_or_build(arena, stream, pages, policy_waits(arena), &limits, region, source);
-    if (tiers_is_shortage(status) && enough < pages) {
-        pages = enough;
+    if (tiers_is_shortage(status) && request.enough < pages) {
+        pages = request.enough;
         status = find_or_build(arena, stream, pages, policy_waits(arena), &limits, region, source);
     }
     if (tiers_is_shortage(status) && pages <= arena->space.units.chunk_units)
-        status = reclaim(arena, stream, pages, limits.creatable_pages, region, source);
+        status = reclaim(arena, stream, pages, limits, region, source);
     if (limits.since_ns)
         stats_note_latency(arena->stats, clock_now_ns() - limits.since_ns);
     return status;

@@ -636,7 +636,8 @@ static enum claim_result plan_and_claim(struct build *build, uint64_t pages, con
         *status = no_host_memory();
         return CLAIM_FAILED;
     }
-    struct policy_view shown = view_for_policy(view, with_runs, arena->budgeted_pages, creatable(arena, limits));
+    struct policy_view shown =
+        view_for_policy(view, with_runs, arena->budgeted_pages, creatable(arena, limits), limits->longest_handle);
     if (!policy_plan(&arena->policy, &shown, (uint32_t)pages, plan)) {
         *status = no_host_memory();
         return CLAIM_FAILED;
@@ -704,7 +705,7 @@ vpmm_status build_region(struct arena *arena, struct stream *stream, uint64_t pa
 
 vpmm_status build_initial(struct arena *arena, uint64_t pages)
 {
-    struct build_limits limits = {.reach = VIEW_PASSED, .creatable_pages = UINT64_MAX};
+    struct build_limits limits = {.reach = VIEW_PASSED, .creatable_pages = UINT64_MAX, .longest_handle = UINT32_MAX};
     enum region_source source;
     struct region region;
     vpmm_status status = reserve_chunk(arena, 0);

@@ -42,7 +42,7 @@ static const double HANDLE_MOST = 40;  /* pages of a handle while nothing is stu
 static const double HANDLE_LEAST = 10; /* and when this share of mapped is: */
 static const double STUCK_HIGH = 0.02;
 
-static const double CREATED_PAGE_US = 8; /* what a page created is worth, beside its driver time */
+static const double CREATED_PAGE_US = 20; /* what a page created is worth, beside its driver time */
 
 static const double SLOW_US = 900; /* driver time of one malloc, beyond which growth is created in fewer handles */
 
@@ -365,11 +365,17 @@ static void steer_handles(struct policy *p, const struct policy_view *v)
     p->handle_pages = interpolate(HANDLE_MOST, HANDLE_LEAST, stuck_share(v), STUCK_HIGH);
 }
 
-static uint32_t handles_of(const struct policy *p, uint32_t pages)
+/* By whatever sets a limit to a handle. */
+static uint32_t longest_allowed(const struct policy *p, const struct policy_view *v)
+{
+    return p->max_extent < v->longest_handle ? p->max_extent : v->longest_handle;
+}
+
+static uint32_t handles_of(const struct policy *p, const struct policy_view *v, uint32_t pages)
 {
     double handle = p->handle_pages;
-    if (handle > p->max_extent)
-        handle = p->max_extent;
+    if (handle > longest_allowed(p, v))
+        handle = longest_allowed(p, v);
     uint32_t whole = (uint32_t)handle;
     return pages / whole + (pages % whole != 0);
 }
@@ -380,17 +386,17 @@ static double growth_us(const struct policy *p, uint32_t pages, uint32_t handles
 }
 
 /* Of growth by so many pages. A long handle is seldom wholly free again, and what is left of it is stuck. */
-static uint32_t longest_handle(const struct policy *p, uint32_t pages)
+static uint32_t longest_handle(const struct policy *p, const struct policy_view *v, uint32_t pages)
 {
     uint32_t longest = pages / GROWTH_HANDLES > HANDLE_LONGEST ? pages / GROWTH_HANDLES : HANDLE_LONGEST;
-    return longest < p->max_extent ? longest : p->max_extent;
+    return longest < longest_allowed(p, v) ? longest : longest_allowed(p, v);
 }
 
 /* Fewer and larger ones where the time left does not suffice, as far as the cap on extents allows. */
-static uint32_t handles_within(const struct policy *p, uint32_t pages, double us)
+static uint32_t handles_within(const struct policy *p, const struct policy_view *v, uint32_t pages, double us)
 {
-    uint32_t handles = handles_of(p, pages);
-    uint32_t longest = longest_handle(p, pages);
+    uint32_t handles = handles_of(p, v, pages);
+    uint32_t longest = longest_handle(p, v, pages);
     uint32_t fewest = pages ? (pages - 1) / longest + 1 : 0;
     double most = us / create_us(p, 1); /* of the cheapest */
     if (handles > most)
@@ -442,7 +448,7 @@ static void finish(const struct policy *p, const struct policy_view *v, struct f
     struct filling g = f;
     g.cover = UINT32_MAX;
     g.grow = rest;
-    g.handles = handles_within(p, rest, SLOW_US - f.us);
+    g.handles = handles_within(p, v, rest, SLOW_US - f.us);
     g.us += growth_us(p, rest, g.handles);
     g.pages += rest;
     if (rest <= v->creatable_pages)

@@ -48,6 +48,7 @@ struct policy_view {
     size_t holes;
     uint64_t mapped_pages;
     uint64_t creatable_pages; /* what the cap, or a device found full, leaves; UINT64_MAX: no cap */
+    uint32_t longest_handle;  /* pages of one that is created, at most; UINT32_MAX: no limit */
 };
 
 enum policy_place {

@@ -221,7 +221,7 @@ void view_free(struct view *view)
 }
 
 struct policy_view view_for_policy(const struct view *view, bool with_runs, uint64_t mapped_pages,
-                                   uint64_t creatable_pages)
+                                   uint64_t creatable_pages, uint32_t longest_handle)
 {
     return (struct policy_view){.run = view->run,
                                 .runs = with_runs ? view->runs : 0,
@@ -230,5 +230,6 @@ struct policy_view view_for_policy(const struct view *view, bool with_runs, uint
                                 .hole = view->hole,
                                 .holes = view->holes,
                                 .mapped_pages = mapped_pages,
-                                .creatable_pages = creatable_pages};
+                                .creatable_pages = creatable_pages,
+                                .longest_handle = longest_handle};
 }

@@ -891,7 +891,6 @@ Test(slab, emptied_slabs_serve_large_requests, .timeout = 120)
     const size_t cap = 448 * PAGE; /* there may be a page begun for each size and stream */
     struct setup setup = slab_setup();
     setup.pool.max_mapped = cap;
-    setup.pool.extent_size = PAGE;
     struct shelf s;
     shelf_open(&s, &setup, 2, 1 << 17);
     take_mixed(&s, 256 * MIB);
@@ -907,7 +906,9 @@ Test(slab, emptied_slabs_serve_large_requests, .timeout = 120)
            (double)full / MIB, (double)stats.slab_bytes / MIB, (double)stats.slab_live_bytes / MIB,
            (double)touched / MIB);
     cr_expect_leq(stats.slab_bytes, touched + touched / 4 + 16 * PAGE, "emptied slabs are kept");
-    take_the_rest(&s, cap, 16 * PAGE);
+    shelf_take(&s, 32 * PAGE, 0);
+    cr_expect_eq(stats_of(&s.w).mapped_bytes, stats.mapped_bytes, "the pool grows beside emptied pages");
+    take_the_rest(&s, cap - 32 * PAGE, 16 * PAGE);
     audit(&s.w);
     shelf_close(&s);
 }
