@@ -7,36 +7,41 @@
  * The rules, in the order in which they matter. In brackets is what comes of it without the rule, as
  *     stress/policy.py BUILD_DIR TRACE... --rows 1,4
  * prints it: held above in use after the fourth pass, and driver time of all mallocs in the first, of one thread dense |
- * of four threads with a GPU that lags. With all rules 5.5 %, 10.8 ms | 5.9 %, 61.4 ms. Taken on 22 November 2026 with
- * four traces that are not in this repository: llama_serving, llama_two_streams, llama_four_threads, resnet_train
+ * of four threads with a GPU that lags. With all rules 5.6 %, 11.2 ms | 5.9 %, 62.7 ms. Taken on 23 November 2026
+ * with four traces that are not in this repository: llama_serving, llama_two_streams, llama_four_threads, resnet_train
  * (stress/README.md says what they are). 1 % more or less with four threads says little: what is planned once has a
  * bearing on all that follows.
  *
  * 1. A miss extends a free run into the hole beside it, where it can: only the missing pages are mapped.
- *    [a fresh place always: 5.4 %, 17.7 ms | 7.6 %, 75.5 ms]
+ *    [a fresh place always: 5.5 %, 18.4 ms | 7.6 %, 78.4 ms]
  * 2. The missing pages are extents that move, longest first, a last longer one covering the rest, or new memory: every
- *    such end is priced, and a page created is dear. So is each candidate for the place; the cheapest wins.
- *    [a page created costs its driver time alone: 20.0 %, 10.2 ms | 23.9 %, 46.4 ms]
+ *    such end is priced, and a page created is dearer than one that moves alone. So is each candidate for the place; the
+ *    cheapest wins.
+ *    [a page created costs its driver time alone: 21.6 %, 10.3 ms | 18.7 %, 44.6 ms; it is worth 8 us, less than a move:
+ *    5.7 %, 10.9 ms | 5.9 %, 59.9 ms, and rule 7 is in vain]
  * 3. New memory is created in equal handles: of 40 pages while nothing is stuck in partly free extents, of 10 when 2 %
  *    is; in fewer where a malloc would take longer than 0.9 ms.
- *    [always 40: 7.7 %, 5.2 ms | 14.8 %, 25.6 ms; always 10: 5.7 %, 14.7 ms | 10.5 %, 68.8 ms]
+ *    [always 40: 8.7 %, 5.5 ms | 12.8 %, 27.3 ms; always 10: 5.3 %, 14.9 ms | 5.1 %, 72.1 ms]
  * 4. But no handle is longer than 48 pages, or a 32nd of the growth, however long the malloc takes: what is left of a
  *    long one is stuck beside whatever lives in it. A 32nd: a giant request moves in as many handles.
- *    [no bound: 7.2 %, 10.6 ms | 13.3 %, 59.5 ms; 48 without the 32nd: the longest malloc 0.95 ms for 0.83]
+ *    [no bound: 6.4 %, 11.0 ms | 8.6 %, 62.2 ms; 48 without the 32nd: the longest malloc 0.96 ms for 0.84]
  * 5. Memory behind another stream's fence is planned with before the pool grows, where the stream may wait for it. It
  *    is dearer by 40 us, for the stream that waits.
- *    [never: 5.5 %, 10.8 ms | 14.3 %, 44.7 ms; no dearer: 5.5 %, 10.8 ms | 6.7 %, 61.9 ms]
+ *    [never: 5.6 %, 11.2 ms | 16.8 %, 46.3 ms; no dearer: 5.6 %, 11.2 ms | 6.3 %, 62.1 ms]
  * 6. A fresh place is the front of the lowest hole with ample room: one arena that grows at its top, and comes back to
  *    low addresses once they are empty. Growth is never rounded up.
- *    [the lowest hole that will do: 5.5 %, 10.8 ms | 8.6 %, 59.7 ms]
+ *    [the lowest hole that will do: 5.7 %, 11.2 ms | 6.2 %, 62.0 ms]
+ * 7. Memory that is to be cut for small requests is created in handles of a page (the view says so), since its pages
+ *    become free one by one.
+ *    [handles as of any growth: 5.5 %, 11.0 ms | 6.2 %, 57.3 ms; but vpmm-fragment's large requests find nothing of the
+ *    emptied pages that could move, and it holds 1.76 for 1.33]
  *
- * The brackets of 1 to 6 were taken while driver time beyond 0.9 ms counted three times; then all rules came to 5.5 %,
- * 10.8 ms | 9.0 %, 59.7 ms. That price was taken out: it bought a longest malloc of 3.1 ms instead of 3.9, on average,
+ * Driver time beyond 0.9 ms once counted three times: it bought a longest malloc of 3.1 ms instead of 3.9, on average,
  * with four threads and a GPU that lags, and nothing elsewhere. Prices of a surplus page and of a stuck page that is put
  * to use had no gain either, nor had work ahead of need by the reaper: extents joined to the longest run, growth, long
- * extents made anew as short ones. In the first study, which cannot be run from this tree, these had none: handles of the
- * sizes lately asked for or lately live; handles that grow geometrically; filling a hole between two free runs; steering
- * by held instead of by stuck.
+ * extents made anew as short ones. In the first study, which cannot be run from this tree, these had none: handles of
+ * the sizes lately asked for or lately live; handles that grow geometrically; filling a hole between two free runs;
+ * steering by held instead of by stuck.
  */
 static const double HANDLE_MOST = 40;  /* pages of a handle while nothing is stuck, */
 static const double HANDLE_LEAST = 10; /* and when this share of mapped is: */
