@@ -8,6 +8,7 @@ said. One process measures one allocator with one number of workers:
 
   native      PyTorch's caching allocator            expandable  the same with expandable segments
   async       its cudaMallocAsync back end           vpmm        the library behind CUDAPluggableAllocator (--shim)
+  vpmm_torch  the library as a back end of PyTorch's own (lib/torch, installed or on PYTHONPATH)
 
 It prints held and in use, each its highest since the process began, in GiB, their ratio, and tokens a second. In use
 is what PyTorch asked for: max_memory_allocated, and vpmm's peak_requested_bytes. Exit status 0: all was served and
@@ -27,7 +28,7 @@ GIB = 1 << 30
 
 def options():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--allocator", choices=["native", "expandable", "async", "vpmm"], default="vpmm",
+    parser.add_argument("--allocator", choices=["native", "expandable", "async", "vpmm", "vpmm_torch"], default="vpmm",
                         help="see above (default vpmm)")
     parser.add_argument("--shim", default="build/libvpmm_pytorch_shim.so",
                         help="the built shim, for vpmm (default build/libvpmm_pytorch_shim.so)")
@@ -46,6 +47,9 @@ def with_allocator(args):
     if back_end:
         os.environ["PYTORCH_CUDA_ALLOC_CONF"] = os.environ["PYTORCH_ALLOC_CONF"] = back_end
     import torch
+    if args.allocator == "vpmm_torch":
+        import vpmm_torch
+        vpmm_torch.enable()
     if args.allocator != "vpmm":
         return torch, lambda: (torch.cuda.max_memory_reserved(), torch.cuda.max_memory_allocated())
     path = os.path.abspath(args.shim)

@@ -34,13 +34,17 @@ while IFS=: read -r file included; do
   fi
 done < <(grep -oE '^[[:space:]]*#[[:space:]]*include "[^"]+"' "${rooms[@]/#/lib/}" -r | sed -E 's/:[^"]*"([^"]+)"/:\1/')
 
-# The simulator is an archive of its own: it stands on the public headers alone.
-while IFS=: read -r file included; do
-  [ -f "lib/sim/$included" ] || complain "$file includes \"$included\": the simulator uses nothing of the library's inside"
-done < <(grep -oE '^[[:space:]]*#[[:space:]]*include "[^"]+"' -r lib/sim | sed -E 's/:[^"]*"([^"]+)"/:\1/')
+# The simulator is an archive of its own, and PyTorch's back end a library: they stand on the public headers alone.
+guests=(lib/sim lib/torch/src)
+for guest in "${guests[@]}"; do
+  while IFS=: read -r file included; do
+    [ -f "$guest/$included" ] || complain "$file includes \"$included\": $guest uses nothing of the library's inside"
+  done < <(grep -oE '^[[:space:]]*#[[:space:]]*include "[^"]+"' -r "$guest" | sed -E 's/:[^"]*"([^"]+)"/:\1/')
+done
 
 for room in lib/*/; do
   room=$(basename "$room")
-  [ "$room" = sim ] || [ "$(level_of "$room")" -gt 0 ] || complain "lib/$room is not among the rooms of tests/layers.sh"
+  [[ " ${guests[*]} " == *" lib/$room"[\ /]* ]] || [ "$(level_of "$room")" -gt 0 ] ||
+    complain "lib/$room is not among the rooms of tests/layers.sh"
 done
 exit "$wrong"

@@ -1,0 +1,54 @@
+"""Builds libvpmm_torch.so against the installed PyTorch:  pip install --no-build-isolation ./lib/torch
+
+VPMM_LIBRARY  a libvpmm.a that is built already; without it the one of this repository is built by CMake
+"""
+import os
+import pathlib
+import subprocess
+import tempfile
+
+from setuptools import Distribution, setup
+from setuptools.command.build_py import build_py
+
+HERE = pathlib.Path(__file__).resolve().parent
+ROOT = HERE.parent.parent
+
+
+def build_vpmm(folder):
+    if "VPMM_LIBRARY" in os.environ:
+        return os.environ["VPMM_LIBRARY"]
+    subprocess.check_call(["cmake", "-S", str(ROOT), "-B", folder, "-DCMAKE_BUILD_TYPE=Release"])
+    subprocess.check_call(["cmake", "--build", folder, "--target", "vpmm", "--parallel"])
+    return os.path.join(folder, "libvpmm.a")
+
+
+def build_back_end(out):
+    import torch
+    from torch.utils import cpp_extension
+
+    flags = ["-std=c++17", "-O2", "-fPIC", "-fvisibility=hidden", f"-I{ROOT / 'include'}",
+             f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.compiled_with_cxx11_abi())}"]
+    for folder in cpp_extension.include_paths(device_type="cuda"):
+        flags += ["-isystem", folder]
+    libraries = pathlib.Path(torch.__file__).parent / "lib"
+    with tempfile.TemporaryDirectory() as folder:
+        vpmm = build_vpmm(folder)
+        sources = sorted(str(path) for path in (HERE / "src").glob("*.cpp"))
+        subprocess.check_call([os.environ.get("CXX", "g++"), "-shared", *flags, "-o", out, *sources, vpmm,
+                               "-Wl,--exclude-libs,ALL", f"-L{libraries}", "-lc10", "-lc10_cuda", "-lpthread", "-ldl"])
+
+
+class BuildWithLibrary(build_py):
+    def run(self):
+        super().run()
+        package = os.path.join(self.build_lib, "vpmm_torch")
+        os.makedirs(package, exist_ok=True)
+        build_back_end(os.path.join(package, "libvpmm_torch.so"))
+
+
+class PlatformDistribution(Distribution):
+    def has_ext_modules(self):  # the wheel is for this platform
+        return True
+
+
+setup(packages=["vpmm_torch"], cmdclass={"build_py": BuildWithLibrary}, distclass=PlatformDistribution)

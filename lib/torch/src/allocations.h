@@ -1,0 +1,89 @@
+/*
+ * allocations.h - what the back end knows of each live allocation: PyTorch frees by address alone.
+ *
+ * Addresses are spread over shards, each with a lock of its own that is held for one look: threads meet only where two
+ * work on one shard at the same moment. An entry is put in before the address is handed out and taken out by its free,
+ * so it belongs to the address's present life.
+ */
+#ifndef VPMM_TORCH_ALLOCATIONS_H
+#define VPMM_TORCH_ALLOCATIONS_H
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <unordered_map>
+
+#include <c10/core/CachingDeviceAllocator.h>
+#include <cuda_runtime_api.h>
+
+namespace vpmm_torch {
+
+struct Pool;
+
+struct Allocation {
+  size_t bytes;
+  int device;
+  cudaStream_t stream; // the one it was allocated for, and is freed behind
+  std::shared_ptr<Pool> pool;
+  std::shared_ptr<c10::GatheredContext> context; // while history keeps the stacks of live allocations
+};
+
+class Allocations {
+ public:
+  void add(void* address, Allocation allocation) {
+    Shard& shard = shard_of(address);
+    std::lock_guard<std::mutex> guard(shard.lock);
+    shard.live.emplace(address, std::move(allocation));
+  }
+
+  /* False: it is no live allocation. */
+  bool find(const void* address, Allocation& out) {
+    Shard& shard = shard_of(address);
+    std::lock_guard<std::mutex> guard(shard.lock);
+    auto found = shard.live.find(const_cast<void*>(address));
+    if (found == shard.live.end())
+      return false;
+    out = found->second;
+    return true;
+  }
+
+  bool take(void* address, Allocation& out) {
+    Shard& shard = shard_of(address);
+    std::lock_guard<std::mutex> guard(shard.lock);
+    auto found = shard.live.find(address);
+    if (found == shard.live.end())
+      return false;
+    out = std::move(found->second);
+    shard.live.erase(found);
+    return true;
+  }
+
+  /* Each as it was when its shard was looked at; visit allocates and frees nothing. */
+  template <typename Visit>
+  void each(Visit visit) {
+    for (Shard& shard : shards_) {
+      std::lock_guard<std::mutex> guard(shard.lock);
+      for (const auto& [address, allocation] : shard.live)
+        visit(address, allocation);
+    }
+  }
+
+ private:
+  struct alignas(64) Shard {
+    std::mutex lock;
+    std::unordered_map<void*, Allocation> live;
+  };
+
+  Shard& shard_of(const void* address) {
+    auto number = reinterpret_cast<uintptr_t>(address) >> 8; // vpmm aligns to 256 bytes
+    return shards_[number * UINT64_C(0x9E3779B97F4A7C15) >> 58];
+  }
+
+  std::array<Shard, 64> shards_;
+};
+
+} // namespace vpmm_torch
+
+#endif

@@ -1,0 +1,591 @@
+/*
+ * back_end.cpp - PyTorch's allocator of device memory, over vpmm.
+ *
+ *   malloc   for the current device and stream, from the pool that is meant for it (pools.h)
+ *   free     behind the stream that the memory was allocated for, whichever is current: what PyTorch's own allocator
+ *            promises. Other streams that used it were said with record_stream, which is vpmm_use
+ *   waiting  frees that vpmm does not take while the stream captures: memory from outside of a capture that is freed in
+ *            the midst of it. They are made when a capture ends, or by the next request after
+ *
+ * A process has one, made by enable and never destroyed: tensors may outlive the interpreter. It is locked nowhere over
+ * a malloc or a free; each of its parts has a lock of its own for its tables.
+ *
+ * What it refuses, and says so: the state of private pools that torch.compile's graph trees go back to, sharing memory
+ * with other processes, and access from another device.
+ */
+#include "allocations.h"
+#include "history.h"
+#include "pools.h"
+
+#include <c10/cuda/CUDAException.h>
+#include <c10/cuda/CUDAFunctions.h>
+#include <c10/util/Exception.h>
+
+#include <algorithm>
+#include <cinttypes>
+#include <cstdio>
+
+namespace vpmm_torch {
+
+using c10::DataPtr;
+using c10::DeviceIndex;
+using c10::CachingDeviceAllocator::DeviceStats;
+using c10::CachingDeviceAllocator::SegmentInfo;
+using c10::cuda::CUDAStream;
+namespace back_end = c10::cuda::CUDACachingAllocator;
+
+constexpr auto AGGREGATE = static_cast<size_t>(c10::CachingAllocator::StatType::AGGREGATE);
+
+/* A level, how high it was, and what was added and taken in sum. */
+class Level {
+ public:
+  void add(int64_t amount) {
+    int64_t now = current_.fetch_add(amount, std::memory_order_relaxed) + amount;
+    int64_t peak = peak_.load(std::memory_order_relaxed);
+    while (now > peak && !peak_.compare_exchange_weak(peak, now, std::memory_order_relaxed)) {
+    }
+    added_.fetch_add(amount, std::memory_order_relaxed);
+  }
+
+  void take(int64_t amount) {
+    current_.fetch_sub(amount, std::memory_order_relaxed);
+    taken_.fetch_add(amount, std::memory_order_relaxed);
+  }
+
+  void reset_peak() {
+    peak_.store(current_.load(std::memory_order_relaxed), std::memory_order_relaxed);
+  }
+
+  void reset_accumulated() {
+    added_.store(0, std::memory_order_relaxed);
+    taken_.store(0, std::memory_order_relaxed);
+  }
+
+  c10::CachingAllocator::Stat stat() const {
+    c10::CachingAllocator::Stat stat;
+    stat.current = current_.load(std::memory_order_relaxed);
+    stat.peak = peak_.load(std::memory_order_relaxed);
+    stat.allocated = added_.load(std::memory_order_relaxed);
+    stat.freed = taken_.load(std::memory_order_relaxed);
+    return stat;
+  }
+
+ private:
+  std::atomic<int64_t> current_{0}, peak_{0}, added_{0}, taken_{0};
+};
+
+struct Waiting {
+  void* address;
+  Allocation allocation;
+};
+
+struct Device {
+  explicit Device(int index) : pools(index) {}
+
+  Pools pools;
+  Level allocations, bytes;
+  std::atomic<int64_t> retries{0}, shortages{0};
+  std::atomic<double> fraction{1};
+  std::mutex waiting_lock;
+  std::vector<Waiting> waiting;
+  std::atomic<size_t> waiting_count{0};
+};
+
+class BackEnd final : public back_end::CUDAAllocator {
+ public:
+  /* ---- allocating ---- */
+
+  DataPtr allocate(size_t bytes) override {
+    int device = c10::cuda::current_device();
+    void* address = bytes ? malloc(device, bytes, c10::cuda::getCurrentCUDAStream()) : nullptr;
+    return {address, address, &delete_at, c10::Device(c10::DeviceType::CUDA, static_cast<DeviceIndex>(device))};
+  }
+
+  void* raw_alloc(size_t bytes) override {
+    return bytes ? malloc(c10::cuda::current_device(), bytes, c10::cuda::getCurrentCUDAStream()) : nullptr;
+  }
+
+  void* raw_alloc_with_stream(size_t bytes, cudaStream_t stream) override {
+    return bytes ? malloc(c10::cuda::current_device(), bytes, stream) : nullptr;
+  }
+
+  void raw_delete(void* address) override {
+    if (address)
+      free(address);
+  }
+
+  c10::DeleterFnPtr raw_deleter() const override {
+    return &delete_at;
+  }
+
+  void copy_data(void* to, const void* from, std::size_t bytes) const override {
+    C10_CUDA_CHECK(cudaMemcpy(to, from, bytes, cudaMemcpyDeviceToDevice));
+  }
+
+  cudaError_t memcpyAsync(void* to, int to_device, const void* from, int from_device, size_t bytes,
+                          cudaStream_t stream, bool) override {
+    if (to_device == from_device)
+      return cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToDevice, stream);
+    return cudaMemcpyPeerAsync(to, to_device, from, from_device, bytes, stream);
+  }
+
+  using CUDAAllocator::recordStream;
+
+  void recordStream(const DataPtr& memory, CUDAStream stream) override {
+    Allocation allocation;
+    if (!memory.get() || memory.get_deleter() != &delete_at || !allocations_.find(memory.get(), allocation) ||
+        allocation.stream == stream.stream())
+      return;
+    if (allocation.pool->allocator) {
+      allocation.pool->allocator->recordStream(memory, stream);
+      return;
+    }
+    vpmm_status status = vpmm_use(allocation.pool->pool, address_of(memory.get()), stream.stream());
+    TORCH_CHECK(status == VPMM_SUCCESS, "vpmm: record_stream: ", vpmm_last_error());
+  }
+
+  /* ---- as a whole ---- */
+
+  void init(int count) override {
+    std::lock_guard<std::mutex> guard(init_lock_);
+    for (int i = static_cast<int>(devices_.size()); i < count; i++)
+      devices_.push_back(std::make_unique<Device>(i));
+    initialized_.store(true, std::memory_order_release);
+  }
+
+  bool initialized() override {
+    return initialized_.load(std::memory_order_acquire);
+  }
+
+  void enable(bool) override {}
+
+  bool isEnabled() const override {
+    return true;
+  }
+
+  std::string name() override {
+    return "vpmm";
+  }
+
+  void emptyCache(c10::MempoolId_t id = {0, 0}) override {
+    for (auto& device : devices_) {
+      make_waiting_frees(*device);
+      for (const auto& pool : device->pools.all())
+        if (pool->pool && (id == c10::MempoolId_t{0, 0} || pool->id == id))
+          vpmm_trim(pool->pool, 0, nullptr); // what stays is in use, or its work has not ended
+      device->pools.end_idle();
+    }
+  }
+
+  double getMemoryFraction(DeviceIndex device) override {
+    return at(device).fraction.load();
+  }
+
+  void setMemoryFraction(double fraction, DeviceIndex device) override {
+    TORCH_CHECK(0 <= fraction && fraction <= 1, "invalid fraction:", fraction, ". Please set within [0, 1].");
+    auto most = static_cast<uint64_t>(fraction * static_cast<double>(getMemoryInfo(device).second));
+    vpmm_pool* pool = at(device).pools.main()->pool;
+    check(vpmm_pool_set_attribute(pool, VPMM_ATTRIBUTE_MAX_MAPPED, fraction == 1 ? 0 : std::max<uint64_t>(most, 1)),
+          "the memory fraction");
+    at(device).fraction.store(fraction);
+  }
+
+  std::vector<back_end::StreamSegmentSize> getExpandableSegmentSizes(DeviceIndex) override {
+    return {};
+  }
+
+  /* Free memory of any shape can be re-mapped to serve one request. */
+  void cacheInfo(DeviceIndex device, size_t* largest) override {
+    vpmm_stats stats = stats_of(*at(device).pools.main());
+    *largest = std::max(*largest, getMemoryInfo(device).first + static_cast<size_t>(stats.reusable_bytes));
+  }
+
+  void* getBaseAllocation(void* address, size_t* bytes) override {
+    Allocation allocation;
+    TORCH_CHECK(allocations_.find(address, allocation), "invalid device pointer: ", address);
+    if (bytes)
+      *bytes = allocation.bytes;
+    return address;
+  }
+
+  /* ---- statistics ---- */
+
+  DeviceStats getDeviceStats(DeviceIndex index) override {
+    Device& device = at(index);
+    DeviceStats out;
+    int64_t mapped = 0, peak_mapped = 0;
+    for (const auto& pool : device.pools.all()) {
+      vpmm_stats stats = stats_of(*pool);
+      mapped += static_cast<int64_t>(stats.mapped_bytes);
+      peak_mapped += static_cast<int64_t>(stats.peak_mapped_bytes);
+      out.num_device_alloc += static_cast<int64_t>(stats.extents_created);
+      out.num_device_free += static_cast<int64_t>(stats.extents_released);
+      out.num_sync_all_streams += static_cast<int64_t>(stats.reclaims);
+    }
+    out.allocation[AGGREGATE] = out.active[AGGREGATE] = device.allocations.stat();
+    out.allocated_bytes[AGGREGATE] = out.active_bytes[AGGREGATE] = out.requested_bytes[AGGREGATE] = device.bytes.stat();
+    out.reserved_bytes[AGGREGATE].current = mapped;
+    out.reserved_bytes[AGGREGATE].peak = std::max(mapped, peak_mapped);
+    out.segment[AGGREGATE].current = out.num_device_alloc - out.num_device_free;
+    out.segment[AGGREGATE].peak = out.segment[AGGREGATE].current;
+    out.num_alloc_retries = device.retries.load();
+    out.num_ooms = device.shortages.load();
+    return out;
+  }
+
+  void resetAccumulatedStats(DeviceIndex index) override {
+    Device& device = at(index);
+    device.allocations.reset_accumulated();
+    device.bytes.reset_accumulated();
+    device.retries.store(0);
+    device.shortages.store(0);
+  }
+
+  void resetPeakStats(DeviceIndex index) override {
+    Device& device = at(index);
+    device.allocations.reset_peak();
+    device.bytes.reset_peak();
+    for (const auto& pool : device.pools.all())
+      if (pool->pool)
+        vpmm_pool_set_attribute(pool->pool, VPMM_ATTRIBUTE_PEAK_MAPPED, 0);
+  }
+
+  /* Each live allocation is a segment of its own: the pages that it lies in may move to others once it is freed. */
+  back_end::SnapshotInfo snapshot(c10::MempoolId_t id = {0, 0}, bool include_traces = true) override {
+    back_end::SnapshotInfo out;
+    allocations_.each([&](void* address, const Allocation& allocation) {
+      if (id == c10::MempoolId_t{0, 0} || allocation.pool->id == id)
+        out.segments.push_back(segment_of(address, allocation));
+    });
+    std::sort(out.segments.begin(), out.segments.end(),
+              [](const SegmentInfo& a, const SegmentInfo& b) { return a.address < b.address; });
+    auto to_unix = clock_.makeConverter();
+    for (size_t i = 0; i < devices_.size(); i++) {
+      out.device_traces.emplace_back();
+      if (include_traces)
+        out.device_traces.back() = history_.entries(static_cast<int>(i));
+      for (TraceEntry& entry : out.device_traces.back())
+        entry.time_.t_ = to_unix(entry.time_.approx_t_);
+    }
+    out.config_metadata = {};
+    out.config_metadata.last_allocator_settings = "backend:vpmm";
+    return out;
+  }
+
+  bool isHistoryEnabled() override {
+    return history_.is_recording();
+  }
+
+  void recordHistory(bool enabled, CreateContextFn context, size_t entries, RecordContext when, bool clear,
+                     const std::vector<std::string>& skip) override {
+    history_.record(enabled, context, entries, when, clear, skip);
+  }
+
+  void attachAllocatorTraceTracker(AllocatorTraceTracker tracker) override {
+    history_.attach(std::move(tracker));
+  }
+
+  void attachOutOfMemoryObserver(back_end::OutOfMemoryObserver observer) override {
+    std::lock_guard<std::mutex> guard(observers_lock_);
+    observers_.push_back(std::move(observer));
+  }
+
+  /* ---- private pools ---- */
+
+  void beginAllocateToPool(DeviceIndex device, c10::MempoolId_t id, Filter filter) override {
+    at(device).pools.begin(id, std::move(filter));
+  }
+
+  void endAllocateToPool(DeviceIndex device, c10::MempoolId_t id) override {
+    at(device).pools.end(id);
+    make_waiting_frees(at(device));
+  }
+
+  void releasePool(DeviceIndex device, c10::MempoolId_t id) override {
+    at(device).pools.remove_user(id);
+  }
+
+  int getPoolUseCount(DeviceIndex device, c10::MempoolId_t id) override {
+    return at(device).pools.users(id);
+  }
+
+  void createOrIncrefPool(DeviceIndex device, c10::MempoolId_t id,
+                          std::shared_ptr<CUDAAllocator> allocator = nullptr) override {
+    at(device).pools.add_user(id, std::move(allocator));
+  }
+
+  void setUseOnOOM(DeviceIndex device, c10::MempoolId_t id, bool use) override {
+    at(device).pools.set_use_on_oom(id, use);
+  }
+
+  void setNoSplit(DeviceIndex, c10::MempoolId_t) override {} // an allocation's memory is no other's while it lives
+
+  bool checkPoolLiveAllocations(DeviceIndex device, c10::MempoolId_t id,
+                                const std::unordered_set<void*>& expected) override {
+    size_t found = 0, live = 0;
+    allocations_.each([&](void* address, const Allocation& allocation) {
+      bool is_of_pool = allocation.device == device && allocation.pool->id == id;
+      live += is_of_pool;
+      found += is_of_pool && expected.count(address);
+    });
+    return live == expected.size() && found == live;
+  }
+
+  /* ---- what it does not do ---- */
+
+  std::shared_ptr<back_end::AllocatorState> getCheckpointState(DeviceIndex, c10::MempoolId_t) override {
+    TORCH_CHECK_NOT_IMPLEMENTED(false, "vpmm does not keep the state of private pools, which CUDA graph trees go back "
+                                       "to. Set torch._inductor.config.triton.cudagraph_trees = False");
+  }
+
+  back_end::CheckpointDelta setCheckpointPoolState(DeviceIndex, std::shared_ptr<back_end::AllocatorState>) override {
+    TORCH_CHECK_NOT_IMPLEMENTED(false, "vpmm does not keep the state of private pools");
+  }
+
+  back_end::ShareableHandle shareIpcHandle(void*) override {
+    TORCH_CHECK_NOT_IMPLEMENTED(false, "vpmm does not share tensors with other processes");
+  }
+
+  std::shared_ptr<void> getIpcDevPtr(std::string) override {
+    TORCH_CHECK_NOT_IMPLEMENTED(false, "vpmm does not share tensors with other processes");
+  }
+
+  void enablePeerAccess(DeviceIndex, DeviceIndex) override {
+    TORCH_CHECK_NOT_IMPLEMENTED(false, "vpmm does not map memory for a second device");
+  }
+
+ private:
+  static void delete_at(void* address);
+
+  static CUdeviceptr address_of(const void* address) {
+    return reinterpret_cast<CUdeviceptr>(address);
+  }
+
+  static vpmm_stats stats_of(const Pool& pool) {
+    vpmm_stats stats = {};
+    if (pool.pool)
+      vpmm_stats_get(pool.pool, &stats);
+    return stats;
+  }
+
+  static SegmentInfo segment_of(void* address, const Allocation& allocation) {
+    SegmentInfo segment;
+    c10::CachingDeviceAllocator::BlockInfo block;
+    block.size = block.requested_size = allocation.bytes;
+    block.allocated = block.active = true;
+    block.context_when_allocated = allocation.context;
+    segment.device = static_cast<DeviceIndex>(allocation.device);
+    segment.address = reinterpret_cast<size_t>(address);
+    segment.total_size = segment.requested_size = segment.allocated_size = segment.active_size = allocation.bytes;
+    segment.stream = allocation.stream;
+    segment.is_large = allocation.bytes > (1 << 20);
+    segment.owner_private_pool_id = allocation.pool->id;
+    segment.context_when_allocated = allocation.context;
+    segment.blocks.push_back(std::move(block));
+    return segment;
+  }
+
+  Device& at(int device) {
+    TORCH_CHECK(0 <= device && device < static_cast<int>(devices_.size()), "Allocator not initialized for device ",
+                device, ": did you call init?");
+    return *devices_[static_cast<size_t>(device)];
+  }
+
+  /* NULL: there is no memory. */
+  static void* try_malloc(const Pool& pool, size_t bytes, cudaStream_t stream) {
+    CUdeviceptr address = 0;
+    if (pool.allocator)
+      return pool.allocator->raw_alloc_with_stream(bytes, stream);
+    vpmm_status status = vpmm_malloc(pool.pool, bytes, stream, &address);
+    if (status != VPMM_ERROR_OUT_OF_MEMORY && status != VPMM_ERROR_OUT_OF_ADDRESS_SPACE)
+      check(status, "an allocation");
+    return reinterpret_cast<void*>(address);
+  }
+
+  /* After what PyTorch has registered for it has let memory go; then from pools that may help out. */
+  void* malloc_in_shortage(Device& device, std::shared_ptr<Pool>& pool, size_t bytes, cudaStream_t stream) {
+    device.retries.fetch_add(1, std::memory_order_relaxed);
+    for (const auto& name : c10::FreeCudaMemoryCallbacksRegistry()->Keys())
+      c10::FreeCudaMemoryCallbacksRegistry()->Create(name)->Execute();
+    make_waiting_frees(device);
+    device.pools.end_idle();
+    void* address = try_malloc(*pool, bytes, stream);
+    if (address || pool->id != c10::MempoolId_t{0, 0})
+      return address;
+    for (const auto& other : device.pools.for_shortage())
+      if ((address = try_malloc(*other, bytes, stream))) {
+        pool = other;
+        return address;
+      }
+    return nullptr;
+  }
+
+  void* malloc(int index, size_t bytes, cudaStream_t stream) {
+    Device& device = at(index);
+    std::shared_ptr<Pool> pool = device.pools.for_request(stream);
+    if (device.waiting_count.load(std::memory_order_relaxed) && !device.pools.is_underway())
+      make_waiting_frees(device);
+    void* address = try_malloc(*pool, bytes, stream);
+    if (!address)
+      address = malloc_in_shortage(device, pool, bytes, stream);
+    if (!address)
+      refuse(device, index, bytes, stream, *pool);
+    pool->live.fetch_add(1, std::memory_order_relaxed);
+    device.allocations.add(1);
+    device.bytes.add(static_cast<int64_t>(bytes));
+    Allocation allocation{bytes, index, stream, std::move(pool), nullptr};
+    if (history_.is_watched()) {
+      allocation.context = history_.context(RecordContext::STATE);
+      history_.add(TraceEntry::ALLOC, index, address, bytes, stream, allocation.pool->id, allocation.context);
+    }
+    allocations_.add(address, std::move(allocation));
+    return address;
+  }
+
+  [[noreturn]] void refuse(Device& device, int index, size_t bytes, cudaStream_t stream, const Pool& pool) {
+    std::string why = vpmm_last_error();
+    auto [free, total] = getMemoryInfo(static_cast<DeviceIndex>(index));
+    int64_t allocated = device.bytes.stat().current, reserved = 0;
+    device.shortages.fetch_add(1, std::memory_order_relaxed);
+    for (const auto& each : device.pools.all())
+      reserved += static_cast<int64_t>(stats_of(*each).mapped_bytes);
+    if (history_.is_watched())
+      history_.add(TraceEntry::OOM, index, reinterpret_cast<void*>(free), bytes, stream, pool.id,
+                   history_.context(RecordContext::STATE));
+    {
+      std::lock_guard<std::mutex> guard(observers_lock_);
+      for (const auto& observer : observers_)
+        observer(index, bytes, total, free);
+    }
+    C10_THROW_ERROR(OutOfMemoryError,
+                    c10::str("CUDA out of memory. Tried to allocate ", size_text(bytes), ". GPU ", index,
+                             " has a total capacity of ", size_text(total), " of which ", size_text(free),
+                             " is free. Of the allocated memory ", size_text(allocated),
+                             " is allocated by PyTorch, and ", size_text(std::max<int64_t>(reserved - allocated, 0)),
+                             " is reserved by PyTorch but unallocated. vpmm: ", why));
+  }
+
+  static std::string size_text(size_t bytes) {
+    char text[32];
+    if (bytes <= 1024)
+      std::snprintf(text, sizeof text, "%zu bytes", bytes);
+    else if (bytes <= 1048576)
+      std::snprintf(text, sizeof text, "%.2f KiB", static_cast<double>(bytes) / 1024);
+    else if (bytes <= 1073741824)
+      std::snprintf(text, sizeof text, "%.2f MiB", static_cast<double>(bytes) / 1048576);
+    else
+      std::snprintf(text, sizeof text, "%.2f GiB", static_cast<double>(bytes) / 1073741824);
+    return text;
+  }
+
+  /* ---- freeing ---- */
+
+  static vpmm_status free_now(void* address, const Allocation& allocation) {
+    if (allocation.pool->allocator) {
+      allocation.pool->allocator->raw_delete(address);
+      return VPMM_SUCCESS;
+    }
+    return vpmm_free(allocation.pool->pool, address_of(address), allocation.stream);
+  }
+
+  void free(void* address) {
+    Allocation allocation;
+    TORCH_CHECK(allocations_.take(address, allocation), "invalid device pointer: ", address);
+    Device& device = at(allocation.device);
+    device.allocations.take(1);
+    device.bytes.take(static_cast<int64_t>(allocation.bytes));
+    if (history_.is_watched()) {
+      Context context = history_.context(RecordContext::ALL);
+      for (auto action : {TraceEntry::FREE_REQUESTED, TraceEntry::FREE_COMPLETED})
+        history_.add(action, allocation.device, address, allocation.bytes, allocation.stream, allocation.pool->id,
+                     context);
+    }
+    std::shared_ptr<Pool> pool = allocation.pool;
+    vpmm_status status = free_now(address, allocation);
+    if (status == VPMM_ERROR_NOT_SUPPORTED) { // the stream captures
+      std::lock_guard<std::mutex> guard(device.waiting_lock);
+      device.waiting.push_back({address, std::move(allocation)});
+      device.waiting_count.store(device.waiting.size(), std::memory_order_relaxed);
+      return;
+    }
+    pool->live.fetch_sub(1, std::memory_order_release);
+    if (status != VPMM_SUCCESS) { // at the process's end the driver is gone before a tensor
+      TORCH_WARN_ONCE("vpmm: a free: ", vpmm_last_error());
+    }
+  }
+
+  void make_waiting_frees(Device& device) {
+    std::vector<Waiting> waiting, still;
+    {
+      std::lock_guard<std::mutex> guard(device.waiting_lock);
+      waiting.swap(device.waiting);
+      device.waiting_count.store(0, std::memory_order_relaxed);
+    }
+    for (Waiting& each : waiting)
+      if (free_now(each.address, each.allocation) == VPMM_ERROR_NOT_SUPPORTED)
+        still.push_back(std::move(each));
+      else
+        each.allocation.pool->live.fetch_sub(1, std::memory_order_release);
+    if (still.empty())
+      return;
+    std::lock_guard<std::mutex> guard(device.waiting_lock);
+    for (Waiting& each : still)
+      device.waiting.push_back(std::move(each));
+    device.waiting_count.store(device.waiting.size(), std::memory_order_relaxed);
+  }
+
+  Allocations allocations_;
+  History history_;
+  std::mutex init_lock_;
+  std::vector<std::unique_ptr<Device>> devices_; // grows in init alone, before the first allocation
+  std::atomic<bool> initialized_{false};
+  std::mutex observers_lock_;
+  std::vector<back_end::OutOfMemoryObserver> observers_;
+  c10::ApproximateClockToUnixTimeConverter clock_;
+};
+
+static BackEnd& the_back_end() {
+  static auto* made = new BackEnd; // never destroyed: see above
+  return *made;
+}
+
+void BackEnd::delete_at(void* address) {
+  the_back_end().raw_delete(address);
+}
+
+} // namespace vpmm_torch
+
+/* ---- what Python calls ---- */
+
+/* Takes the place of PyTorch's allocator. NULL, or why it could not; called once or again. */
+extern "C" __attribute__((visibility("default"))) const char* vpmm_torch_enable(void) {
+  auto& current = c10::cuda::CUDACachingAllocator::allocator;
+  auto& ours = vpmm_torch::the_back_end();
+  if (current.load() == &ours)
+    return nullptr;
+  if (current.load()->initialized())
+    return "PyTorch has used CUDA memory already: enable vpmm before the first CUDA tensor";
+  current.store(&ours);
+  c10::SetAllocator(c10::DeviceType::CUDA, &ours);
+  return nullptr;
+}
+
+/* For torch.cuda.memory.CUDAPluggableAllocator, of which a MemPool may be. */
+extern "C" __attribute__((visibility("default"))) void* vpmm_torch_malloc(ssize_t bytes, int device,
+                                                                          cudaStream_t stream) {
+  vpmm_pool* pool = nullptr;
+  CUdeviceptr address = 0;
+  if (bytes <= 0 || vpmm_pool_default(device, &pool) != VPMM_SUCCESS ||
+      vpmm_malloc(pool, static_cast<size_t>(bytes), stream, &address) != VPMM_SUCCESS)
+    return nullptr;
+  return reinterpret_cast<void*>(address);
+}
+
+extern "C" __attribute__((visibility("default"))) void vpmm_torch_free(void* memory, ssize_t, int device,
+                                                                       cudaStream_t stream) {
+  vpmm_pool* pool = nullptr;
+  if (memory && vpmm_pool_default(device, &pool) == VPMM_SUCCESS &&
+      vpmm_free(pool, reinterpret_cast<CUdeviceptr>(memory), stream) != VPMM_SUCCESS) {
+    TORCH_WARN_ONCE("vpmm: a free: ", vpmm_last_error());
+  }
+}

@@ -1,0 +1,54 @@
+#include "history.h"
+
+namespace vpmm_torch {
+
+void History::record(bool enabled, CreateContextFn context, size_t entries, RecordContext when, bool clear,
+                     const std::vector<std::string>& skip) {
+  std::lock_guard<std::mutex> guard(lock_);
+  skipped_.clear();
+  for (const std::string& action : skip)
+    skipped_.insert(c10::CachingDeviceAllocator::parseTraceEntryAction(action));
+  if (clear || !enabled)
+    entries_.clear();
+  most_ = entries ? entries : 1;
+  make_context_.store(enabled ? context : nullptr);
+  when_.store(enabled ? when : RecordContext::NEVER);
+  recording_.store(enabled, std::memory_order_release);
+  watched_.store(enabled || !trackers_.empty(), std::memory_order_release);
+}
+
+void History::attach(AllocatorTraceTracker tracker) {
+  std::lock_guard<std::mutex> guard(lock_);
+  trackers_.push_back(std::move(tracker));
+  watched_.store(true, std::memory_order_release);
+}
+
+Context History::context(RecordContext level) {
+  CreateContextFn make = make_context_.load();
+  return make && when_.load() >= level ? make() : nullptr;
+}
+
+void History::add(TraceEntry::Action action, int device, const void* address, size_t bytes, cudaStream_t stream,
+                  c10::MempoolId_t pool, const Context& context) {
+  TraceEntry entry(action, static_cast<c10::DeviceIndex>(device), reinterpret_cast<size_t>(address), bytes, stream,
+                   pool, c10::getApproximateTime(), when_.load() >= RecordContext::ALLOC ? context : nullptr);
+  std::lock_guard<std::mutex> guard(lock_);
+  for (const AllocatorTraceTracker& tracker : trackers_)
+    tracker(entry);
+  if (!is_recording() || skipped_.count(action))
+    return;
+  std::deque<TraceEntry>& kept = entries_[device];
+  kept.push_back(std::move(entry));
+  while (kept.size() > most_)
+    kept.pop_front();
+}
+
+std::vector<TraceEntry> History::entries(int device) {
+  std::lock_guard<std::mutex> guard(lock_);
+  auto found = entries_.find(device);
+  if (found == entries_.end())
+    return {};
+  return {found->second.begin(), found->second.end()};
+}
+
+} // namespace vpmm_torch

@@ -1,0 +1,63 @@
+/*
+ * history.h - who watches allocations: recorded history, as torch.cuda.memory._record_memory_history asks for it, and
+ * trackers. While nobody watches a malloc and a free look at one flag.
+ */
+#ifndef VPMM_TORCH_HISTORY_H
+#define VPMM_TORCH_HISTORY_H
+
+#include <atomic>
+#include <deque>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <set>
+#include <string>
+#include <vector>
+
+#include <c10/cuda/CUDACachingAllocator.h>
+
+namespace vpmm_torch {
+
+using c10::CachingDeviceAllocator::AllocatorTraceTracker;
+using c10::CachingDeviceAllocator::CreateContextFn;
+using c10::CachingDeviceAllocator::RecordContext;
+using c10::CachingDeviceAllocator::TraceEntry;
+using Context = std::shared_ptr<c10::GatheredContext>;
+
+class History {
+ public:
+  bool is_watched() const {
+    return watched_.load(std::memory_order_acquire);
+  }
+
+  bool is_recording() const {
+    return recording_.load(std::memory_order_acquire);
+  }
+
+  void record(bool enabled, CreateContextFn context, size_t entries, RecordContext when, bool clear,
+              const std::vector<std::string>& skip);
+  void attach(AllocatorTraceTracker tracker);
+
+  /* The caller's stacks, if they are wanted from that level on. No lock is held meanwhile: it may take Python's. */
+  Context context(RecordContext level);
+
+  void add(TraceEntry::Action action, int device, const void* address, size_t bytes, cudaStream_t stream,
+           c10::MempoolId_t pool, const Context& context);
+
+  /* Oldest first. */
+  std::vector<TraceEntry> entries(int device);
+
+ private:
+  std::atomic<bool> watched_{false}, recording_{false};
+  std::atomic<CreateContextFn> make_context_{nullptr};
+  std::atomic<RecordContext> when_{RecordContext::NEVER};
+  std::mutex lock_; // of the rest
+  size_t most_ = 0;
+  std::set<TraceEntry::Action> skipped_;
+  std::map<int, std::deque<TraceEntry>> entries_;
+  std::vector<AllocatorTraceTracker> trackers_;
+};
+
+} // namespace vpmm_torch
+
+#endif
