@@ -109,8 +109,8 @@ static vpmm_status find_pages(struct arena *arena, struct want want, struct stre
 {
     enum region_source source;
     uint64_t pages = pages_for(arena, want);
-    struct page_request request = {pages + growth(arena), .enough = pages, .longest_handle = longest_handle(arena)};
-    vpmm_status status = tiers_take_pages(arena, request, stream, &found->region, &source);
+    vpmm_status status =
+        tiers_take_pages(arena, pages + growth(arena), pages, longest_handle(arena), stream, &found->region, &source);
     if (tiers_is_shortage(status) && find_elsewhere(arena, want, stream, found))
         return VPMM_SUCCESS;
     if (status == VPMM_SUCCESS) {

@@ -48,11 +48,10 @@ static vpmm_status malloc_pages(struct vpmm_pool *pool, size_t bytes, struct str
     struct region region;
     enum region_source source;
     uint64_t pages = (bytes - 1) / pool->config.page_size + 1;
-    struct page_request request = {pages, .enough = pages, .longest_handle = UINT32_MAX};
     struct cache *cache = front_cache(&pool->fronts, stream);
     if (cache && slow_malloc_cached(pool, bytes, cache, out))
         return VPMM_SUCCESS;
-    vpmm_status status = tiers_take_pages(&pool->arena, request, stream, &region, &source);
+    vpmm_status status = tiers_take_pages(&pool->arena, pages, pages, UINT32_MAX, stream, &region, &source);
     if (status != VPMM_SUCCESS)
         return status;
     stats_count(&pool->stats, STAT_mallocs);

@@ -199,15 +199,14 @@ static vpmm_status reclaim(struct arena *arena, struct stream *stream, uint64_t 
     return status;
 }
 
-vpmm_status tiers_take_pages(struct arena *arena, struct page_request request, struct stream *stream,
-                             struct region *region, enum region_source *source)
+vpmm_status tiers_take_pages(struct arena *arena, uint64_t pages, uint64_t enough, uint32_t longest_handle,
+                             struct stream *stream, struct region *region, enum region_source *source)
 {
     struct build_limits limits = {
-        .reach = VIEW_USABLE, .creatable_pages = UINT64_MAX, .longest_handle = request.longest_handle};
-    uint64_t pages = request.pages;
+        .reach = VIEW_USABLE, .creatable_pages = UINT64_MAX, .longest_handle = longest_handle};
     vpmm_status status = find_or_build(arena, stream, pages, policy_waits(arena), &limits, region, source);
-    if (tiers_is_shortage(status) && request.enough < pages) {
-        pages = request.enough;
+    if (tiers_is_shortage(status) && enough < pages) {
+        pages = enough;
         status = find_or_build(arena, stream, pages, policy_waits(arena), &limits, region, source);
     }
     if (tiers_is_shortage(status) && pages <= arena->space.units.chunk_units)

@@ -11,18 +11,14 @@
 #include "pool/find.h"
 #include "remap/arena.h"
 
-/* A request for pages: so many, or if there is no memory for that at least `enough`. */
-struct page_request {
-    uint64_t pages, enough;
-    uint32_t longest_handle; /* pages of one that is created for it, at most; UINT32_MAX: the policy's to say */
-};
-
 /*
- * Tiers 2 to 6: a region for the request, or a longer one, in the caller's hands; the source is REGION_NONE for what
- * was built. Errors as for vpmm_malloc; what there is when the request fails with OUT_OF_MEMORY is the caller's to say.
+ * Tiers 2 to 6: a region of at least `pages` pages, or if there is no memory for that of at least `enough`, in the
+ * caller's hands; the source is REGION_NONE for what was built. A handle that is created for it has at most
+ * longest_handle pages; UINT32_MAX: the policy says. Errors as for vpmm_malloc; what there is when the request fails
+ * with OUT_OF_MEMORY is the caller's to say.
  */
-vpmm_status tiers_take_pages(struct arena *, struct page_request, struct stream *, struct region *,
-                             enum region_source *);
+vpmm_status tiers_take_pages(struct arena *, uint64_t pages, uint64_t enough, uint32_t longest_handle, struct stream *,
+                             struct region *, enum region_source *);
 
 /* Counts the malloc that was served so. */
 void tiers_count(struct arena *, enum region_source);
