@@ -8,12 +8,14 @@
 #ifndef VPMM_TORCH_ALLOCATIONS_H
 #define VPMM_TORCH_ALLOCATIONS_H
 
+#include <algorithm>
 #include <array>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <mutex>
 #include <unordered_map>
+#include <vector>
 
 #include <c10/core/CachingDeviceAllocator.h>
 #include <cuda_runtime_api.h>
@@ -28,6 +30,7 @@ struct Allocation {
   cudaStream_t stream; // the one it was allocated for, and is freed behind
   std::shared_ptr<Pool> pool;
   std::shared_ptr<c10::GatheredContext> context; // while history keeps the stacks of live allocations
+  std::vector<cudaStream_t> used;                // further streams that vpmm has not been told of: see frees.h
 };
 
 class Allocations {
@@ -47,6 +50,18 @@ class Allocations {
       return false;
     out = found->second;
     return true;
+  }
+
+  /* Once for each stream. */
+  void note_use(const void* address, cudaStream_t stream) {
+    Shard& shard = shard_of(address);
+    std::lock_guard<std::mutex> guard(shard.lock);
+    auto found = shard.live.find(const_cast<void*>(address));
+    if (found == shard.live.end())
+      return;
+    std::vector<cudaStream_t>& used = found->second.used;
+    if (std::find(used.begin(), used.end(), stream) == used.end())
+      used.push_back(stream);
   }
 
   bool take(void* address, Allocation& out) {
@@ -70,6 +85,12 @@ class Allocations {
     }
   }
 
+  /* 0 to 63. */
+  static size_t shard_number(const void* address) {
+    auto number = reinterpret_cast<uintptr_t>(address) >> 8; // vpmm aligns to 256 bytes
+    return number * UINT64_C(0x9E3779B97F4A7C15) >> 58;
+  }
+
  private:
   struct alignas(64) Shard {
     std::mutex lock;
@@ -77,8 +98,7 @@ class Allocations {
   };
 
   Shard& shard_of(const void* address) {
-    auto number = reinterpret_cast<uintptr_t>(address) >> 8; // vpmm aligns to 256 bytes
-    return shards_[number * UINT64_C(0x9E3779B97F4A7C15) >> 58];
+    return shards_[shard_number(address)];
   }
 
   std::array<Shard, 64> shards_;

@@ -3,17 +3,17 @@
  *
  *   malloc   for the current device and stream, from the pool that is meant for it (pools.h)
  *   free     behind the stream that the memory was allocated for, whichever is current: what PyTorch's own allocator
- *            promises. Other streams that used it were said with record_stream, which is vpmm_use
- *   waiting  frees that vpmm does not take while the stream captures: memory from outside of a capture that is freed in
- *            the midst of it. They are made when a capture ends, or by the next request after
+ *            promises. Other streams that used it were said with record_stream, which is vpmm_use. frees.h says when it
+ *            is made later
  *
  * A process has one, made by enable and never destroyed: tensors may outlive the interpreter. It is locked nowhere over
  * a malloc or a free; each of its parts has a lock of its own for its tables.
  *
- * What it refuses, and says so: the state of private pools that torch.compile's graph trees go back to, sharing memory
- * with other processes, and access from another device.
+ * What it refuses, and says so: the state of private pools that torch.compile's graph trees go back to, MemPools over
+ * another allocator, sharing memory with other processes, and access from another device.
  */
 #include "allocations.h"
+#include "frees.h"
 #include "history.h"
 #include "pools.h"
 
@@ -74,11 +74,6 @@ class Level {
   std::atomic<int64_t> current_{0}, peak_{0}, added_{0}, taken_{0};
 };
 
-struct Waiting {
-  void* address;
-  Allocation allocation;
-};
-
 struct Device {
   explicit Device(int index) : pools(index) {}
 
@@ -86,9 +81,7 @@ struct Device {
   Level allocations, bytes;
   std::atomic<int64_t> retries{0}, shortages{0};
   std::atomic<double> fraction{1};
-  std::mutex waiting_lock;
-  std::vector<Waiting> waiting;
-  std::atomic<size_t> waiting_count{0};
+  Frees frees{pools};
 };
 
 class BackEnd final : public back_end::CUDAAllocator {
@@ -136,12 +129,8 @@ class BackEnd final : public back_end::CUDAAllocator {
     if (!memory.get() || memory.get_deleter() != &delete_at || !allocations_.find(memory.get(), allocation) ||
         allocation.stream == stream.stream())
       return;
-    if (allocation.pool->allocator) {
-      allocation.pool->allocator->recordStream(memory, stream);
-      return;
-    }
-    vpmm_status status = vpmm_use(allocation.pool->pool, address_of(memory.get()), stream.stream());
-    TORCH_CHECK(status == VPMM_SUCCESS, "vpmm: record_stream: ", vpmm_last_error());
+    if (!use_now(memory.get(), allocation, stream.stream()))
+      allocations_.note_use(memory.get(), stream.stream());
   }
 
   /* ---- as a whole ---- */
@@ -169,9 +158,9 @@ class BackEnd final : public back_end::CUDAAllocator {
 
   void emptyCache(c10::MempoolId_t id = {0, 0}) override {
     for (auto& device : devices_) {
-      make_waiting_frees(*device);
+      device->frees.try_again();
       for (const auto& pool : device->pools.all())
-        if (pool->pool && (id == c10::MempoolId_t{0, 0} || pool->id == id))
+        if (id == c10::MempoolId_t{0, 0} || pool->id == id)
           vpmm_trim(pool->pool, 0, nullptr); // what stays is in use, or its work has not ended
       device->pools.end_idle();
     }
@@ -184,9 +173,12 @@ class BackEnd final : public back_end::CUDAAllocator {
   void setMemoryFraction(double fraction, DeviceIndex device) override {
     TORCH_CHECK(0 <= fraction && fraction <= 1, "invalid fraction:", fraction, ". Please set within [0, 1].");
     auto most = static_cast<uint64_t>(fraction * static_cast<double>(getMemoryInfo(device).second));
-    vpmm_pool* pool = at(device).pools.main()->pool;
-    check(vpmm_pool_set_attribute(pool, VPMM_ATTRIBUTE_MAX_MAPPED, fraction == 1 ? 0 : std::max<uint64_t>(most, 1)),
-          "the memory fraction");
+    std::shared_ptr<Pool> pool = at(device).pools.main();
+    if (fraction == 1)
+      most = pool->configured_cap;
+    else
+      most = std::max<uint64_t>(most, 1); // 0 is no cap
+    check(vpmm_pool_set_attribute(pool->pool, VPMM_ATTRIBUTE_MAX_MAPPED, most), "the memory fraction");
     at(device).fraction.store(fraction);
   }
 
@@ -246,8 +238,7 @@ class BackEnd final : public back_end::CUDAAllocator {
     device.allocations.reset_peak();
     device.bytes.reset_peak();
     for (const auto& pool : device.pools.all())
-      if (pool->pool)
-        vpmm_pool_set_attribute(pool->pool, VPMM_ATTRIBUTE_PEAK_MAPPED, 0);
+      vpmm_pool_set_attribute(pool->pool, VPMM_ATTRIBUTE_PEAK_MAPPED, 0);
   }
 
   /* Each live allocation is a segment of its own: the pages that it lies in may move to others once it is freed. */
@@ -298,7 +289,7 @@ class BackEnd final : public back_end::CUDAAllocator {
 
   void endAllocateToPool(DeviceIndex device, c10::MempoolId_t id) override {
     at(device).pools.end(id);
-    make_waiting_frees(at(device));
+    at(device).frees.try_again();
   }
 
   void releasePool(DeviceIndex device, c10::MempoolId_t id) override {
@@ -311,7 +302,8 @@ class BackEnd final : public back_end::CUDAAllocator {
 
   void createOrIncrefPool(DeviceIndex device, c10::MempoolId_t id,
                           std::shared_ptr<CUDAAllocator> allocator = nullptr) override {
-    at(device).pools.add_user(id, std::move(allocator));
+    TORCH_CHECK_NOT_IMPLEMENTED(!allocator, "vpmm does not take memory from another allocator: MemPool() without one");
+    at(device).pools.add_user(id);
   }
 
   void setUseOnOOM(DeviceIndex device, c10::MempoolId_t id, bool use) override {
@@ -357,14 +349,9 @@ class BackEnd final : public back_end::CUDAAllocator {
  private:
   static void delete_at(void* address);
 
-  static CUdeviceptr address_of(const void* address) {
-    return reinterpret_cast<CUdeviceptr>(address);
-  }
-
   static vpmm_stats stats_of(const Pool& pool) {
     vpmm_stats stats = {};
-    if (pool.pool)
-      vpmm_stats_get(pool.pool, &stats);
+    vpmm_stats_get(pool.pool, &stats);
     return stats;
   }
 
@@ -394,12 +381,20 @@ class BackEnd final : public back_end::CUDAAllocator {
   /* NULL: there is no memory. */
   static void* try_malloc(const Pool& pool, size_t bytes, cudaStream_t stream) {
     CUdeviceptr address = 0;
-    if (pool.allocator)
-      return pool.allocator->raw_alloc_with_stream(bytes, stream);
     vpmm_status status = vpmm_malloc(pool.pool, bytes, stream, &address);
     if (status != VPMM_ERROR_OUT_OF_MEMORY && status != VPMM_ERROR_OUT_OF_ADDRESS_SPACE)
       check(status, "an allocation");
     return reinterpret_cast<void*>(address);
+  }
+
+  /* Of what the pool holds by now, without growing. */
+  static void* try_malloc_of_held(const Pool& pool, size_t bytes, cudaStream_t stream) {
+    uint64_t held = std::max<uint64_t>(stats_of(pool).mapped_bytes, 1);
+    if (vpmm_pool_set_attribute(pool.pool, VPMM_ATTRIBUTE_MAX_MAPPED, held) != VPMM_SUCCESS)
+      return nullptr;
+    void* address = try_malloc(pool, bytes, stream);
+    vpmm_pool_set_attribute(pool.pool, VPMM_ATTRIBUTE_MAX_MAPPED, 0);
+    return address;
   }
 
   /* After what PyTorch has registered for it has let memory go; then from pools that may help out. */
@@ -407,42 +402,46 @@ class BackEnd final : public back_end::CUDAAllocator {
     device.retries.fetch_add(1, std::memory_order_relaxed);
     for (const auto& name : c10::FreeCudaMemoryCallbacksRegistry()->Keys())
       c10::FreeCudaMemoryCallbacksRegistry()->Create(name)->Execute();
-    make_waiting_frees(device);
+    device.frees.try_again();
     device.pools.end_idle();
     void* address = try_malloc(*pool, bytes, stream);
-    if (address || pool->id != c10::MempoolId_t{0, 0})
+    if (address || pool->is_private())
       return address;
     for (const auto& other : device.pools.for_shortage())
-      if ((address = try_malloc(*other, bytes, stream))) {
+      if ((address = try_malloc_of_held(*other, bytes, stream))) {
         pool = other;
         return address;
       }
     return nullptr;
   }
 
+  /* Python may be asked for a stack, so that comes first: it may fail. */
   void* malloc(int index, size_t bytes, cudaStream_t stream) {
     Device& device = at(index);
+    Context context = history_.is_watched() ? history_.context(RecordContext::STATE) : nullptr;
+    device.frees.try_again();
     std::shared_ptr<Pool> pool = device.pools.for_request(stream);
-    if (device.waiting_count.load(std::memory_order_relaxed) && !device.pools.is_underway())
-      make_waiting_frees(device);
     void* address = try_malloc(*pool, bytes, stream);
     if (!address)
       address = malloc_in_shortage(device, pool, bytes, stream);
     if (!address)
-      refuse(device, index, bytes, stream, *pool);
+      refuse(device, index, bytes, stream, *pool, context);
+    try {
+      allocations_.add(address, {bytes, index, stream, pool, context, {}});
+    } catch (...) {
+      vpmm_free(pool->pool, reinterpret_cast<CUdeviceptr>(address), stream);
+      throw;
+    }
     pool->live.fetch_add(1, std::memory_order_relaxed);
     device.allocations.add(1);
     device.bytes.add(static_cast<int64_t>(bytes));
-    Allocation allocation{bytes, index, stream, std::move(pool), nullptr};
-    if (history_.is_watched()) {
-      allocation.context = history_.context(RecordContext::STATE);
-      history_.add(TraceEntry::ALLOC, index, address, bytes, stream, allocation.pool->id, allocation.context);
-    }
-    allocations_.add(address, std::move(allocation));
+    if (history_.is_watched())
+      history_.add(TraceEntry::ALLOC, index, address, bytes, stream, pool->id, context);
     return address;
   }
 
-  [[noreturn]] void refuse(Device& device, int index, size_t bytes, cudaStream_t stream, const Pool& pool) {
+  [[noreturn]] void refuse(Device& device, int index, size_t bytes, cudaStream_t stream, const Pool& pool,
+                           const Context& context) {
     std::string why = vpmm_last_error();
     auto [free, total] = getMemoryInfo(static_cast<DeviceIndex>(index));
     int64_t allocated = device.bytes.stat().current, reserved = 0;
@@ -451,12 +450,9 @@ class BackEnd final : public back_end::CUDAAllocator {
       reserved += static_cast<int64_t>(stats_of(*each).mapped_bytes);
     if (history_.is_watched())
       history_.add(TraceEntry::OOM, index, reinterpret_cast<void*>(free), bytes, stream, pool.id,
-                   history_.context(RecordContext::STATE));
-    {
-      std::lock_guard<std::mutex> guard(observers_lock_);
-      for (const auto& observer : observers_)
-        observer(index, bytes, total, free);
-    }
+                   context);
+    for (const auto& observer : observers()) // they may take Python's lock, and allocate
+      observer(index, bytes, total, free);
     C10_THROW_ERROR(OutOfMemoryError,
                     c10::str("CUDA out of memory. Tried to allocate ", size_text(bytes), ". GPU ", index,
                              " has a total capacity of ", size_text(total), " of which ", size_text(free),
@@ -478,14 +474,24 @@ class BackEnd final : public back_end::CUDAAllocator {
     return text;
   }
 
-  /* ---- freeing ---- */
+  std::vector<back_end::OutOfMemoryObserver> observers() {
+    std::lock_guard<std::mutex> guard(observers_lock_);
+    return observers_;
+  }
 
-  static vpmm_status free_now(void* address, const Allocation& allocation) {
-    if (allocation.pool->allocator) {
-      allocation.pool->allocator->raw_delete(address);
-      return VPMM_SUCCESS;
-    }
-    return vpmm_free(allocation.pool->pool, address_of(address), allocation.stream);
+  /* ---- using and freeing ---- */
+
+  /* False: vpmm may not be told now, or has no use for it. */
+  bool use_now(const void* address, const Allocation& allocation, cudaStream_t stream) {
+    Device& device = at(allocation.device);
+    size_t shard = Allocations::shard_number(address);
+    if (allocation.pool->is_private() || !device.pools.enter(shard))
+      return false;
+    vpmm_status status = vpmm_use(allocation.pool->pool, reinterpret_cast<CUdeviceptr>(address), stream);
+    device.pools.leave(shard);
+    if (status != VPMM_ERROR_NOT_SUPPORTED) // the stream captures
+      check(status, "record_stream");
+    return status == VPMM_SUCCESS;
   }
 
   void free(void* address) {
@@ -500,38 +506,7 @@ class BackEnd final : public back_end::CUDAAllocator {
         history_.add(action, allocation.device, address, allocation.bytes, allocation.stream, allocation.pool->id,
                      context);
     }
-    std::shared_ptr<Pool> pool = allocation.pool;
-    vpmm_status status = free_now(address, allocation);
-    if (status == VPMM_ERROR_NOT_SUPPORTED) { // the stream captures
-      std::lock_guard<std::mutex> guard(device.waiting_lock);
-      device.waiting.push_back({address, std::move(allocation)});
-      device.waiting_count.store(device.waiting.size(), std::memory_order_relaxed);
-      return;
-    }
-    pool->live.fetch_sub(1, std::memory_order_release);
-    if (status != VPMM_SUCCESS) { // at the process's end the driver is gone before a tensor
-      TORCH_WARN_ONCE("vpmm: a free: ", vpmm_last_error());
-    }
-  }
-
-  void make_waiting_frees(Device& device) {
-    std::vector<Waiting> waiting, still;
-    {
-      std::lock_guard<std::mutex> guard(device.waiting_lock);
-      waiting.swap(device.waiting);
-      device.waiting_count.store(0, std::memory_order_relaxed);
-    }
-    for (Waiting& each : waiting)
-      if (free_now(each.address, each.allocation) == VPMM_ERROR_NOT_SUPPORTED)
-        still.push_back(std::move(each));
-      else
-        each.allocation.pool->live.fetch_sub(1, std::memory_order_release);
-    if (still.empty())
-      return;
-    std::lock_guard<std::mutex> guard(device.waiting_lock);
-    for (Waiting& each : still)
-      device.waiting.push_back(std::move(each));
-    device.waiting_count.store(device.waiting.size(), std::memory_order_relaxed);
+    device.frees.free(address, std::move(allocation));
   }
 
   Allocations allocations_;
@@ -568,24 +543,4 @@ extern "C" __attribute__((visibility("default"))) const char* vpmm_torch_enable(
   current.store(&ours);
   c10::SetAllocator(c10::DeviceType::CUDA, &ours);
   return nullptr;
-}
-
-/* For torch.cuda.memory.CUDAPluggableAllocator, of which a MemPool may be. */
-extern "C" __attribute__((visibility("default"))) void* vpmm_torch_malloc(ssize_t bytes, int device,
-                                                                          cudaStream_t stream) {
-  vpmm_pool* pool = nullptr;
-  CUdeviceptr address = 0;
-  if (bytes <= 0 || vpmm_pool_default(device, &pool) != VPMM_SUCCESS ||
-      vpmm_malloc(pool, static_cast<size_t>(bytes), stream, &address) != VPMM_SUCCESS)
-    return nullptr;
-  return reinterpret_cast<void*>(address);
-}
-
-extern "C" __attribute__((visibility("default"))) void vpmm_torch_free(void* memory, ssize_t, int device,
-                                                                       cudaStream_t stream) {
-  vpmm_pool* pool = nullptr;
-  if (memory && vpmm_pool_default(device, &pool) == VPMM_SUCCESS &&
-      vpmm_free(pool, reinterpret_cast<CUdeviceptr>(memory), stream) != VPMM_SUCCESS) {
-    TORCH_WARN_ONCE("vpmm: a free: ", vpmm_last_error());
-  }
 }

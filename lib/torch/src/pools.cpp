@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include <c10/cuda/CUDAException.h>
+
 namespace vpmm_torch {
 
 void check(vpmm_status status, const char* what) {
@@ -10,21 +12,44 @@ void check(vpmm_status status, const char* what) {
 
 /* What is live in the main pool when the process ends stays; the driver takes it back. */
 Pool::~Pool() {
-  if (pool && id != MempoolId_t{0, 0} && vpmm_pool_destroy(pool) != VPMM_SUCCESS)
+  if (pool && is_private() && vpmm_pool_destroy(pool) != VPMM_SUCCESS) {
     TORCH_WARN("vpmm: a private pool could not be given back: ", vpmm_last_error());
+  }
 }
 
-std::shared_ptr<Pool> Pools::make(MempoolId_t id, std::shared_ptr<CUDAAllocator> allocator) {
-  auto made = std::make_shared<Pool>();
+/*
+ * Address space for a private pool: as much as the device has memory, and not the terabytes of a main one, of which
+ * there are enough for some ten pools.
+ */
+static size_t private_va_size(size_t most) {
+  constexpr size_t STEP = size_t{1} << 30;
+  size_t free = 0, total = 0;
+  C10_CUDA_CHECK(cudaMemGetInfo(&free, &total));
+  return std::min(most, (total + STEP - 1) / STEP * STEP);
+}
+
+/* record_stream means what has been queued when the memory is freed, which EAGER does not. */
+static vpmm_config configuration(int device, bool is_private) {
   vpmm_config config = vpmm_config_default();
-  made->id = id;
-  made->allocator = std::move(allocator);
-  if (made->allocator)
-    return made;
   check(vpmm_config_from_env(&config), "its environment variables");
-  config.device = device_;
-  config.graph = id != MempoolId_t{0, 0};
-  config.captures = !config.graph;
+  TORCH_CHECK(config.streams != VPMM_STREAMS_EAGER, "vpmm: VPMM_STREAMS=eager is not for PyTorch: checked or trusted");
+  config.device = device;
+  config.small = VPMM_SMALL_SLAB;
+  config.reaper = true;
+  config.captures = !is_private;
+  config.graph = is_private;
+  if (is_private) {
+    config.initial_pages = config.max_mapped = 0; // those are the main pool's
+    config.va_size = private_va_size(config.va_size);
+  }
+  return config;
+}
+
+std::shared_ptr<Pool> Pools::make(MempoolId_t id) {
+  auto made = std::make_shared<Pool>();
+  made->id = id;
+  vpmm_config config = configuration(device_, made->is_private());
+  made->configured_cap = config.max_mapped;
   check(vpmm_pool_create(&config, &made->pool), "a pool");
   return made;
 }
@@ -33,28 +58,20 @@ std::shared_ptr<Pool> Pools::main() {
   if (!has_main_.load(std::memory_order_acquire)) {
     std::lock_guard<std::mutex> guard(lock_);
     if (!main_)
-      main_ = make({0, 0}, nullptr);
+      main_ = make({0, 0});
     has_main_.store(true, std::memory_order_release); // pairs with the acquire above: main_ never changes again
   }
   return main_;
 }
 
 std::shared_ptr<Pool> Pools::for_request(cudaStream_t stream) {
-  if (is_underway()) {
+  if (underway_count_.load()) {
     std::lock_guard<std::mutex> guard(lock_);
     for (auto it = underway_.rbegin(); it != underway_.rend(); ++it) // the one that was begun last comes first
-      if (it->second(stream))
-        return private_.at(it->first);
+      if (it->filter(stream))
+        return private_.at(it->id);
   }
   return main();
-}
-
-std::shared_ptr<Pool> Pools::find(MempoolId_t id) {
-  if (id == MempoolId_t{0, 0})
-    return main();
-  std::lock_guard<std::mutex> guard(lock_);
-  auto found = private_.find(id);
-  return found == private_.end() ? nullptr : found->second;
 }
 
 std::vector<std::shared_ptr<Pool>> Pools::all() {
@@ -82,18 +99,12 @@ Pool& Pools::known(MempoolId_t id) {
   return *found->second;
 }
 
-void Pools::add_user(MempoolId_t id, std::shared_ptr<CUDAAllocator> allocator) {
+void Pools::add_user(MempoolId_t id) {
   std::lock_guard<std::mutex> guard(lock_);
-  auto& pool = private_[id];
-  if (!pool) {
-    try {
-      pool = make(id, std::move(allocator));
-    } catch (...) {
-      private_.erase(id);
-      throw;
-    }
-  }
-  pool->users++;
+  auto found = private_.find(id);
+  if (found == private_.end())
+    found = private_.emplace(id, make(id)).first;
+  found->second->users++;
 }
 
 void Pools::remove_user(MempoolId_t id) {
@@ -115,35 +126,51 @@ void Pools::set_use_on_oom(MempoolId_t id, bool use) {
 }
 
 void Pools::begin(MempoolId_t id, Filter filter) {
-  add_user(id, nullptr); // PyTorch releases the pool once for this, too
-  std::lock_guard<std::mutex> guard(lock_);
-  bool is_underway =
-      std::any_of(underway_.begin(), underway_.end(), [&](const auto& it) { return it.first == id; });
-  if (is_underway)
-    known(id).users--;
-  TORCH_CHECK(!is_underway, "beginAllocateToPool: already recording to mempool_id");
-  underway_.emplace_back(id, std::move(filter));
-  underway_count_.fetch_add(1, std::memory_order_release); // pairs with the acquire in is_underway
+  add_user(id); // PyTorch releases the pool once for this, too
+  {
+    std::lock_guard<std::mutex> guard(lock_);
+    bool is_underway = std::any_of(underway_.begin(), underway_.end(), [&](const auto& it) { return it.id == id; });
+    if (is_underway)
+      known(id).users--;
+    TORCH_CHECK(!is_underway, "beginAllocateToPool: already recording to mempool_id");
+    underway_.push_back({id, std::move(filter), std::this_thread::get_id()});
+    underway_count_.fetch_add(1);
+  }
+  for (Place& place : entered_)
+    while (place.count.load())
+      std::this_thread::yield(); // a free is under way, which waits for nothing of this thread's
 }
 
 void Pools::end(MempoolId_t id) {
   std::lock_guard<std::mutex> guard(lock_);
-  auto found = std::find_if(underway_.begin(), underway_.end(), [&](const auto& it) { return it.first == id; });
+  auto found = std::find_if(underway_.begin(), underway_.end(), [&](const auto& it) { return it.id == id; });
   TORCH_CHECK(found != underway_.end(), "endAllocatePool: not currently recording to mempool_id");
   underway_.erase(found);
-  underway_count_.fetch_sub(1, std::memory_order_release);
+  underway_count_.fetch_sub(1);
+}
+
+bool Pools::is_mine_alone() {
+  std::lock_guard<std::mutex> guard(lock_);
+  return std::all_of(underway_.begin(), underway_.end(),
+                     [](const auto& it) { return it.thread == std::this_thread::get_id(); });
+}
+
+bool Pools::enter(size_t shard) {
+  entered_[shard % entered_.size()].count.fetch_add(1);
+  if (!underway_count_.load() || is_mine_alone())
+    return true;
+  leave(shard);
+  return false;
 }
 
 void Pools::end_idle() {
   std::vector<std::shared_ptr<Pool>> idle; // they end without the lock: that waits for the device
-  {
-    std::lock_guard<std::mutex> guard(lock_);
-    for (auto it = private_.begin(); it != private_.end();) {
-      bool is_idle = it->second->users == 0 && it->second->live.load(std::memory_order_acquire) == 0;
-      if (is_idle)
-        idle.push_back(std::move(it->second));
-      it = is_idle ? private_.erase(it) : std::next(it);
-    }
+  std::lock_guard<std::mutex> guard(lock_);
+  for (auto it = private_.begin(); it != private_.end();) {
+    bool is_idle = it->second->users == 0 && it->second->live.load(std::memory_order_acquire) == 0;
+    if (is_idle)
+      idle.push_back(std::move(it->second));
+    it = is_idle ? private_.erase(it) : std::next(it);
   }
 }
 

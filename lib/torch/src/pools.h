@@ -2,21 +2,29 @@
  * pools.h - the vpmm pools of one device: the main one, and one for each id of a MemPool or of a captured graph.
  *
  *   main       serves whatever no other pool is meant for. With `captures`: PyTorch captures streams at any time
- *   private    a vpmm pool with `graph`, which any capture may use; or, of MemPool(allocator), that allocator
+ *   private    a vpmm pool with `graph`, which any capture may use: its calls meet no stream
  *   users      of a private pool, as PyTorch counts them: graphs and MemPools that hold its id. At 0 it is idle: it
  *              ends, and gives its memory back, when nothing of it is live any more and the cache is emptied
- *   underway   ids that requests go to now, with the streams that they go from: a capture, or torch.cuda.use_mem_pool
+ *   underway   ids that requests go to now, with the streams that they go from: a capture, or torch.cuda.use_mem_pool.
+ *              PyTorch does not say which of the two it is. The thread that began it is the one that begins a capture
  *
  * The lock is over the tables, never over a malloc or a free. While nothing is underway a request takes none.
+ *
+ * No call of the main pool may name a stream while a thread begins to capture it (vpmm.h). So a thread that makes such
+ * a call enters first, which is refused while anything of another thread is underway; and what begins waits for those
+ * who have entered. Entering writes a place of the shard's own, then reads `underway`; beginning writes `underway`,
+ * then reads all places; all sequentially consistent, so one of the two sees the other.
  */
 #ifndef VPMM_TORCH_POOLS_H
 #define VPMM_TORCH_POOLS_H
 
+#include <array>
 #include <atomic>
 #include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
+#include <thread>
 #include <vector>
 
 #include <c10/cuda/CUDACachingAllocator.h>
@@ -25,16 +33,19 @@
 namespace vpmm_torch {
 
 using c10::MempoolId_t;
-using c10::cuda::CUDACachingAllocator::CUDAAllocator;
 using Filter = std::function<bool(cudaStream_t)>;
 
 struct Pool {
   MempoolId_t id{0, 0};
-  vpmm_pool* pool = nullptr;                // NULL: of MemPool(allocator)
-  std::shared_ptr<CUDAAllocator> allocator; // of MemPool(allocator)
-  std::atomic<int64_t> live{0};             // allocations
-  int users = 0;                            // under the lock
-  bool use_on_oom = false;                  // under the lock
+  vpmm_pool* pool = nullptr;
+  size_t configured_cap = 0;    // bytes; 0: none
+  std::atomic<int64_t> live{0}; // allocations
+  int users = 0;                // under the lock
+  bool use_on_oom = false;      // under the lock
+
+  bool is_private() const {
+    return id != MempoolId_t{0, 0};
+  }
 
   ~Pool();
 };
@@ -43,36 +54,50 @@ class Pools {
  public:
   explicit Pools(int device) : device_(device) {}
 
-  std::shared_ptr<Pool> main();                      // made at the first call; throws if there can be none
+  std::shared_ptr<Pool> main(); // made at the first call; throws if there can be none
   std::shared_ptr<Pool> for_request(cudaStream_t stream);
-  std::shared_ptr<Pool> find(MempoolId_t id);        // NULL: there is none
   std::vector<std::shared_ptr<Pool>> all();          // the main one first
   std::vector<std::shared_ptr<Pool>> for_shortage(); // those that may be used before a request fails
 
-  void add_user(MempoolId_t id, std::shared_ptr<CUDAAllocator> allocator);
+  void add_user(MempoolId_t id);
   void remove_user(MempoolId_t id);
   int users(MempoolId_t id);
   void set_use_on_oom(MempoolId_t id, bool use);
 
   void begin(MempoolId_t id, Filter filter);
   void end(MempoolId_t id);
-  bool is_underway() const {
-    return underway_count_.load(std::memory_order_acquire) != 0;
+
+  /* Whether the thread may call the main pool with any stream; if so it leaves again, by the same shard. */
+  bool enter(size_t shard);
+  void leave(size_t shard) {
+    entered_[shard % entered_.size()].count.fetch_sub(1);
   }
 
   void end_idle(); // the pools without users and without anything live
 
  private:
-  std::shared_ptr<Pool> make(MempoolId_t id, std::shared_ptr<CUDAAllocator> allocator);
+  struct Underway {
+    MempoolId_t id;
+    Filter filter;
+    std::thread::id thread;
+  };
+
+  struct alignas(64) Place {
+    std::atomic<int> count{0};
+  };
+
+  std::shared_ptr<Pool> make(MempoolId_t id);
   Pool& known(MempoolId_t id);
+  bool is_mine_alone();
 
   const int device_;
   std::mutex lock_;
   std::shared_ptr<Pool> main_;
   std::atomic<bool> has_main_{false};
   std::map<MempoolId_t, std::shared_ptr<Pool>> private_;
-  std::vector<std::pair<MempoolId_t, Filter>> underway_;
+  std::vector<Underway> underway_;
   std::atomic<int> underway_count_{0};
+  std::array<Place, 64> entered_;
 };
 
 /* What vpmm has said of a call, as an error of Python. */

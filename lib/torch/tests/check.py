@@ -232,6 +232,30 @@ class Graphs(unittest.TestCase):
         self.assertLess(in_use(), before + 8 * MIB)
         del graph, y
 
+    def test_a_forked_stream_may_be_said_in_a_capture(self):
+        """record_stream of memory from outside, and of the capture's own, while both streams capture."""
+        x, stream = torch.ones(1 << 20, device="cuda"), torch.cuda.Stream()
+        before, held = in_use(), [torch.full((1 << 20,), 2.0, device="cuda")]
+
+        def work():
+            inner = x + 1
+            stream.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(stream):
+                result = inner + 2
+                held[0].record_stream(stream)
+                inner.record_stream(stream)
+            held.clear()
+            torch.cuda.current_stream().wait_stream(stream)
+            return result
+
+        graph, y = self.capture(work)
+        for n in (1, 4):
+            x.fill_(n)
+            graph.replay()
+            torch.cuda.synchronize()
+            self.assertTrue(bool((y == n + 3).all()))
+        self.assertEqual(in_use(), before + (4 << 20))
+
     def test_three_share_a_pool(self):
         pool = torch.cuda.graph_pool_handle()
         x = torch.ones(1 << 20, device="cuda")
@@ -289,16 +313,46 @@ class Pools(unittest.TestCase):
         del t, u
         del pool
 
-    def test_a_pool_of_another_allocator(self):
-        allocator = torch.cuda.memory.CUDAPluggableAllocator(
-            vpmm_torch.library(), "vpmm_torch_malloc", "vpmm_torch_free")
-        pool = torch.cuda.MemPool(allocator.allocator())
+    def test_memory_that_further_streams_used_is_used_again(self):
+        """And not before they are done."""
+        pool, stream = torch.cuda.MemPool(), torch.cuda.Stream()
         with torch.cuda.use_mem_pool(pool):
-            t = torch.full((4 * MIB,), 5, dtype=torch.int8, device="cuda")
-        self.assertTrue(bool((t == 5).all()))
-        del t
+            t = torch.full((4 * MIB,), 7, dtype=torch.int8, device="cuda")
+            torch.cuda.synchronize()
+            address = t.data_ptr()
+            with torch.cuda.stream(stream):
+                torch.cuda._sleep(CYCLES)
+                result = t.clone()
+            t.record_stream(stream)
+            del t
+            other = torch.full((4 * MIB,), 9, dtype=torch.int8, device="cuda")
+            self.assertNotEqual(other.data_ptr(), address)
+            stream.synchronize()
+            self.assertTrue(bool((result == 7).all()))
+            again = torch.empty(4 * MIB, dtype=torch.int8, device="cuda")
+            self.assertEqual(again.data_ptr(), address)
+        del other, again, result, pool
+
+    def test_others_frees_are_made_in_the_end(self):
+        """Those of another thread while this one captures, or uses a pool."""
+        gc.collect()
+        before, held = in_use(), [torch.ones(32 * MIB, dtype=torch.int8, device="cuda")]
+        address = held[0].data_ptr()
         torch.cuda.synchronize()
-        del pool
+        pool = torch.cuda.MemPool()
+        with torch.cuda.use_mem_pool(pool):
+            thread = threading.Thread(target=held.clear)
+            thread.start()
+            thread.join()
+        self.assertEqual(in_use(), before)
+        t = torch.empty(32 * MIB, dtype=torch.int8, device="cuda")
+        self.assertEqual(t.data_ptr(), address)
+        del t, pool
+
+    def test_a_pool_over_another_allocator_is_refused(self):
+        allocator = torch.cuda.memory.CUDAPluggableAllocator("libcudart.so.13", "cudaMalloc", "cudaFree")
+        with self.assertRaisesRegex(NotImplementedError, "another allocator"):
+            torch.cuda.MemPool(allocator.allocator())
 
 
 if __name__ == "__main__":

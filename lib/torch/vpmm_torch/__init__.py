@@ -8,13 +8,8 @@ or VPMM_TORCH=1 in the environment of an unchanged script. The pools are configu
 import ctypes
 import os
 
-_here = os.path.dirname(os.path.abspath(__file__))
+_path = os.path.join(os.path.dirname(os.path.abspath(__file__)), "libvpmm_torch.so")
 _library = None
-
-
-def library():
-    """The path of the shared library, which also has vpmm_torch_malloc and vpmm_torch_free for CUDAPluggableAllocator."""
-    return os.path.join(_here, "libvpmm_torch.so")
 
 
 def enable():
@@ -24,7 +19,7 @@ def enable():
 
     del torch
     if _library is None:
-        _library = ctypes.CDLL(library())
+        _library = ctypes.CDLL(_path)
         _library.vpmm_torch_enable.restype = ctypes.c_char_p
     refusal = _library.vpmm_torch_enable()
     if refusal:

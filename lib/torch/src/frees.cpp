@@ -1,0 +1,131 @@
+#include "frees.h"
+
+namespace vpmm_torch {
+
+static CUdeviceptr address_of(void* address) {
+  return reinterpret_cast<CUdeviceptr>(address);
+}
+
+/* An address that vpmm does not know will never be freed; any other refusal may change. */
+static bool is_done(vpmm_status status) {
+  if (status == VPMM_ERROR_INVALID_POINTER) {
+    TORCH_WARN_ONCE("vpmm: a free: ", vpmm_last_error());
+  }
+  return status == VPMM_SUCCESS || status == VPMM_ERROR_INVALID_POINTER;
+}
+
+/* Within enter and leave. A stream that is no more has no use left. */
+bool Frees::try_main(Freed& freed) {
+  Allocation& allocation = freed.allocation;
+  for (cudaStream_t stream : allocation.used) {
+    vpmm_status status = vpmm_use(allocation.pool->pool, address_of(freed.address), stream);
+    if (status != VPMM_SUCCESS && status != VPMM_ERROR_INVALID_VALUE && status != VPMM_ERROR_INVALID_POINTER)
+      return false;
+  }
+  return is_done(vpmm_free(allocation.pool->pool, address_of(freed.address), allocation.stream));
+}
+
+/* Another stream's capture in PyTorch's usual mode would forbid the thread to ask for events. */
+class RelaxedMode {
+ public:
+  RelaxedMode() : has_(cudaThreadExchangeStreamCaptureMode(&mode_) == cudaSuccess) {}
+  ~RelaxedMode() {
+    if (has_)
+      cudaThreadExchangeStreamCaptureMode(&mode_);
+  }
+
+ private:
+  cudaStreamCaptureMode mode_ = cudaStreamCaptureModeRelaxed;
+  const bool has_;
+};
+
+/* False: a stream captures, or there is no event to be had. */
+bool Frees::record_events(Freed& freed) {
+  std::vector<cudaEvent_t> events;
+  bool recorded = true;
+  for (cudaStream_t stream : freed.allocation.used) {
+    cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
+    cudaEvent_t event = nullptr;
+    recorded = recorded && cudaStreamIsCapturing(stream, &capture) == cudaSuccess &&
+               capture == cudaStreamCaptureStatusNone &&
+               cudaEventCreateWithFlags(&event, cudaEventDisableTiming) == cudaSuccess;
+    if (event)
+      events.push_back(event);
+    recorded = recorded && cudaEventRecord(event, stream) == cudaSuccess;
+  }
+  if (recorded)
+    freed.events = std::move(events);
+  else
+    for (cudaEvent_t event : events)
+      cudaEventDestroy(event);
+  return recorded;
+}
+
+bool Frees::try_private(Freed& freed) {
+  Allocation& allocation = freed.allocation;
+  if (!allocation.used.empty()) {
+    RelaxedMode relaxed;
+    if (freed.events.empty() && !record_events(freed))
+      return false;
+    for (cudaEvent_t event : freed.events)
+      if (cudaEventQuery(event) != cudaSuccess)
+        return false;
+    for (cudaEvent_t event : freed.events)
+      cudaEventDestroy(event);
+    freed.events.clear();
+    allocation.used.clear();
+  }
+  return is_done(vpmm_free(allocation.pool->pool, address_of(freed.address), allocation.stream));
+}
+
+bool Frees::try_one(Freed& freed) {
+  bool is_private = freed.allocation.pool->is_private();
+  if (is_private && freed.allocation.used.empty()) // meets no stream
+    return try_private(freed);
+  size_t shard = Allocations::shard_number(freed.address);
+  if (!pools_.enter(shard))
+    return false;
+  bool done = is_private ? try_private(freed) : try_main(freed);
+  pools_.leave(shard);
+  return done;
+}
+
+void Frees::keep(std::list<Freed> freed) {
+  std::lock_guard<std::mutex> guard(lock_);
+  kept_.splice(kept_.end(), freed);
+  later_.store(kept_.size(), std::memory_order_relaxed);
+}
+
+void Frees::free(void* address, Allocation allocation) {
+  std::shared_ptr<Pool> pool = allocation.pool;
+  Freed freed{address, std::move(allocation), {}};
+  if (try_one(freed)) {
+    pool->live.fetch_sub(1, std::memory_order_release);
+    return;
+  }
+  std::list<Freed> one;
+  one.push_back(std::move(freed));
+  keep(std::move(one));
+}
+
+void Frees::try_all() {
+  std::list<Freed> kept;
+  {
+    std::lock_guard<std::mutex> guard(lock_);
+    kept.swap(kept_);
+    later_.store(0, std::memory_order_relaxed);
+  }
+  for (auto it = kept.begin(); it != kept.end();) {
+    std::shared_ptr<Pool> pool = it->allocation.pool;
+    if (!try_one(*it)) {
+      ++it;
+      continue;
+    }
+    it = kept.erase(it);
+    pool->live.fetch_sub(1, std::memory_order_release);
+  }
+  if (!kept.empty())
+    keep(std::move(kept));
+}
+
+} // namespace vpmm_torch

@@ -1,0 +1,256 @@
+#include "pytorch.h"
+
+#include <c10/core/impl/DeviceGuardImplInterface.h>
+#include <c10/cuda/CUDAException.h>
+#include <c10/cuda/CUDAFunctions.h>
+
+#include <cstdio>
+#include <cstdlib>
+#include <ostream>
+#include <stdexcept>
+
+using c10::Device;
+using c10::DeviceIndex;
+using c10::DeviceType;
+using c10::Stream;
+namespace caching = c10::cuda::CUDACachingAllocator;
+
+simulated_gpu simulated;
+static thread_local CUstream current;
+
+/* ---- the driver under vpmm: see the linker's option --wrap ---- */
+
+extern "C" vpmm_status __real_vpmm_pool_create(const vpmm_config*, vpmm_pool**);
+
+extern "C" vpmm_status __wrap_vpmm_pool_create(const vpmm_config* config, vpmm_pool** pool) {
+  vpmm_config changed = *config;
+  changed.driver = simulated.driver;
+  return __real_vpmm_pool_create(&changed, pool);
+}
+
+/* ---- the CUDA runtime ---- */
+
+template <typename To, typename From>
+static To as(From from) {
+  return reinterpret_cast<To>(from);
+}
+
+static cudaError_t answer(CUresult result) {
+  return static_cast<cudaError_t>(result);
+}
+
+extern "C" {
+cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned flags) {
+  return answer(simulated.driver->cuEventCreate(as<CUevent*>(event), flags));
+}
+
+cudaError_t cudaEventDestroy(cudaEvent_t event) {
+  return answer(simulated.driver->cuEventDestroy(as<CUevent>(event)));
+}
+
+cudaError_t cudaEventQuery(cudaEvent_t event) {
+  return answer(simulated.driver->cuEventQuery(as<CUevent>(event)));
+}
+
+cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
+  return answer(simulated.driver->cuEventRecord(as<CUevent>(event), as<CUstream>(stream)));
+}
+
+cudaError_t cudaStreamIsCapturing(cudaStream_t stream, cudaStreamCaptureStatus* status) {
+  return answer(simulated.driver->cuStreamIsCapturing(as<CUstream>(stream), as<CUstreamCaptureStatus*>(status)));
+}
+
+cudaError_t cudaThreadExchangeStreamCaptureMode(cudaStreamCaptureMode* mode) {
+  return answer(simulated.driver->cuThreadExchangeStreamCaptureMode(as<CUstreamCaptureMode*>(mode)));
+}
+
+cudaError_t cudaMemGetInfo(size_t* free, size_t* total) {
+  *total = vpmm_sim_config_default().memory_bytes;
+  *free = *total - vpmm_sim_used_bytes(simulated.sim);
+  return cudaSuccess;
+}
+
+/* No test copies. */
+cudaError_t cudaMemcpy(void*, const void*, size_t, cudaMemcpyKind) {
+  abort();
+}
+
+cudaError_t cudaMemcpyAsync(void*, const void*, size_t, cudaMemcpyKind, cudaStream_t) {
+  abort();
+}
+
+cudaError_t cudaMemcpyPeerAsync(void*, int, const void*, int, size_t, cudaStream_t) {
+  abort();
+}
+}
+
+/* ---- c10 ---- */
+
+namespace c10 {
+
+Error::Error(SourceLocation, std::string message) : msg_(std::move(message)), caller_(nullptr) {}
+
+const char* Error::what() const noexcept {
+  return msg_.c_str();
+}
+
+Warning::Warning(std::variant<UserWarning, DeprecationWarning> type, const SourceLocation& location,
+                 std::string message, bool verbatim)
+    : type_(type), source_location_(location), msg_(std::move(message)), verbatim_(verbatim) {}
+
+void warn(const Warning& warning) {
+  std::fprintf(stderr, "warning: %s\n", warning.msg().c_str());
+}
+
+const std::string& Warning::msg() const {
+  return msg_;
+}
+
+namespace WarningUtils {
+bool get_warnAlways() noexcept(true) {
+  return true;
+}
+} // namespace WarningUtils
+
+DeviceAllocator::DeviceAllocator() = default;
+DeviceAllocator::~DeviceAllocator() = default;
+
+bool Allocator::is_simple_data_ptr(const DataPtr&) const {
+  return true;
+}
+
+C10_DEFINE_REGISTRY(FreeCudaMemoryCallbacksRegistry, FreeMemoryCallback)
+
+void SetAllocator(DeviceType, Allocator*, uint8_t) {}
+
+std::ostream& operator<<(std::ostream& out, DeviceType) {
+  return out << "cuda";
+}
+
+ApproximateClockToUnixTimeConverter::ApproximateClockToUnixTimeConverter() {}
+
+std::function<time_t(approx_time_t)> ApproximateClockToUnixTimeConverter::makeConverter() {
+  return [](approx_time_t) { return time_t{0}; };
+}
+
+namespace detail {
+void torchCheckFail(const char*, const char*, uint32_t, const char* message) {
+  throw std::runtime_error(message);
+}
+
+void torchCheckFail(const char*, const char*, uint32_t, const std::string& message) {
+  throw std::runtime_error(message);
+}
+
+void torchInternalAssertFail(const char*, const char*, uint32_t, const char* condition, const std::string&) {
+  throw std::runtime_error(condition);
+}
+} // namespace detail
+
+namespace impl {
+std::array<std::atomic<const DeviceGuardImplInterface*>,
+           static_cast<size_t>(DeviceType::COMPILE_TIME_MAX_DEVICE_TYPES)>
+    device_guard_impl_registry;
+} // namespace impl
+
+namespace cuda {
+cudaStream_t CUDAStream::stream() const {
+  return as<cudaStream_t>(static_cast<intptr_t>(id()));
+}
+
+CUDAStream getCurrentCUDAStream(DeviceIndex) {
+  return torch_stream(current);
+}
+
+DeviceIndex current_device() {
+  return 0;
+}
+
+void c10_cuda_check_implementation(const int32_t error, const char*, const char*, const uint32_t, const bool) {
+  if (error != cudaSuccess)
+    throw std::runtime_error("the CUDA runtime refuses");
+}
+
+std::atomic<caching::CUDAAllocator*> caching::allocator;
+} // namespace cuda
+} // namespace c10
+
+/* ---- one device, and the allocator that there is before vpmm's ---- */
+
+struct OneDevice : c10::impl::DeviceGuardImplInterface {
+  const Device device{DeviceType::CUDA, 0};
+
+  DeviceType type() const override { return DeviceType::CUDA; }
+  Device exchangeDevice(Device) const override { return device; }
+  Device getDevice() const override { return device; }
+  void setDevice(Device) const override {}
+  void uncheckedSetDevice(Device) const noexcept override {}
+  Stream getStream(Device) const override { return torch_stream(current); }
+  Stream exchangeStream(Stream) const override { return torch_stream(current); }
+  DeviceIndex deviceCount() const noexcept override { return 1; }
+};
+
+/* That a call comes to it is a mistake. */
+struct Unused : caching::CUDAAllocator {
+  using MempoolId = c10::MempoolId_t;
+
+  bool initialized() override { return false; }
+  std::string name() override { return "unused"; }
+  bool isEnabled() const override { return true; }
+  c10::DataPtr allocate(size_t) override { abort(); }
+  void copy_data(void*, const void*, size_t) const override { abort(); }
+  void* raw_alloc(size_t) override { abort(); }
+  void* raw_alloc_with_stream(size_t, cudaStream_t) override { abort(); }
+  void raw_delete(void*) override { abort(); }
+  void init(int) override { abort(); }
+  double getMemoryFraction(DeviceIndex) override { abort(); }
+  void setMemoryFraction(double, DeviceIndex) override { abort(); }
+  std::vector<caching::StreamSegmentSize> getExpandableSegmentSizes(DeviceIndex) override { abort(); }
+  void enable(bool) override { abort(); }
+  void emptyCache(MempoolId) override { abort(); }
+  void cacheInfo(DeviceIndex, size_t*) override { abort(); }
+  void* getBaseAllocation(void*, size_t*) override { abort(); }
+  void recordStream(const c10::DataPtr&, c10::cuda::CUDAStream) override { abort(); }
+  c10::CachingDeviceAllocator::DeviceStats getDeviceStats(DeviceIndex) override { abort(); }
+  void resetAccumulatedStats(DeviceIndex) override { abort(); }
+  void resetPeakStats(DeviceIndex) override { abort(); }
+  caching::SnapshotInfo snapshot(MempoolId, bool) override { abort(); }
+  void beginAllocateToPool(DeviceIndex, MempoolId, std::function<bool(cudaStream_t)>) override { abort(); }
+  void endAllocateToPool(DeviceIndex, MempoolId) override { abort(); }
+  void releasePool(DeviceIndex, MempoolId) override { abort(); }
+  caching::ShareableHandle shareIpcHandle(void*) override { abort(); }
+  std::shared_ptr<void> getIpcDevPtr(std::string) override { abort(); }
+  void recordHistory(bool, caching::CreateContextFn, size_t, caching::RecordContext, bool,
+                     const std::vector<std::string>&) override { abort(); }
+  void attachOutOfMemoryObserver(caching::OutOfMemoryObserver) override { abort(); }
+  void attachAllocatorTraceTracker(caching::AllocatorTraceTracker) override { abort(); }
+  void enablePeerAccess(DeviceIndex, DeviceIndex) override { abort(); }
+  cudaError_t memcpyAsync(void*, int, const void*, int, size_t, cudaStream_t, bool) override { abort(); }
+  std::shared_ptr<caching::AllocatorState> getCheckpointState(DeviceIndex, MempoolId) override { abort(); }
+  caching::CheckpointDelta setCheckpointPoolState(DeviceIndex, std::shared_ptr<caching::AllocatorState>) override {
+    abort();
+  }
+};
+
+void torch_set_current_stream(CUstream stream) {
+  current = stream;
+}
+
+c10::cuda::CUDAStream torch_stream(CUstream stream) {
+  using c10::cuda::CUDAStream;
+  Stream unchecked(Stream::UNSAFE, Device(DeviceType::CUDA, 0), as<intptr_t>(stream));
+  return CUDAStream(CUDAStream::UNCHECKED, unchecked);
+}
+
+void torch_open() {
+  static OneDevice device;
+  static Unused unused;
+  CUdevice ordinal;
+  simulated.sim = vpmm_sim_create(nullptr);
+  simulated.driver = vpmm_sim_driver(simulated.sim);
+  if (simulated.driver->cuInit(0) != CUDA_SUCCESS || simulated.driver->cuDeviceGet(&ordinal, 0) != CUDA_SUCCESS ||
+      simulated.driver->cuDevicePrimaryCtxRetain(&simulated.context, ordinal) != CUDA_SUCCESS)
+    abort();
+  c10::impl::device_guard_impl_registry[static_cast<size_t>(DeviceType::CUDA)].store(&device);
+  caching::allocator.store(&unused);
+}

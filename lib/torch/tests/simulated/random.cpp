@@ -1,0 +1,228 @@
+/*
+ * random.cpp - threads that allocate, free, say further streams, capture and use private pools, each in no order, on the
+ * simulated GPU. Its race detector says whether memory went to somebody before its work had ended; in the end nothing
+ * may live, and nothing be held.
+ *
+ *     random [THREADS [STEPS [SEED]]]
+ */
+#include "pytorch.h"
+
+#include <cstdio>
+#include <cstdlib>
+#include <mutex>
+#include <random>
+#include <thread>
+#include <vector>
+
+extern "C" const char* vpmm_torch_enable(void);
+
+#define REQUIRE(condition)                                                                                             \
+  do {                                                                                                                 \
+    if (!(condition)) {                                                                                                \
+      std::fprintf(stderr, "line %d: not so: %s (%s)\n", __LINE__, #condition, vpmm_last_error());                     \
+      std::abort();                                                                                                    \
+    }                                                                                                                  \
+  } while (0)
+
+#define DRIVE(call) REQUIRE(simulated.driver->call == CUDA_SUCCESS)
+
+using Back = c10::cuda::CUDACachingAllocator::CUDAAllocator;
+
+struct Held {
+  c10::DataPtr memory;
+  size_t bytes;
+  CUstream stream;
+};
+
+struct Worker {
+  Back& back;
+  std::mt19937_64 random;
+  CUstream stream[2];
+  std::vector<Held> held;
+};
+
+static std::mutex pile_lock;
+static std::vector<Held> pile; // of all workers: who takes something from it frees it
+
+static std::atomic<uint64_t> pool_ids{1}, captures, pools, uses, refused;
+
+static uint64_t draw(Worker& w, uint64_t below) {
+  return w.random() % below;
+}
+
+static void write(const Held& held, CUstream stream) {
+  DRIVE(cuMemsetD32Async(reinterpret_cast<CUdeviceptr>(held.memory.get()), 1, held.bytes / 4, stream));
+}
+
+static Held allocate(Worker& w, size_t bytes, CUstream stream) {
+  torch_set_current_stream(stream);
+  Held held{w.back.allocate(bytes), bytes, stream};
+  write(held, stream);
+  return held;
+}
+
+/* On the worker's other stream, behind its own; record_stream is all that tells of it. */
+static void use_on_other(Worker& w, const Held& held) {
+  CUstream other = held.stream == w.stream[0] ? w.stream[1] : w.stream[0];
+  CUevent event;
+  DRIVE(cuEventCreate(&event, CU_EVENT_DISABLE_TIMING));
+  DRIVE(cuEventRecord(event, held.stream));
+  DRIVE(cuStreamWaitEvent(other, event, 0));
+  DRIVE(cuEventDestroy(event));
+  write(held, other);
+  w.back.recordStream(held.memory, torch_stream(other));
+  uses++;
+}
+
+static void drop_one(Worker& w, std::vector<Held>& of) {
+  if (!of.empty())
+    of.erase(of.begin() + static_cast<std::ptrdiff_t>(draw(w, of.size())));
+}
+
+/* One goes onto the pile, or another thread's comes from it and is freed here, while its stream may begin a capture. */
+static void exchange(Worker& w) {
+  std::vector<Held> taken; // goes without the lock
+  std::lock_guard<std::mutex> guard(pile_lock);
+  std::vector<Held>& from = pile.size() < 8 ? w.held : pile;
+  std::vector<Held>& to = pile.size() < 8 ? pile : taken;
+  if (from.empty())
+    return;
+  std::swap(from[draw(w, from.size())], from.back());
+  to.push_back(std::move(from.back()));
+  from.pop_back();
+}
+
+/* Memory of the pool is taken, used and freed, and some from outside is freed meanwhile. What is left of it. */
+static std::vector<Held> work_in_pool(Worker& w, bool is_capture) {
+  std::vector<Held> inner;
+  for (int i = 0; i < 20; i++) {
+    size_t bytes = 4 + draw(w, draw(w, 2) ? 3 << 20 : 20000);
+    inner.push_back(allocate(w, bytes, w.stream[is_capture ? 0 : draw(w, 2)]));
+    if (!is_capture && draw(w, 3) == 0)
+      use_on_other(w, inner.back());
+    if (draw(w, 2))
+      drop_one(w, inner);
+    if (draw(w, 3) == 0)
+      drop_one(w, w.held);
+  }
+  return inner;
+}
+
+static void capture(Worker& w) {
+  const c10::MempoolId_t id{0, pool_ids++};
+  CUgraph graph = nullptr;
+  std::atomic<bool> is_capturing{false};
+  w.back.beginAllocateToPool(0, id, [&](cudaStream_t stream) {
+    return is_capturing.load() && reinterpret_cast<CUstream>(stream) == w.stream[0];
+  });
+  DRIVE(cuStreamBeginCapture(w.stream[0], static_cast<CUstreamCaptureMode>(draw(w, 3))));
+  is_capturing = true;
+  std::vector<Held> inner = work_in_pool(w, true);
+  is_capturing = false;
+  DRIVE(cuStreamEndCapture(w.stream[0], &graph));
+  w.back.endAllocateToPool(0, id);
+  DRIVE(cuGraphDestroy(graph));
+  for (Held& held : inner) {
+    write(held, held.stream);
+    if (draw(w, 2))
+      w.held.push_back(std::move(held)); // its pool is released before it
+  }
+  w.back.releasePool(0, id);
+  captures++;
+}
+
+/* As torch.cuda.use_mem_pool: what the thread allocates. */
+static void use_pool(Worker& w) {
+  const c10::MempoolId_t id{0, pool_ids++};
+  const std::thread::id thread = std::this_thread::get_id();
+  w.back.createOrIncrefPool(0, id);
+  w.back.beginAllocateToPool(0, id, [=](cudaStream_t) { return std::this_thread::get_id() == thread; });
+  work_in_pool(w, false);
+  w.back.endAllocateToPool(0, id);
+  w.back.releasePool(0, id);
+  w.back.releasePool(0, id);
+  pools++;
+}
+
+static void look(Worker& w) {
+  size_t largest = 0;
+  (void)w.back.getDeviceStats(0);
+  (void)w.back.snapshot({0, 0}, true);
+  w.back.cacheInfo(0, &largest);
+}
+
+static void step(Worker& w) {
+  size_t bytes = 4 + draw(w, draw(w, 4) ? 100000 : 20 << 20);
+  try {
+    w.held.push_back(allocate(w, bytes, w.stream[draw(w, 2)]));
+  } catch (const c10::OutOfMemoryError&) {
+    refused++;
+    w.held.clear();
+    return;
+  }
+  if (draw(w, 5) == 0)
+    use_on_other(w, w.held.back());
+  while (w.held.size() > 30)
+    drop_one(w, w.held);
+  if (draw(w, 3) == 0)
+    exchange(w);
+  if (draw(w, 80) == 0)
+    capture(w);
+  if (draw(w, 150) == 0)
+    use_pool(w);
+  if (draw(w, 200) == 0)
+    w.back.emptyCache({0, 0});
+  if (draw(w, 100) == 0)
+    look(w);
+}
+
+static void work(uint64_t seed, int steps) {
+  Worker w{*c10::cuda::CUDACachingAllocator::get(), std::mt19937_64(seed), {}, {}};
+  DRIVE(cuCtxSetCurrent(simulated.context));
+  for (CUstream& stream : w.stream)
+    DRIVE(cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING));
+  for (int i = 0; i < steps; i++)
+    step(w);
+}
+
+static void check_refusals(Back& back) {
+  std::string why;
+  try {
+    back.allocate(size_t{1} << 50);
+  } catch (const c10::OutOfMemoryError& error) {
+    why = error.what();
+  }
+  REQUIRE(why.find("CUDA out of memory. Tried to allocate 1048576.00 GiB. GPU 0 has a total capacity of") == 0);
+  REQUIRE(back.allocate(0).get() == nullptr);
+}
+
+int main(int count, char** arguments) {
+  int threads = count > 1 ? std::atoi(arguments[1]) : 4, steps = count > 2 ? std::atoi(arguments[2]) : 2000;
+  uint64_t seed = count > 3 ? std::strtoull(arguments[3], nullptr, 0) : 1;
+  torch_open();
+  DRIVE(cuCtxSetCurrent(simulated.context));
+  REQUIRE(!vpmm_torch_enable() && !vpmm_torch_enable());
+  Back& back = *c10::cuda::CUDACachingAllocator::get();
+  back.init(1);
+  REQUIRE(back.initialized() && back.name() == "vpmm");
+  check_refusals(back);
+  std::vector<std::thread> running;
+  for (int i = 0; i < threads; i++)
+    running.emplace_back(work, seed * 1000 + static_cast<uint64_t>(i), steps);
+  for (std::thread& thread : running)
+    thread.join();
+  DRIVE(cuCtxSynchronize()); // not by a thread that ends, which would break the capture of another
+  pile.clear();
+  back.allocate(4).clear(); // what was to be freed later is now
+  back.emptyCache({0, 0});
+  auto stats = back.getDeviceStats(0);
+  std::printf("captures %llu, pools %llu, uses %llu, refused %llu; races %llu, misuses %llu, live %lld, held %lld\n",
+              (unsigned long long)captures, (unsigned long long)pools, (unsigned long long)uses,
+              (unsigned long long)refused, (unsigned long long)vpmm_sim_races(simulated.sim),
+              (unsigned long long)vpmm_sim_misuses(simulated.sim), (long long)stats.allocation[0].current,
+              (long long)stats.reserved_bytes[0].current);
+  REQUIRE(vpmm_sim_races(simulated.sim) == 0 && vpmm_sim_misuses(simulated.sim) == 0);
+  REQUIRE(stats.allocation[0].current == 0 && stats.allocated_bytes[0].current == 0);
+  REQUIRE(stats.reserved_bytes[0].current == 0);
+  return 0;
+}

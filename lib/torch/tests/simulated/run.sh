@@ -1,0 +1,27 @@
+#!/usr/bin/env bash
+# run.sh: the back end on the simulated GPU, with threads in no order. It needs PyTorch's headers (of a PyTorch with
+# CUDA), CUDA's, and a build of vpmm; neither a GPU nor PyTorch's libraries.
+set -euo pipefail
+
+usage="usage: run.sh BUILD_DIR TORCH_INCLUDE [CUDA_INCLUDE [SEED...]]
+
+  BUILD_DIR      where vpmm was built. If with -DVPMM_SANITIZE, say the same in CXXFLAGS, as -fsanitize=thread
+  TORCH_INCLUDE  .../site-packages/torch/include
+  CUDA_INCLUDE   default /usr/local/cuda/include"
+if [ $# -lt 2 ] || [ "$1" = --help ]; then
+  printf '%s\n' "$usage"
+  [ "${1-}" = --help ] && exit 0 || exit 2
+fi
+build=$(realpath "$1") torch=$(realpath "$2") cuda=${3:-/usr/local/cuda/include}
+seeds=("${@:4}")
+here=$(dirname "$(realpath "$0")")
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+
+read -ra flags <<<"-std=c++17 -O1 -g -Wall -Wextra -Wno-unused-parameter ${CXXFLAGS-}"
+"${CXX:-g++}" "${flags[@]}" -isystem "$torch" -isystem "$cuda" -I"$here/../../../../include" -o "$work/random" \
+  "$here"/*.cpp "$here"/../../src/*.cpp -Wl,--wrap=vpmm_pool_create -L"$build" -lvpmm_sim -lvpmm -lpthread -ldl
+for seed in "${seeds[@]:-1}"; do
+  echo "seed $seed"
+  timeout 600 "$work/random" 4 1000 "$seed"
+done
