@@ -14,10 +14,13 @@ HERE = pathlib.Path(__file__).resolve().parent
 ROOT = HERE.parent.parent
 
 
-def build_vpmm(folder):
+def build_vpmm(folder, cuda_home):
     if "VPMM_LIBRARY" in os.environ:
         return os.environ["VPMM_LIBRARY"]
-    subprocess.check_call(["cmake", "-S", str(ROOT), "-B", folder, "-DCMAKE_BUILD_TYPE=Release"])
+    options = ["-DCMAKE_BUILD_TYPE=Release", "-DVPMM_BUILD_TESTS=OFF"]
+    if cuda_home and os.path.exists(os.path.join(cuda_home, "include", "cuda.h")):
+        options.append(f"-DCUDA_INCLUDE_DIR={cuda_home}/include")
+    subprocess.check_call(["cmake", "-S", str(ROOT), "-B", folder, *options])
     subprocess.check_call(["cmake", "--build", folder, "--target", "vpmm", "--parallel"])
     return os.path.join(folder, "libvpmm.a")
 
@@ -32,7 +35,7 @@ def build_back_end(out):
         flags += ["-isystem", folder]
     libraries = pathlib.Path(torch.__file__).parent / "lib"
     with tempfile.TemporaryDirectory() as folder:
-        vpmm = build_vpmm(folder)
+        vpmm = build_vpmm(folder, cpp_extension.CUDA_HOME)
         sources = sorted(str(path) for path in (HERE / "src").glob("*.cpp"))
         subprocess.check_call([os.environ.get("CXX", "g++"), "-shared", *flags, "-o", out, *sources, vpmm,
                                "-Wl,--exclude-libs,ALL", f"-L{libraries}", "-lc10", "-lc10_cuda", "-lpthread", "-ldl"])
