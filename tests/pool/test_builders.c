@@ -359,8 +359,9 @@ Test(builders, idle_memory_stays_while_one_builds, .timeout = 60)
 
 /* ---- before the pool grows ---- */
 
-/* Two pieces of memory that `s` has freed behind work that has not run, and what `t` then makes the pool grow by. */
-static uint64_t growth_beside_fenced(vpmm_reuse reuse, size_t each, size_t asked)
+/* Two pieces of memory that a stream has freed behind work that has not run; what a request, of it or of another, then
+   makes the pool grow by. */
+static uint64_t growth_beside_fenced(vpmm_reuse reuse, size_t each, bool by_owner, size_t asked)
 {
     struct setup setup = setup_default();
     struct world w;
@@ -376,10 +377,10 @@ static uint64_t growth_beside_fenced(vpmm_reuse reuse, size_t each, size_t asked
     for (int i = 0; i < 2; i++)
         give(&w, piece[i], s);
     uint64_t before = stats_of(&w).mapped_bytes;
-    CUdeviceptr all = take(&w, asked, t);
+    CUdeviceptr all = take(&w, asked, by_owner ? s : t);
     uint64_t grown = stats_of(&w).mapped_bytes - before;
     world_audit(&w);
-    give(&w, all, t);
+    give(&w, all, by_owner ? s : t);
     for (int i = 0; i < 2; i++)
         give(&w, wall[i], t);
     world_close(&w);
@@ -389,15 +390,21 @@ static uint64_t growth_beside_fenced(vpmm_reuse reuse, size_t each, size_t asked
 Test(builders, memory_of_other_streams_is_used_before_the_pool_grows, .timeout = 60)
 {
     needs_simulator();
-    cr_expect_eq(growth_beside_fenced(VPMM_REUSE_WAIT_DEVICE, 16, 32), 0);
-    cr_expect_eq(growth_beside_fenced(VPMM_REUSE_COMPLETED, 16, 32), 32);
+    cr_expect_eq(growth_beside_fenced(VPMM_REUSE_WAIT_DEVICE, 16, false, 32), 0);
+    cr_expect_eq(growth_beside_fenced(VPMM_REUSE_COMPLETED, 16, false, 32), 32);
+}
+
+Test(builders, what_the_stream_has_freed_itself_is_moved_whatever_it_may_wait_for, .timeout = 60)
+{
+    needs_simulator();
+    cr_expect_eq(growth_beside_fenced(VPMM_REUSE_COMPLETED, 16, true, 32), 0);
 }
 
 /* A wait is worth 40 us, and a page created 20: two extents of a page cost 117 us, and two pages made 65. */
 Test(builders, little_memory_of_other_streams_is_not_waited_for, .timeout = 60)
 {
     needs_simulator();
-    cr_expect_eq(growth_beside_fenced(VPMM_REUSE_WAIT_DEVICE, 1, 2), 2);
+    cr_expect_eq(growth_beside_fenced(VPMM_REUSE_WAIT_DEVICE, 1, false, 2), 2);
 }
 
 /* ---- many, and ends ---- */
