@@ -552,7 +552,7 @@ Test(limits, initial_pages_above_the_device_s_memory)
     refused_setting(&setup, VPMM_ERROR_OUT_OF_MEMORY, "");
 }
 
-/* Creating all is cheaper than gathering ten pages; that refused, both together do, with each piece that was created. */
+/* Creating all is cheaper than waiting for ten pages; that refused, both together do, with each piece that was created. */
 Test(limits, all_that_a_full_device_gave_is_built_with)
 {
     enum { SINGLES = 20 };
@@ -561,17 +561,18 @@ Test(limits, all_that_a_full_device_gave_is_built_with)
     setup.pool.extent_size = 4 * PAGE;
     struct world w;
     world_open(&w, &setup);
-    CUstream s = world_stream(&w);
+    CUstream s = world_stream(&w), t = world_stream(&w);
     CUdeviceptr p[SINGLES];
     for (int i = 0; i < SINGLES; i++)
         p[i] = take(&w, 1, s);
+    keep_busy(&w, s); /* pages that must be waited for are dearer than new ones, of which there are 12 */
     for (int i = 0; i < SINGLES; i += 2)
         give(&w, p[i], s);
-    CUdeviceptr q = take(&w, 18, s);
-    fill(&w, q, 18, 2, s);
-    expect_later(&w, q, 18, 2, s);
+    CUdeviceptr q = take(&w, 18, t);
+    fill(&w, q, 18, 2, t);
+    expect_later(&w, q, 18, 2, t);
     world_audit(&w);
-    give(&w, q, s);
+    give(&w, q, t);
     for (int i = 1; i < SINGLES; i += 2)
         give(&w, p[i], s);
     world_close(&w);
