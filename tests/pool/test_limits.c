@@ -552,7 +552,8 @@ Test(limits, initial_pages_above_the_device_s_memory)
     refused_setting(&setup, VPMM_ERROR_OUT_OF_MEMORY, "");
 }
 
-/* Creating all is cheaper than waiting for ten pages; that refused, both together do, with each piece that was created. */
+/* Creating all is cheaper than waiting for ten pages; that refused, both together do, with each piece that was created,
+   and the host waits for nothing. */
 Test(limits, all_that_a_full_device_gave_is_built_with)
 {
     enum { SINGLES = 20 };
@@ -569,6 +570,7 @@ Test(limits, all_that_a_full_device_gave_is_built_with)
     for (int i = 0; i < SINGLES; i += 2)
         give(&w, p[i], s);
     CUdeviceptr q = take(&w, 18, t);
+    cr_expect(world_pending(&w, s), "the host has waited");
     fill(&w, q, 18, 2, t);
     expect_later(&w, q, 18, 2, t);
     world_audit(&w);
