@@ -4,8 +4,9 @@
  *   at once   the usual case: vpmm_free behind the stream of the allocation, and before it a vpmm_use for each further
  *             stream that record_stream has named while it captured
  *   waiting   what may not be said to the main pool now: another thread captures or is about to (Pools::enter), or the
- *             stream captures. It is tried again by the next request that may, by endAllocateToPool, and before a
- *             request fails
+ *             stream captures. It is tried again by each request of a thread that may, and by endAllocateToPool. While
+ *             another thread's pool is underway nobody but that thread may: a long torch.cuda.use_mem_pool of a thread
+ *             that asks for nothing keeps the others' frees, even if a request fails for it
  *   ending    memory of a private pool that further streams used: vpmm would keep it to the pool's end, because nothing
  *             passes there. An event on each of these streams is recorded at the free; it is freed when all have passed
  *

@@ -24,6 +24,17 @@ def in_use():
     return torch.cuda.memory_allocated()
 
 
+def freed_while_used(stream):
+    """Of a tensor of 7s, freed after record_stream while `stream` still reads it: its address, and what is read."""
+    t = torch.full((4 * MIB,), 7, dtype=torch.int8, device="cuda")
+    torch.cuda.synchronize()
+    with torch.cuda.stream(stream):
+        torch.cuda._sleep(CYCLES)
+        result = t.clone()
+    t.record_stream(stream)
+    return t.data_ptr(), result
+
+
 class Plain(unittest.TestCase):
     def test_it_is_in_place(self):
         self.assertEqual(torch.cuda.get_allocator_backend(), "vpmm")
@@ -161,14 +172,7 @@ class Streams(unittest.TestCase):
     def test_record_stream(self):
         """As PyTorch's own: what another stream was said to use is nobody's before that stream is done."""
         stream = torch.cuda.Stream()
-        t = torch.full((4 * MIB,), 7, dtype=torch.int8, device="cuda")
-        torch.cuda.synchronize()
-        address = t.data_ptr()
-        with torch.cuda.stream(stream):
-            torch.cuda._sleep(CYCLES)
-            result = t.clone()
-        t.record_stream(stream)
-        del t
+        address, result = freed_while_used(stream)
         other = torch.full((4 * MIB,), 9, dtype=torch.int8, device="cuda")
         self.assertNotEqual(other.data_ptr(), address)
         stream.synchronize()
@@ -317,14 +321,7 @@ class Pools(unittest.TestCase):
         """And not before they are done."""
         pool, stream = torch.cuda.MemPool(), torch.cuda.Stream()
         with torch.cuda.use_mem_pool(pool):
-            t = torch.full((4 * MIB,), 7, dtype=torch.int8, device="cuda")
-            torch.cuda.synchronize()
-            address = t.data_ptr()
-            with torch.cuda.stream(stream):
-                torch.cuda._sleep(CYCLES)
-                result = t.clone()
-            t.record_stream(stream)
-            del t
+            address, result = freed_while_used(stream)
             other = torch.full((4 * MIB,), 9, dtype=torch.int8, device="cuda")
             self.assertNotEqual(other.data_ptr(), address)
             stream.synchronize()
