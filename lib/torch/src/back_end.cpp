@@ -9,10 +9,11 @@
  * A process has one, made by enable and never destroyed: tensors may outlive the interpreter. It is locked nowhere over
  * a malloc or a free; each of its parts has a lock of its own for its tables.
  *
- * What it refuses, and says so: the state of private pools that torch.compile's graph trees go back to, MemPools over
- * another allocator, sharing memory with other processes, and access from another device.
+ * What it refuses, and says so: MemPools over another allocator, sharing memory with other processes, and access from
+ * another device.
  */
 #include "allocations.h"
+#include "checkpoint.h"
 #include "frees.h"
 #include "history.h"
 #include "pools.h"
@@ -241,13 +242,18 @@ class BackEnd final : public back_end::CUDAAllocator {
       vpmm_pool_set_attribute(pool->pool, VPMM_ATTRIBUTE_PEAK_MAPPED, 0);
   }
 
-  /* Each live allocation is a segment of its own: the pages that it lies in may move to others once it is freed. */
+  /* Each allocation is a segment of its own: the pages that it lies in may move to others once it is freed. */
   back_end::SnapshotInfo snapshot(c10::MempoolId_t id = {0, 0}, bool include_traces = true) override {
     back_end::SnapshotInfo out;
     allocations_.each([&](void* address, const Allocation& allocation) {
       if (id == c10::MempoolId_t{0, 0} || allocation.pool->id == id)
-        out.segments.push_back(segment_of(address, allocation));
+        out.segments.push_back(segment_of(address, allocation, *allocation.pool, true));
     });
+    for (auto& device : devices_)
+      for (const auto& pool : device->pools.all())
+        if (id == c10::MempoolId_t{0, 0} || pool->id == id)
+          for (const auto& [address, allocation] : pool->wanted.parked())
+            out.segments.push_back(segment_of(address, allocation, *pool, false));
     std::sort(out.segments.begin(), out.segments.end(),
               [](const SegmentInfo& a, const SegmentInfo& b) { return a.address < b.address; });
     auto to_unix = clock_.makeConverter();
@@ -323,16 +329,36 @@ class BackEnd final : public back_end::CUDAAllocator {
     return live == expected.size() && found == live;
   }
 
+  std::shared_ptr<back_end::AllocatorState> getCheckpointState(DeviceIndex index, c10::MempoolId_t id) override {
+    Device& device = at(index);
+    std::shared_ptr<Pool> pool = device.pools.find(id);
+    auto checkpoint = std::make_shared<Checkpoint>(pool, device.frees);
+    allocations_.each([&](void* address, const Allocation& allocation) {
+      if (allocation.pool == pool)
+        checkpoint->add(*pool, address, allocation.bytes);
+    });
+    return checkpoint;
+  }
+
+  /* No other thread allocates from the pool meanwhile. Both lists are whole: what stays is freed and allocated. */
+  back_end::CheckpointDelta setCheckpointPoolState(DeviceIndex index,
+                                                   std::shared_ptr<back_end::AllocatorState> state) override {
+    auto checkpoint = std::dynamic_pointer_cast<Checkpoint>(state);
+    std::shared_ptr<Pool> pool = checkpoint ? checkpoint->pool() : nullptr;
+    TORCH_CHECK(pool, "vpmm: the memory pool of this checkpoint has ended");
+    back_end::CheckpointDelta delta;
+    allocations_.each([&](void* address, const Allocation& allocation) {
+      if (allocation.pool == pool)
+        delta.ptrs_freed.push_back(address);
+    });
+    for (void* address : delta.ptrs_freed)
+      free(address);
+    for (const auto& [address, bytes] : checkpoint->live())
+      delta.dataptrs_allocd.push_back(allocate_again(index, pool, address, bytes));
+    return delta;
+  }
+
   /* ---- what it does not do ---- */
-
-  std::shared_ptr<back_end::AllocatorState> getCheckpointState(DeviceIndex, c10::MempoolId_t) override {
-    TORCH_CHECK_NOT_IMPLEMENTED(false, "vpmm does not keep the state of private pools, which CUDA graph trees go back "
-                                       "to. Set torch._inductor.config.triton.cudagraph_trees = False");
-  }
-
-  back_end::CheckpointDelta setCheckpointPoolState(DeviceIndex, std::shared_ptr<back_end::AllocatorState>) override {
-    TORCH_CHECK_NOT_IMPLEMENTED(false, "vpmm does not keep the state of private pools");
-  }
 
   back_end::ShareableHandle shareIpcHandle(void*) override {
     TORCH_CHECK_NOT_IMPLEMENTED(false, "vpmm does not share tensors with other processes");
@@ -355,18 +381,20 @@ class BackEnd final : public back_end::CUDAAllocator {
     return stats;
   }
 
-  static SegmentInfo segment_of(void* address, const Allocation& allocation) {
+  /* `lives`: the program has it; not so, it is parked. */
+  static SegmentInfo segment_of(void* address, const Allocation& allocation, const Pool& pool, bool lives) {
     SegmentInfo segment;
     c10::CachingDeviceAllocator::BlockInfo block;
     block.size = block.requested_size = allocation.bytes;
-    block.allocated = block.active = true;
+    block.allocated = block.active = lives;
     block.context_when_allocated = allocation.context;
     segment.device = static_cast<DeviceIndex>(allocation.device);
     segment.address = reinterpret_cast<size_t>(address);
-    segment.total_size = segment.requested_size = segment.allocated_size = segment.active_size = allocation.bytes;
+    segment.total_size = allocation.bytes;
+    segment.requested_size = segment.allocated_size = segment.active_size = lives ? allocation.bytes : 0;
     segment.stream = allocation.stream;
     segment.is_large = allocation.bytes > (1 << 20);
-    segment.owner_private_pool_id = allocation.pool->id;
+    segment.owner_private_pool_id = pool.id;
     segment.context_when_allocated = allocation.context;
     segment.blocks.push_back(std::move(block));
     return segment;
@@ -421,23 +449,41 @@ class BackEnd final : public back_end::CUDAAllocator {
     Context context = history_.is_watched() ? history_.context(RecordContext::STATE) : nullptr;
     device.frees.try_again();
     std::shared_ptr<Pool> pool = device.pools.for_request(stream);
-    void* address = try_malloc(*pool, bytes, stream);
+    void* address = pool->is_private() ? pool->wanted.reuse(bytes, stream) : nullptr;
+    if (!address)
+      address = try_malloc(*pool, bytes, stream);
     if (!address)
       address = malloc_in_shortage(device, pool, bytes, stream);
     if (!address)
       refuse(device, index, bytes, stream, *pool, context);
+    begin(device, address, {bytes, index, stream, std::move(pool), context, {}});
+    return address;
+  }
+
+  /* The allocation's life; if it cannot be noted it ends at once. */
+  void begin(Device& device, void* address, const Allocation& allocation) {
+    allocation.pool->live.fetch_add(1, std::memory_order_relaxed);
     try {
-      allocations_.add(address, {bytes, index, stream, pool, context, {}});
+      allocations_.add(address, allocation);
     } catch (...) {
-      vpmm_free(pool->pool, reinterpret_cast<CUdeviceptr>(address), stream);
+      device.frees.free(address, allocation);
       throw;
     }
-    pool->live.fetch_add(1, std::memory_order_relaxed);
     device.allocations.add(1);
-    device.bytes.add(static_cast<int64_t>(bytes));
+    device.bytes.add(static_cast<int64_t>(allocation.bytes));
     if (history_.is_watched())
-      history_.add(TraceEntry::ALLOC, index, address, bytes, stream, pool->id, context);
-    return address;
+      history_.add(TraceEntry::ALLOC, allocation.device, address, allocation.bytes, allocation.stream,
+                   allocation.pool->id, allocation.context);
+  }
+
+  /* Of a checkpoint: at its address. */
+  DataPtr allocate_again(DeviceIndex index, const std::shared_ptr<Pool>& pool, void* address, size_t bytes) {
+    std::optional<Allocation> parked = pool->wanted.unpark(address);
+    TORCH_CHECK(parked, "vpmm: ", address, " of a checkpoint is in use: another thread allocates from its memory pool");
+    parked->pool = pool;
+    parked->bytes = bytes;
+    begin(at(index), address, *parked);
+    return {address, address, &delete_at, c10::Device(c10::DeviceType::CUDA, index)};
   }
 
   [[noreturn]] void refuse(Device& device, int index, size_t bytes, cudaStream_t stream, const Pool& pool,

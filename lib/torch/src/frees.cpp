@@ -98,6 +98,10 @@ void Frees::keep(std::list<Freed> freed) {
 
 void Frees::free(void* address, Allocation allocation) {
   std::shared_ptr<Pool> pool = allocation.pool;
+  if (pool->is_private() && pool->wanted.park(address, allocation)) {
+    pool->live.fetch_sub(1, std::memory_order_release);
+    return;
+  }
   Freed freed{address, std::move(allocation), {}};
   if (try_one(freed)) {
     pool->live.fetch_sub(1, std::memory_order_release);

@@ -12,6 +12,8 @@ void check(vpmm_status status, const char* what) {
 
 /* What is live in the main pool when the process ends stays; the driver takes it back. */
 Pool::~Pool() {
+  for (const auto& [address, allocation] : wanted.parked())
+    vpmm_free(pool, reinterpret_cast<CUdeviceptr>(address), allocation.stream);
   if (pool && is_private() && vpmm_pool_destroy(pool) != VPMM_SUCCESS) {
     TORCH_WARN("vpmm: a private pool could not be given back: ", vpmm_last_error());
   }
@@ -93,10 +95,10 @@ std::vector<std::shared_ptr<Pool>> Pools::for_shortage() {
   return pools;
 }
 
-Pool& Pools::known(MempoolId_t id) {
+const std::shared_ptr<Pool>& Pools::known(MempoolId_t id) {
   auto found = private_.find(id);
   TORCH_CHECK(found != private_.end(), "vpmm: there is no memory pool (", id.first, ", ", id.second, ")");
-  return *found->second;
+  return found->second;
 }
 
 void Pools::add_user(MempoolId_t id) {
@@ -109,9 +111,9 @@ void Pools::add_user(MempoolId_t id) {
 
 void Pools::remove_user(MempoolId_t id) {
   std::lock_guard<std::mutex> guard(lock_);
-  Pool& pool = known(id);
-  TORCH_CHECK(pool.users > 0, "vpmm: a memory pool was released more often than it was taken");
-  pool.users--;
+  const std::shared_ptr<Pool>& pool = known(id);
+  TORCH_CHECK(pool->users > 0, "vpmm: a memory pool was released more often than it was taken");
+  pool->users--;
 }
 
 int Pools::users(MempoolId_t id) {
@@ -120,9 +122,14 @@ int Pools::users(MempoolId_t id) {
   return found == private_.end() ? 0 : found->second->users;
 }
 
+std::shared_ptr<Pool> Pools::find(MempoolId_t id) {
+  std::lock_guard<std::mutex> guard(lock_);
+  return known(id);
+}
+
 void Pools::set_use_on_oom(MempoolId_t id, bool use) {
   std::lock_guard<std::mutex> guard(lock_);
-  known(id).use_on_oom = use;
+  known(id)->use_on_oom = use;
 }
 
 void Pools::begin(MempoolId_t id, Filter filter) {
@@ -131,7 +138,7 @@ void Pools::begin(MempoolId_t id, Filter filter) {
     std::lock_guard<std::mutex> guard(lock_);
     bool is_underway = std::any_of(underway_.begin(), underway_.end(), [&](const auto& it) { return it.id == id; });
     if (is_underway)
-      known(id).users--;
+      known(id)->users--;
     TORCH_CHECK(!is_underway, "beginAllocateToPool: already recording to mempool_id");
     underway_.push_back({id, std::move(filter), std::this_thread::get_id()});
     underway_count_.fetch_add(1);

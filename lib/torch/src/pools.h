@@ -18,6 +18,8 @@
 #ifndef VPMM_TORCH_POOLS_H
 #define VPMM_TORCH_POOLS_H
 
+#include "wanted.h"
+
 #include <array>
 #include <atomic>
 #include <functional>
@@ -42,6 +44,7 @@ struct Pool {
   std::atomic<int64_t> live{0}; // allocations
   int users = 0;                // under the lock
   bool use_on_oom = false;      // under the lock
+  Wanted wanted;                // of a private one
 
   bool is_private() const {
     return id != MempoolId_t{0, 0};
@@ -62,6 +65,7 @@ class Pools {
   void add_user(MempoolId_t id);
   void remove_user(MempoolId_t id);
   int users(MempoolId_t id);
+  std::shared_ptr<Pool> find(MempoolId_t id); // throws if there is none
   void set_use_on_oom(MempoolId_t id, bool use);
 
   void begin(MempoolId_t id, Filter filter);
@@ -87,7 +91,7 @@ class Pools {
   };
 
   std::shared_ptr<Pool> make(MempoolId_t id);
-  Pool& known(MempoolId_t id);
+  const std::shared_ptr<Pool>& known(MempoolId_t id);
   bool is_mine_alone();
 
   const int device_;

@@ -305,6 +305,69 @@ class Graphs(unittest.TestCase):
         self.assertTrue(all(torch.isfinite(p.grad).all() for p in model.parameters()))
 
 
+class Compiled(unittest.TestCase):
+    """torch.compile(mode="reduce-overhead"), whose graph trees go back to checkpoints of their pool."""
+
+    def setUp(self):
+        torch._dynamo.reset()
+
+    def test_two_children_of_a_graph(self):
+        """The second is recorded after a checkpoint has been gone back to; then each is replayed."""
+
+        @torch.compile(mode="reduce-overhead")
+        def first(x):
+            return torch.relu(x @ x) + 1
+
+        @torch.compile(mode="reduce-overhead")
+        def left(y):
+            return (y * 2).sum(0)
+
+        @torch.compile(mode="reduce-overhead")
+        def right(y):
+            return (y - 3).abs().max(1).values
+
+        with torch.no_grad():
+            for i in range(12):
+                torch.compiler.cudagraph_mark_step_begin()
+                x = torch.full((512, 512), 0.01 * (i + 1), device="cuda")
+                y = first(x)
+                z = (left if i % 4 < 2 else right)(y)
+                expected = torch.relu(x @ x) + 1
+                expected = (expected * 2).sum(0) if i % 4 < 2 else (expected - 3).abs().max(1).values
+                torch.testing.assert_close(z, expected, rtol=1e-3, atol=1e-3)
+                del y, z
+
+    def test_training(self):
+        """Forward and backward graphs, with outputs as those of the same model without graphs."""
+
+        def trained(compiled):
+            torch.manual_seed(1)
+            model = torch.nn.Sequential(*[torch.nn.Linear(512, 512) for _ in range(4)], torch.nn.GELU()).cuda()
+            step = torch.compile(model, mode="reduce-overhead") if compiled else model
+            optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+            for i in range(8):
+                x = torch.randn(128 if i % 3 else 64, 512, device="cuda", generator=draw)
+                loss = step(x).square().mean()
+                loss.backward()
+                optimizer.step()
+                optimizer.zero_grad(set_to_none=True)
+            return [p.detach().clone() for p in model.parameters()]
+
+        results = []
+        for compiled in (False, True):
+            draw = torch.Generator("cuda").manual_seed(7)
+            results.append(trained(compiled))
+        for a, b in zip(*results):
+            torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-4)
+
+    def tearDown(self):
+        torch._dynamo.reset()
+        gc.collect()
+        torch.cuda.synchronize()
+        torch.cuda.empty_cache()
+        self.assertEqual([s for s in torch.cuda.memory_snapshot() if s["segment_pool_id"] != (0, 0)], [])
+
+
 class Pools(unittest.TestCase):
     def test_a_pool_keeps_what_is_its_own(self):
         pool = torch.cuda.MemPool()

@@ -88,6 +88,8 @@ cudaError_t cudaMemcpyPeerAsync(void*, int, const void*, int, size_t, cudaStream
 
 namespace c10 {
 
+void detail::deleteNothing(void*) {}
+
 Error::Error(SourceLocation, std::string message) : msg_(std::move(message)), caller_(nullptr) {}
 
 const char* Error::what() const noexcept {
@@ -98,8 +100,10 @@ Warning::Warning(std::variant<UserWarning, DeprecationWarning> type, const Sourc
                  std::string message, bool verbatim)
     : type_(type), source_location_(location), msg_(std::move(message)), verbatim_(verbatim) {}
 
+/* Nothing that happens here is to be warned of. */
 void warn(const Warning& warning) {
   std::fprintf(stderr, "warning: %s\n", warning.msg().c_str());
+  std::abort();
 }
 
 const std::string& Warning::msg() const {

@@ -1,7 +1,7 @@
 /*
- * random.cpp - threads that allocate, free, say further streams, capture and use private pools, each in no order, on the
- * simulated GPU. Its race detector says whether memory went to somebody before its work had ended; in the end nothing
- * may live, and nothing be held.
+ * random.cpp - threads that allocate, free, say further streams, capture, use private pools and go back to checkpoints of
+ * them, each in no order, on the simulated GPU. Its race detector says whether memory went to somebody before its work
+ * had ended; in the end nothing may live, and nothing be held.
  *
  *     random [THREADS [STEPS [SEED]]]
  */
@@ -12,6 +12,7 @@
 #include <mutex>
 #include <random>
 #include <thread>
+#include <unordered_set>
 #include <vector>
 
 extern "C" const char* vpmm_torch_enable(void);
@@ -28,10 +29,13 @@ extern "C" const char* vpmm_torch_enable(void);
 
 using Back = c10::cuda::CUDACachingAllocator::CUDAAllocator;
 
+using CheckpointState = c10::cuda::CUDACachingAllocator::AllocatorState;
+
 struct Held {
   c10::DataPtr memory;
   size_t bytes;
   CUstream stream;
+  void* address;
 };
 
 struct Worker {
@@ -39,24 +43,26 @@ struct Worker {
   std::mt19937_64 random;
   CUstream stream[2];
   std::vector<Held> held;
+  std::vector<std::shared_ptr<CheckpointState>> checkpoints; // whose pools may have ended
 };
 
 static std::mutex pile_lock;
 static std::vector<Held> pile; // of all workers: who takes something from it frees it
 
-static std::atomic<uint64_t> pool_ids{1}, captures, pools, uses, refused;
+static std::atomic<uint64_t> pool_ids{1}, captures, pools, trees, uses, refused;
 
 static uint64_t draw(Worker& w, uint64_t below) {
   return w.random() % below;
 }
 
 static void write(const Held& held, CUstream stream) {
-  DRIVE(cuMemsetD32Async(reinterpret_cast<CUdeviceptr>(held.memory.get()), 1, held.bytes / 4, stream));
+  DRIVE(cuMemsetD32Async(reinterpret_cast<CUdeviceptr>(held.address), 1, held.bytes / 4, stream));
 }
 
 static Held allocate(Worker& w, size_t bytes, CUstream stream) {
   torch_set_current_stream(stream);
-  Held held{w.back.allocate(bytes), bytes, stream};
+  Held held{w.back.allocate(bytes), bytes, stream, nullptr};
+  held.address = held.memory.get();
   write(held, stream);
   return held;
 }
@@ -144,6 +150,77 @@ static void use_pool(Worker& w) {
   pools++;
 }
 
+/* In a pool that the thread uses, as a graph that is recorded does: what is left is the program's. */
+static std::vector<Held> record(Worker& w, const c10::MempoolId_t& id, std::vector<Held> held) {
+  const std::thread::id thread = std::this_thread::get_id();
+  w.back.beginAllocateToPool(0, id, [=](cudaStream_t) { return std::this_thread::get_id() == thread; });
+  for (int i = 0; i < 15; i++) {
+    held.push_back(allocate(w, 4 + draw(w, draw(w, 2) ? 3 << 20 : 20000), w.stream[draw(w, 2)]));
+    if (draw(w, 4) == 0)
+      use_on_other(w, held.back());
+    if (draw(w, 2))
+      drop_one(w, held);
+  }
+  w.back.endAllocateToPool(0, id);
+  w.back.releasePool(0, id);
+  return held;
+}
+
+/* The pool as the checkpoint has it; what was live is nobody's, as PyTorch sees to. */
+static std::vector<Held> go_back(Worker& w, const c10::MempoolId_t& id, const std::vector<Held>& then,
+                                 std::vector<Held> now, std::shared_ptr<CheckpointState> checkpoint) {
+  auto delta = w.back.setCheckpointPoolState(0, std::move(checkpoint));
+  std::unordered_set<void*> addresses;
+  std::vector<Held> again;
+  REQUIRE(delta.ptrs_freed.size() == now.size() && delta.dataptrs_allocd.size() == then.size());
+  for (Held& held : now)
+    held.memory.release_context();
+  for (c10::DataPtr& memory : delta.dataptrs_allocd)
+    for (const Held& held : then)
+      if (held.address == memory.get()) {
+        size_t bytes = 0;
+        REQUIRE(w.back.getBaseAllocation(held.address, &bytes) == held.address && bytes == held.bytes);
+        addresses.insert(held.address);
+        write(held, held.stream);
+        again.push_back({std::move(memory), held.bytes, held.stream, held.address});
+        break;
+      }
+  REQUIRE(addresses.size() == then.size() && w.back.checkPoolLiveAllocations(0, id, addresses));
+  return again;
+}
+
+/* Others may capture meanwhile. */
+static void wait_for_streams(Worker& w) {
+  CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_RELAXED;
+  DRIVE(cuThreadExchangeStreamCaptureMode(&mode));
+  for (CUstream stream : w.stream)
+    DRIVE(cuStreamSynchronize(stream));
+  DRIVE(cuThreadExchangeStreamCaptureMode(&mode));
+}
+
+/* As torch.compile's graph trees: children of a graph are recorded one after the other, each beside what it left. */
+static void use_tree(Worker& w) {
+  const c10::MempoolId_t id{0, pool_ids++};
+  std::vector<Held> left, then;
+  w.back.createOrIncrefPool(0, id);
+  left = record(w, id, {});
+  auto checkpoint = w.back.getCheckpointState(0, id);
+  for (const Held& held : left)
+    then.push_back({{}, held.bytes, held.stream, held.address});
+  for (uint64_t children = 1 + draw(w, 3); children > 0; children--) {
+    left = record(w, id, std::move(left));
+    wait_for_streams(w);
+    auto deeper = w.back.getCheckpointState(0, id);
+    left = go_back(w, id, then, std::move(left), checkpoint);
+  }
+  w.checkpoints.push_back(std::move(checkpoint));
+  if (w.checkpoints.size() > draw(w, 5))
+    w.checkpoints.clear();
+  left.clear();
+  w.back.releasePool(0, id);
+  trees++;
+}
+
 static void look(Worker& w) {
   size_t largest = 0;
   (void)w.back.getDeviceStats(0);
@@ -170,6 +247,8 @@ static void step(Worker& w) {
     capture(w);
   if (draw(w, 150) == 0)
     use_pool(w);
+  if (draw(w, 100) == 0)
+    use_tree(w);
   if (draw(w, 200) == 0)
     w.back.emptyCache({0, 0});
   if (draw(w, 100) == 0)
@@ -177,7 +256,7 @@ static void step(Worker& w) {
 }
 
 static void work(uint64_t seed, int steps) {
-  Worker w{*c10::cuda::CUDACachingAllocator::get(), std::mt19937_64(seed), {}, {}};
+  Worker w{*c10::cuda::CUDACachingAllocator::get(), std::mt19937_64(seed), {}, {}, {}};
   DRIVE(cuCtxSetCurrent(simulated.context));
   for (CUstream& stream : w.stream)
     DRIVE(cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING));
@@ -216,8 +295,9 @@ int main(int count, char** arguments) {
   back.allocate(4).clear(); // what was to be freed later is now
   back.emptyCache({0, 0});
   auto stats = back.getDeviceStats(0);
-  std::printf("captures %llu, pools %llu, uses %llu, refused %llu; races %llu, misuses %llu, live %lld, held %lld\n",
-              (unsigned long long)captures, (unsigned long long)pools, (unsigned long long)uses,
+  std::printf("captures %llu, pools %llu, trees %llu, uses %llu, refused %llu; races %llu, misuses %llu, live %lld, held %lld\n",
+              (unsigned long long)captures, (unsigned long long)pools, (unsigned long long)trees,
+              (unsigned long long)uses,
               (unsigned long long)refused, (unsigned long long)vpmm_sim_races(simulated.sim),
               (unsigned long long)vpmm_sim_misuses(simulated.sim), (long long)stats.allocation[0].current,
               (long long)stats.reserved_bytes[0].current);

@@ -1,0 +1,65 @@
+/*
+ * checkpoint.h - what was live in a private pool at one time, so that it can be live there again: wanted.h says what for.
+ *
+ * PyTorch keeps a checkpoint with the graph that it was taken after. While it does the addresses are wanted; a pool that
+ * ends before takes no notice of its checkpoints.
+ */
+#ifndef VPMM_TORCH_CHECKPOINT_H
+#define VPMM_TORCH_CHECKPOINT_H
+
+#include "frees.h"
+#include "pools.h"
+
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include <c10/cuda/CUDACachingAllocator.h>
+
+namespace vpmm_torch {
+
+class Checkpoint final : public c10::cuda::CUDACachingAllocator::AllocatorState {
+ public:
+  Checkpoint(std::shared_ptr<Pool> pool, Frees& frees) : pool_(std::move(pool)), frees_(frees) {}
+  Checkpoint(const Checkpoint&) = delete;
+  Checkpoint& operator=(const Checkpoint&) = delete;
+
+  /* What is parked and wanted by no other is freed at last. */
+  ~Checkpoint() override {
+    std::shared_ptr<Pool> pool = pool_.lock();
+    for (size_t i = 0; pool && i < live_.size(); i++)
+      if (auto parked = pool->wanted.unwant(live_[i].first)) {
+        parked->pool = pool;
+        pool->live.fetch_add(1, std::memory_order_relaxed);
+        frees_.free(live_[i].first, std::move(*parked));
+      }
+  }
+
+  /* A live allocation of the pool; its shard is locked, so that no free comes between. */
+  void add(Pool& pool, void* address, size_t bytes) {
+    live_.emplace_back(address, bytes);
+    try {
+      pool.wanted.want(address, bytes);
+    } catch (...) {
+      live_.pop_back();
+      throw;
+    }
+  }
+
+  std::shared_ptr<Pool> pool() const { // NULL: it has ended
+    return pool_.lock();
+  }
+
+  const std::vector<std::pair<void*, size_t>>& live() const {
+    return live_;
+  }
+
+ private:
+  const std::weak_ptr<Pool> pool_;
+  Frees& frees_;
+  std::vector<std::pair<void*, size_t>> live_; // address, bytes
+};
+
+} // namespace vpmm_torch
+
+#endif

@@ -1,0 +1,62 @@
+#include "wanted.h"
+
+namespace vpmm_torch {
+
+void Wanted::want(void* address, size_t bytes) {
+  std::lock_guard<std::mutex> guard(lock_);
+  blocks_.try_emplace(address, Block{bytes, 0, std::nullopt}).first->second.checkpoints++;
+}
+
+std::optional<Allocation> Wanted::unwant(void* address) {
+  std::lock_guard<std::mutex> guard(lock_);
+  auto found = blocks_.find(address);
+  if (found == blocks_.end() || --found->second.checkpoints > 0)
+    return std::nullopt;
+  std::optional<Allocation> parked = std::move(found->second.parked);
+  blocks_.erase(found);
+  return parked;
+}
+
+bool Wanted::park(void* address, Allocation& allocation) {
+  std::lock_guard<std::mutex> guard(lock_);
+  auto found = blocks_.find(address);
+  if (found == blocks_.end())
+    return false;
+  found->second.parked = std::move(allocation);
+  found->second.parked->pool = nullptr;
+  return true;
+}
+
+/* What further streams may still use waits for the checkpoint's end. */
+void* Wanted::reuse(size_t bytes, cudaStream_t stream) {
+  std::lock_guard<std::mutex> guard(lock_);
+  auto best = blocks_.end();
+  for (auto it = blocks_.begin(); it != blocks_.end(); ++it) {
+    const Block& block = it->second;
+    bool fits = block.parked && block.parked->stream == stream && block.parked->used.empty() &&
+                bytes <= block.capacity && bytes >= block.capacity / 2;
+    if (fits && (best == blocks_.end() || block.capacity < best->second.capacity))
+      best = it;
+  }
+  if (best == blocks_.end())
+    return nullptr;
+  best->second.parked.reset();
+  return best->first;
+}
+
+std::optional<Allocation> Wanted::unpark(void* address) {
+  std::lock_guard<std::mutex> guard(lock_);
+  auto found = blocks_.find(address);
+  return found == blocks_.end() ? std::nullopt : std::exchange(found->second.parked, std::nullopt);
+}
+
+std::vector<std::pair<void*, Allocation>> Wanted::parked() {
+  std::vector<std::pair<void*, Allocation>> parked;
+  std::lock_guard<std::mutex> guard(lock_);
+  for (const auto& [address, block] : blocks_)
+    if (block.parked)
+      parked.emplace_back(address, *block.parked);
+  return parked;
+}
+
+} // namespace vpmm_torch
