@@ -34,8 +34,8 @@ while IFS=: read -r file included; do
   fi
 done < <(grep -oE '^[[:space:]]*#[[:space:]]*include "[^"]+"' "${rooms[@]/#/lib/}" -r | sed -E 's/:[^"]*"([^"]+)"/:\1/')
 
-# The simulator is an archive of its own, and PyTorch's back end a library: they stand on the public headers alone.
-guests=(lib/sim lib/torch/src)
+# The simulator is an archive of its own, PyTorch's back end and the preload are libraries: they stand on the public headers alone.
+guests=(lib/sim lib/torch/src lib/preload)
 for guest in "${guests[@]}"; do
   while IFS=: read -r file included; do
     [ -f "$guest/$included" ] || complain "$file includes \"$included\": $guest uses nothing of the library's inside"

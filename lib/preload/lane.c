@@ -1,0 +1,126 @@
+#include "lane.h"
+
+#include <pthread.h>
+#include <sched.h>
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+enum { LANES = 64, LINE = 64 };
+
+static struct lane {
+    _Alignas(LINE) _Atomic(uint32_t) inside;
+    _Atomic(uint64_t) counts[COUNT_COUNT];
+} lanes[LANES];
+
+static atomic_bool shut;
+static pthread_mutex_t shutting = PTHREAD_MUTEX_INITIALIZER;
+
+static struct lane *own_lane(void)
+{
+    static _Atomic(unsigned) threads;
+    static _Thread_local struct lane *lane __attribute__((tls_model("initial-exec")));
+    if (!lane)
+        lane = &lanes[atomic_fetch_add_explicit(&threads, 1, memory_order_relaxed) % LANES];
+    return lane;
+}
+
+/* ---- who is inside ---- */
+
+void lane_enter(void)
+{
+    struct lane *lane = own_lane();
+    atomic_fetch_add(&lane->inside, 1);
+    while (atomic_load(&shut)) {
+        atomic_fetch_sub(&lane->inside, 1);
+        pthread_mutex_lock(&shutting);
+        pthread_mutex_unlock(&shutting);
+        atomic_fetch_add(&lane->inside, 1);
+    }
+}
+
+void lane_leave(void)
+{
+    atomic_fetch_sub_explicit(&own_lane()->inside, 1, memory_order_release);
+}
+
+void lane_shut(void)
+{
+    pthread_mutex_lock(&shutting);
+    atomic_store(&shut, true);
+    for (size_t i = 0; i < LANES; i++)
+        while (atomic_load(&lanes[i].inside))
+            sched_yield();
+}
+
+void lane_open(void)
+{
+    atomic_store(&shut, false);
+    pthread_mutex_unlock(&shutting);
+}
+
+/* ---- the line at the exit ---- */
+
+static const char *const words[] = {
+#define WORDS(name, words) words,
+    COUNTS(WORDS)
+#undef WORDS
+};
+
+static pthread_mutex_t explaining = PTHREAD_MUTEX_INITIALIZER;
+static char explanation[400];
+
+static uint64_t sum(enum count count)
+{
+    uint64_t all = 0;
+    for (size_t i = 0; i < LANES; i++)
+        all += atomic_load_explicit(&lanes[i].counts[count], memory_order_relaxed);
+    return all;
+}
+
+static void say(void)
+{
+    uint64_t left = 0;
+    for (int i = COUNT_left_capture; i <= COUNT_left_unserved; i++)
+        left += sum(i);
+    char line[1200];
+    int length = snprintf(line, sizeof line, "vpmm: served %llu %s, %llu %s, %llu %s; %llu %s; left to the driver %llu",
+                          (unsigned long long)sum(COUNT_served), words[COUNT_served],
+                          (unsigned long long)sum(COUNT_served_at_once), words[COUNT_served_at_once],
+                          (unsigned long long)sum(COUNT_freed), words[COUNT_freed],
+                          (unsigned long long)sum(COUNT_no_memory), words[COUNT_no_memory], (unsigned long long)left);
+    for (int i = COUNT_trims; i < COUNT_COUNT; i++)
+        if (sum(i))
+            length += snprintf(line + length, sizeof line - length, ", %llu %s", (unsigned long long)sum(i), words[i]);
+    pthread_mutex_lock(&explaining);
+    if (explanation[0])
+        length += snprintf(line + length, sizeof line - length, " (%s)", explanation);
+    pthread_mutex_unlock(&explaining);
+    dprintf(STDERR_FILENO, "%s\n", line);
+}
+
+static void prepare(void)
+{
+    const char *verbose = getenv("VPMM_PRELOAD_VERBOSE");
+    if (verbose && strcmp(verbose, "1") == 0)
+        atexit(say);
+}
+
+void lane_count(enum count count)
+{
+    static pthread_once_t once = PTHREAD_ONCE_INIT;
+    pthread_once(&once, prepare);
+    atomic_fetch_add_explicit(&own_lane()->counts[count], 1, memory_order_relaxed);
+}
+
+void lane_explain(const char *reason)
+{
+    pthread_mutex_lock(&explaining);
+    if (!explanation[0])
+        snprintf(explanation, sizeof explanation, "%s", reason);
+    pthread_mutex_unlock(&explaining);
+}

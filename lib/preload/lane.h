@@ -1,0 +1,53 @@
+/*
+ * lane.h - what is counted, and who is inside.
+ *
+ * A thread that calls vpmm does it between lane_enter and lane_leave. The end of a device's pool (served.h) shuts the
+ * lanes: it waits until nobody is inside, and who comes meanwhile waits until it is over. Threads are spread over the
+ * lanes, a cache line or two each, so that none writes what others read all the time.
+ *
+ *   lane_enter    one sequentially consistent addition, and a load of what shuts them
+ *   lane_shut     stores it, and then reads the lanes: so either it sees who is inside, or that thread sees it
+ *
+ * A thread inside enters no second time, and does not shut. After fork the child may find lanes with threads inside that
+ * it does not have; nothing that shuts them is of use to it, and served.c asks.
+ */
+#ifndef VPMM_PRELOAD_LANE_H
+#define VPMM_PRELOAD_LANE_H
+
+/* X(name, what the line at the exit says) */
+#define COUNTS(X)                                                                                                      \
+    X(served, "mallocs")                                                                                               \
+    X(served_at_once, "synchronous mallocs")                                                                           \
+    X(freed, "frees")                                                                                                  \
+    X(no_memory, "refused for want of memory")                                                                         \
+    X(trims, "trims for the driver's other memory")                                                                    \
+    X(left_capture, "captured")                                                                                        \
+    X(left_pool, "of another pool")                                                                                    \
+    X(left_context, "of no primary context")                                                                           \
+    X(left_shared, "shared with other devices")                                                                        \
+    X(left_size, "without a size")                                                                                     \
+    X(left_refused, "refused by vpmm")                                                                                 \
+    X(left_unserved, "on a device without a pool of vpmm's")                                                           \
+    X(drivers_frees, "frees of the driver's memory")
+
+enum count {
+#define COUNT_OF(name, words) COUNT_##name,
+    COUNTS(COUNT_OF)
+#undef COUNT_OF
+        COUNT_COUNT
+};
+
+void lane_enter(void);
+void lane_leave(void);
+
+/* One thread at a time shuts the lanes. */
+void lane_shut(void);
+void lane_open(void);
+
+/* The first call makes sure that VPMM_PRELOAD_VERBOSE=1 has its line at the exit. */
+void lane_count(enum count);
+
+/* The first reason why a device has no pool, for the line: it is copied. */
+void lane_explain(const char *reason);
+
+#endif

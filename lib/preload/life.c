@@ -1,0 +1,106 @@
+/*
+ * life.c - what the program does with devices, contexts, streams and pools that vpmm must know of.
+ */
+#include "real.h"
+#include "served.h"
+
+/* ---- pools, and who may use their memory ---- */
+
+CUresult preload_device_set_pool(CUdevice device, CUmemoryPool pool)
+{
+    served_pool_set(device); /* before it counts */
+    return REAL(device_set_pool, device, pool);
+}
+
+CUresult preload_set_pool(CUmemLocation *location, CUmemAllocationType type, CUmemoryPool pool)
+{
+    if (location && location->type == CU_MEM_LOCATION_TYPE_DEVICE)
+        served_pool_set(location->id);
+    return REAL(set_pool, location, type, pool);
+}
+
+/* Which device a pool is the default one of; -1: none. A pool of ours need not be there yet. */
+static int device_of_standard(const vpmm_driver *driver, CUmemoryPool pool)
+{
+    int count = 0;
+    CUdevice device;
+    CUmemoryPool standard;
+    if (driver->cuDeviceGetCount(&count) != CUDA_SUCCESS)
+        return -1;
+    for (int i = 0; i < count; i++)
+        if (driver->cuDeviceGet(&device, i) == CUDA_SUCCESS &&
+            driver->cuDeviceGetDefaultMemPool(&standard, device) == CUDA_SUCCESS && standard == pool)
+            return device;
+    return -1;
+}
+
+CUresult preload_pool_set_access(CUmemoryPool pool, const CUmemAccessDesc *access, size_t count)
+{
+    CUresult result = REAL(pool_set_access, pool, access, count);
+    const vpmm_driver *driver = vpmm_driver_cuda();
+    int device = result == CUDA_SUCCESS && driver ? device_of_standard(driver, pool) : -1;
+    for (size_t i = 0; device >= 0 && i < count; i++)
+        if (access[i].location.type != CU_MEM_LOCATION_TYPE_DEVICE || access[i].location.id != device)
+            served_share(device, SERVED_SHARED_ASYNC);
+    return result;
+}
+
+CUresult preload_enable_peer(CUcontext peer, unsigned int flags)
+{
+    CUdevice device;
+    CUcontext left;
+    CUresult result = REAL(enable_peer, peer, flags);
+    const vpmm_driver *driver = vpmm_driver_cuda();
+    if (result != CUDA_SUCCESS || !driver || driver->cuCtxPushCurrent(peer) != CUDA_SUCCESS)
+        return result;
+    if (driver->cuCtxGetDevice(&device) == CUDA_SUCCESS)
+        served_share(device, SERVED_SHARED_AT_ONCE);
+    driver->cuCtxPopCurrent(&left);
+    return result;
+}
+
+/* ---- ends ---- */
+
+/*
+ * vpmm uses the handle no more. A stream that captures is not released, and need not be: with `captures` vpmm touches a
+ * stream only in calls that are given it, and knows by its id that a later stream with the handle is another one.
+ */
+static void forget(CUstream stream)
+{
+    CUcontext context;
+    CUstreamCaptureStatus status;
+    const vpmm_driver *driver = vpmm_driver_cuda();
+    if (!stream || stream == CU_STREAM_LEGACY || stream == CU_STREAM_PER_THREAD || !driver ||
+        driver->cuStreamIsCapturing(stream, &status) != CUDA_SUCCESS || status ||
+        driver->cuStreamGetCtx(stream, &context) != CUDA_SUCCESS)
+        return;
+    lane_enter();
+    struct served *served = served_find(context);
+    if (served)
+        vpmm_stream_release(served->pool, stream);
+    lane_leave();
+}
+
+CUresult preload_stream_destroy(CUstream stream)
+{
+    forget(stream);
+    return REAL(stream_destroy, stream);
+}
+
+CUresult preload_stream_destroy_v1(CUstream stream)
+{
+    forget(stream);
+    return REAL(stream_destroy_v1, stream);
+}
+
+CUresult preload_device_reset(CUdevice device)
+{
+    served_end(device);
+    return REAL(device_reset, device);
+}
+
+CUresult preload_device_reset_v1(CUdevice device)
+{
+    served_end(device);
+    return REAL(device_reset_v1, device);
+}

@@ -1,0 +1,86 @@
+/*
+ * lookup.c - what a program is answered that asks for an entry by name.
+ *
+ * The driver, or the loader, is asked first. If it answers the driver's own entry, and that is one of those in
+ * entries.h, ours is answered in its place; any other answer stands. So what the driver does not have stays missing, and
+ * a name that is looked up elsewhere, or is another ABI version, is left alone.
+ */
+#define _GNU_SOURCE /* RTLD_DEFAULT, RTLD_NEXT */
+#include "real.h"
+
+#include <dlfcn.h>
+#include <string.h>
+
+void *preload_answer(void *handle, const char *name) __attribute__((visibility("hidden")));
+
+static const struct known {
+    const char *symbol, *base;
+    size_t offset; /* in struct real */
+} known[] = {
+#define KNOWN(name, symbol, base, parameters, ...) {symbol, base, offsetof(struct real, name)},
+    PRELOAD_ANSWERED(KNOWN) PRELOAD_RETRIED(KNOWN)
+#undef KNOWN
+};
+enum { KNOWN = sizeof(known) / sizeof(known[0]) };
+
+static void *ours(size_t index)
+{
+    static const struct real table = {
+#define OURS(name, symbol, base, parameters, ...) .name = preload_##name,
+        PRELOAD_ANSWERED(OURS) PRELOAD_RETRIED(OURS)
+#undef OURS
+    };
+    void *function;
+    memcpy(&function, (const char *)&table + known[index].offset, sizeof function);
+    return function;
+}
+
+static bool is_drivers(const struct real *real, size_t index, void *function)
+{
+    return memcmp((const char *)real + known[index].offset, &function, sizeof function) == 0;
+}
+
+static size_t find_symbol(const char *name)
+{
+    size_t i = 0;
+    while (i < KNOWN && strcmp(known[i].symbol, name) != 0)
+        i++;
+    return i;
+}
+
+/*
+ * For dlsym.c: NULL if the real dlsym is to answer. A search that begins at the caller's library, or at the program,
+ * meets what we export by itself, in the place that it has among the libraries.
+ */
+void *preload_answer(void *handle, const char *name)
+{
+    real_find_dlsym();
+    size_t i = name && name[0] == 'c' && name[1] == 'u' ? find_symbol(name) : KNOWN;
+    void *function = i < KNOWN && handle != RTLD_DEFAULT && handle != RTLD_NEXT ? real_dlsym(handle, name) : NULL;
+    return function && is_drivers(real_entries_if_loaded(), i, function) ? ours(i) : NULL;
+}
+
+static void replace(const char *base, void **function)
+{
+    for (size_t i = 0; i < KNOWN; i++)
+        if (strcmp(known[i].base, base) == 0 && is_drivers(real_entries(), i, *function)) {
+            *function = ours(i);
+            return;
+        }
+}
+
+CUresult preload_get_proc_address(const char *symbol, void **function, int version, cuuint64_t flags)
+{
+    CUresult result = REAL(get_proc_address, symbol, function, version, flags);
+    if (result == CUDA_SUCCESS && function && *function)
+        replace(symbol, function);
+    return result;
+}
+
+CUresult preload_get_proc_address_v2(const char *symbol, void **function, int version, cuuint64_t flags, void *status)
+{
+    CUresult result = REAL(get_proc_address_v2, symbol, function, version, flags, status);
+    if (result == CUDA_SUCCESS && function && *function)
+        replace(symbol, function);
+    return result;
+}

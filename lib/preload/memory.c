@@ -1,0 +1,369 @@
+#include "memory.h"
+
+#include "book.h"
+#include "real.h"
+
+#include <stdatomic.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+
+/*
+ * What requests are rounded up to: the driver gives addresses that are multiples of 512 (the texture alignment), and
+ * so does vpmm for lengths that are.
+ */
+#define ROUNDED 512
+
+static bool is_default(CUstream stream)
+{
+    return !stream || stream == CU_STREAM_LEGACY || stream == CU_STREAM_PER_THREAD;
+}
+
+static CUstream default_is_per_thread(CUstream stream)
+{
+    return stream ? stream : CU_STREAM_PER_THREAD;
+}
+
+/*
+ * The stream's context; NULL: *why. The driver is asked about a capture before anything else that is given the stream,
+ * for other calls may end it.
+ */
+static CUcontext context_of(const vpmm_driver *driver, CUstream stream, enum count *why)
+{
+    CUcontext context = NULL;
+    CUstreamCaptureStatus status;
+    *why = COUNT_left_context;
+    if (is_default(stream) && (driver->cuCtxGetCurrent(&context) != CUDA_SUCCESS || !context))
+        return NULL;
+    CUresult result = driver->cuStreamIsCapturing(stream, &status);
+    if (result == CUDA_ERROR_STREAM_CAPTURE_IMPLICIT || (result == CUDA_SUCCESS && status))
+        *why = COUNT_left_capture;
+    if (result != CUDA_SUCCESS || status)
+        return NULL;
+    if (!is_default(stream) && driver->cuStreamGetCtx(stream, &context) != CUDA_SUCCESS)
+        return NULL;
+    return context;
+}
+
+/* ---- malloc ---- */
+
+static size_t rounded(size_t bytes)
+{
+    return bytes <= SIZE_MAX - ROUNDED ? (bytes + ROUNDED - 1) / ROUNDED * ROUNDED : bytes;
+}
+
+/* What a program gets where it does not get memory; `left` if the driver may still have some. */
+static CUresult refused(vpmm_status status, enum count *why)
+{
+    *why = status == VPMM_ERROR_OUT_OF_MEMORY ? COUNT_no_memory : COUNT_left_refused;
+    return CUDA_ERROR_OUT_OF_MEMORY;
+}
+
+/* Memory of vpmm's on a stream, in the book. Any count but COUNT_served says why not. */
+static CUresult take(struct served *served, CUdeviceptr *memory, size_t bytes, CUstream stream, bool at_once,
+                     enum count *why)
+{
+    CUdeviceptr start;
+    vpmm_status status = vpmm_malloc(served->pool, rounded(bytes), stream, &start);
+    if (status != VPMM_SUCCESS)
+        return refused(status, why);
+    struct allocation allocation = {.bytes = bytes, .device = served->device, .at_once = at_once};
+    if (!book_add(start, allocation)) {
+        vpmm_free(served->pool, start, stream);
+        return refused(VPMM_ERROR_HOST_MEMORY, why);
+    }
+    *memory = start;
+    *why = COUNT_served;
+    return CUDA_SUCCESS;
+}
+
+/* In the lanes. */
+static CUresult serve_async(CUdeviceptr *memory, size_t bytes, CUstream stream, enum count *why)
+{
+    const vpmm_driver *driver = vpmm_driver_cuda();
+    *why = !driver ? COUNT_left_unserved : COUNT_left_size;
+    if (!driver || !memory || !bytes)
+        return CUDA_ERROR_NOT_SUPPORTED;
+    CUcontext context = context_of(driver, stream, why);
+    struct served *served = context ? served_of_context(context, why) : NULL;
+    if (!served)
+        return CUDA_ERROR_NOT_SUPPORTED;
+    *why = COUNT_left_pool;
+    if (served_elsewhere(served))
+        return CUDA_ERROR_NOT_SUPPORTED;
+    *why = COUNT_left_shared;
+    if (served_is_shared(served->device, SERVED_SHARED_ASYNC))
+        return CUDA_ERROR_NOT_SUPPORTED;
+    return take(served, memory, bytes, stream, false, why);
+}
+
+static bool is_answered(enum count why)
+{
+    return why == COUNT_served || why == COUNT_no_memory;
+}
+
+static CUresult alloc_async(CUdeviceptr *memory, size_t bytes, CUstream stream, enum count *why)
+{
+    lane_enter();
+    CUresult result = serve_async(memory, bytes, stream, why);
+    lane_leave();
+    lane_count(*why);
+    return result;
+}
+
+CUresult preload_alloc_async(CUdeviceptr *memory, size_t bytes, CUstream stream)
+{
+    enum count why;
+    CUresult result = alloc_async(memory, bytes, stream, &why);
+    return is_answered(why) ? result : MEMORY_RETRIED(REAL(alloc_async, memory, bytes, stream));
+}
+
+CUresult preload_alloc_async_ptsz(CUdeviceptr *memory, size_t bytes, CUstream stream)
+{
+    enum count why;
+    CUresult result = alloc_async(memory, bytes, default_is_per_thread(stream), &why);
+    return is_answered(why) ? result : MEMORY_RETRIED(REAL(alloc_async_ptsz, memory, bytes, stream));
+}
+
+/* ---- free ---- */
+
+static CUresult result_of(vpmm_status status)
+{
+    switch (status) {
+    case VPMM_SUCCESS:
+        return CUDA_SUCCESS;
+    case VPMM_ERROR_INVALID_VALUE:
+    case VPMM_ERROR_INVALID_POINTER:
+    case VPMM_ERROR_NOT_SUPPORTED:
+        return CUDA_ERROR_INVALID_VALUE;
+    case VPMM_ERROR_HOST_MEMORY:
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    default:
+        return CUDA_ERROR_UNKNOWN;
+    }
+}
+
+/* The memory is out of the book; where vpmm does not take it, it goes back there. */
+static CUresult give(struct served *served, CUdeviceptr start, struct allocation allocation, CUstream stream)
+{
+    vpmm_status status = vpmm_free(served->pool, start, stream);
+    if (status == VPMM_SUCCESS)
+        lane_count(COUNT_freed);
+    else
+        book_add(start, allocation); /* its tables are there */
+    return result_of(status);
+}
+
+/* Every use has ended, so the memory is every stream's. */
+static CUresult give_quietly(struct served *served, CUdeviceptr start, struct allocation allocation)
+{
+    CUresult result = give(served, start, allocation, served->quiet);
+    vpmm_stream_release(served->pool, served->quiet); /* another thread may just have done it */
+    return result;
+}
+
+/*
+ * In the lanes. False: the driver is to answer. It says of own memory on a capturing stream what it says of all memory
+ * that is not the graph's. A stream of another context is waited for, so that vpmm does not meet it.
+ */
+static bool free_async(CUdeviceptr memory, CUstream stream, CUresult *result)
+{
+    enum count why;
+    struct allocation allocation;
+    const vpmm_driver *driver = vpmm_driver_cuda();
+    CUcontext context = driver ? context_of(driver, stream, &why) : NULL;
+    if (!context || !book_take(memory, &allocation))
+        return false;
+    struct served *served = served_on(allocation.device);
+    if (!served) {
+        *result = CUDA_ERROR_INVALID_VALUE; /* the device was reset beside this call */
+    } else if (context == served->primary) {
+        *result = give(served, memory, allocation, stream);
+    } else {
+        *result = driver->cuStreamSynchronize(stream);
+        if (*result == CUDA_SUCCESS)
+            *result = give_quietly(served, memory, allocation);
+        else
+            book_add(memory, allocation);
+    }
+    return true;
+}
+
+static bool try_free_async(CUdeviceptr memory, CUstream stream, CUresult *result)
+{
+    uint64_t start;
+    struct allocation allocation;
+    if (!book_find(memory, &start, &allocation))
+        return false;
+    lane_enter();
+    bool freed = free_async(memory, stream, result);
+    lane_leave();
+    return freed;
+}
+
+CUresult preload_free_async(CUdeviceptr memory, CUstream stream)
+{
+    CUresult result;
+    if (try_free_async(memory, stream, &result))
+        return result;
+    lane_count(COUNT_drivers_frees);
+    return REAL(free_async, memory, stream);
+}
+
+CUresult preload_free_async_ptsz(CUdeviceptr memory, CUstream stream)
+{
+    CUresult result;
+    if (try_free_async(memory, default_is_per_thread(stream), &result))
+        return result;
+    lane_count(COUNT_drivers_frees);
+    return REAL(free_async_ptsz, memory, stream);
+}
+
+/* ---- memory at once ---- */
+
+static bool serves_at_once(void)
+{
+    static _Atomic(int) answer; /* 0: not asked yet */
+    int known = atomic_load_explicit(&answer, memory_order_relaxed);
+    if (!known) {
+        const char *sync = getenv("VPMM_PRELOAD_SYNC");
+        known = sync && strcmp(sync, "1") == 0 ? 1 : -1;
+        atomic_store_explicit(&answer, known, memory_order_relaxed);
+    }
+    return known > 0;
+}
+
+/* What the memory's former stream still does with it is over before the caller has it. */
+static CUresult take_at_once(const vpmm_driver *driver, struct served *served, CUdeviceptr *memory, size_t bytes,
+                             enum count *why)
+{
+    CUdeviceptr start;
+    struct allocation allocation;
+    CUresult result = take(served, &start, bytes, served->quiet, true, why);
+    if (result != CUDA_SUCCESS)
+        return result;
+    CUstreamCaptureMode mode = served_relax();
+    result = driver->cuStreamSynchronize(served->quiet);
+    served_unrelax(mode);
+    if (result == CUDA_SUCCESS) {
+        *memory = start;
+        *why = COUNT_served_at_once;
+    } else {
+        *why = COUNT_left_refused;
+        if (book_take(start, &allocation))
+            vpmm_free(served->pool, start, served->quiet);
+    }
+    return result;
+}
+
+/* In the lanes. */
+static CUresult serve_at_once(CUdeviceptr *memory, size_t bytes, enum count *why)
+{
+    CUcontext context = NULL;
+    const vpmm_driver *driver = vpmm_driver_cuda();
+    *why = !driver ? COUNT_left_unserved : COUNT_left_size;
+    if (!driver || !memory || !bytes)
+        return CUDA_ERROR_NOT_SUPPORTED;
+    *why = COUNT_left_context;
+    if (driver->cuCtxGetCurrent(&context) != CUDA_SUCCESS)
+        return CUDA_ERROR_NOT_SUPPORTED;
+    struct served *served = served_of_context(context, why);
+    if (!served)
+        return CUDA_ERROR_NOT_SUPPORTED;
+    *why = COUNT_left_shared;
+    if (served_is_shared(served->device, SERVED_SHARED_AT_ONCE))
+        return CUDA_ERROR_NOT_SUPPORTED;
+    return take_at_once(driver, served, memory, bytes, why);
+}
+
+CUresult preload_alloc(CUdeviceptr *memory, size_t bytes)
+{
+    enum count why;
+    if (!serves_at_once())
+        return MEMORY_RETRIED(REAL(alloc, memory, bytes));
+    lane_enter();
+    CUresult result = serve_at_once(memory, bytes, &why);
+    lane_leave();
+    lane_count(why);
+    if (why == COUNT_served_at_once || why == COUNT_no_memory)
+        return result;
+    return MEMORY_RETRIED(REAL(alloc, memory, bytes));
+}
+
+/*
+ * Waits for the context's work as the driver's cuMemFree does, by one: cuCtxSynchronize would end the captures in the
+ * context. That is left where there is not a byte to be had.
+ */
+static CUresult wait_for_work(const vpmm_driver *driver, const struct served *served)
+{
+    CUdeviceptr byte;
+    CUcontext left;
+    CUresult result = driver->cuCtxPushCurrent(served->primary);
+    if (result != CUDA_SUCCESS)
+        return result;
+    CUstreamCaptureMode mode = served_relax();
+    if (driver->cuMemAlloc(&byte, 1) == CUDA_SUCCESS)
+        result = driver->cuMemFree(byte);
+    else
+        result = driver->cuCtxSynchronize();
+    served_unrelax(mode);
+    driver->cuCtxPopCurrent(&left);
+    return result;
+}
+
+/* In the lanes. CUDA waits in cuMemFree for the use of memory of cuMemAlloc's, and for no other. */
+static bool free_at_once(CUdeviceptr memory, CUresult *result)
+{
+    struct allocation allocation;
+    if (!book_take(memory, &allocation))
+        return false;
+    struct served *served = served_on(allocation.device);
+    *result = CUDA_ERROR_INVALID_VALUE;
+    if (!served) /* the device was reset beside this call */
+        return true;
+    *result = allocation.at_once ? wait_for_work(vpmm_driver_cuda(), served) : CUDA_SUCCESS;
+    if (*result == CUDA_SUCCESS)
+        *result = give_quietly(served, memory, allocation);
+    else
+        book_add(memory, allocation);
+    return true;
+}
+
+CUresult preload_free(CUdeviceptr memory)
+{
+    CUresult result;
+    lane_enter();
+    bool freed = free_at_once(memory, &result);
+    lane_leave();
+    if (freed)
+        return result;
+    if (memory)
+        lane_count(COUNT_drivers_frees);
+    return REAL(free, memory);
+}
+
+/* ---- the driver's other memory ---- */
+
+bool memory_trim_current(void)
+{
+    CUdevice device;
+    size_t released = 0;
+    const vpmm_driver *driver = vpmm_driver_cuda();
+    if (!driver || driver->cuCtxGetDevice(&device) != CUDA_SUCCESS)
+        return false;
+    lane_enter();
+    struct served *served = served_on(device);
+    bool trimmed = served && vpmm_trim(served->pool, 0, &released) == VPMM_SUCCESS && released;
+    lane_leave();
+    if (trimmed)
+        lane_count(COUNT_trims);
+    return trimmed;
+}
+
+#define RETRY(name, symbol, base, parameters, arguments)                                                               \
+    CUresult preload_##name parameters                                                                                 \
+    {                                                                                                                  \
+        return MEMORY_RETRIED(REAL(name, UNPACKED arguments));                                                         \
+    }
+#define UNPACKED(...) __VA_ARGS__
+PRELOAD_RETRIED(RETRY)

@@ -1,0 +1,173 @@
+/*
+ * questions.c - what the program asks, answered of memory of both: the driver first, and then what it cannot know.
+ *
+ *   cuMemGetInfo     free is what the driver has free, and what vpmm would give back for a request of the driver's: mapped
+ *                    pages without anything live. A program that looks how much is left gets what it could have
+ *   addresses        the driver sees reserved address space and the mapping of a handle; here it is the allocation. Own
+ *                    memory is of the default pool, as the program sees it; of cuMemAlloc, in the primary context. All else
+ *                    is the driver's answer, and true: whether the memory may be exported, by IPC or as a handle, or be
+ *                    registered for RDMA, is as for the handles that it lies in
+ *   default pool     used and reserved are the sums of both, which for the marks is the most that it can have been. What
+ *                    is set there counts for vpmm as well: the release threshold, marks set back, trims
+ */
+#include "book.h"
+#include "real.h"
+#include "served.h"
+
+#include <string.h>
+
+/* In the lanes: the pool's levels. What is used are pages handed out whole, and pieces. */
+static bool stats_of(const struct served *served, vpmm_stats *stats)
+{
+    return served && vpmm_stats_get(served->pool, stats) == VPMM_SUCCESS;
+}
+
+CUresult preload_get_info(size_t *free, size_t *total)
+{
+    CUdevice device;
+    vpmm_stats stats;
+    const vpmm_driver *driver = vpmm_driver_cuda();
+    CUresult result = REAL(get_info, free, total);
+    if (result != CUDA_SUCCESS || !driver || driver->cuCtxGetDevice(&device) != CUDA_SUCCESS)
+        return result;
+    lane_enter();
+    if (stats_of(served_on(device), &stats) && stats.mapped_bytes > stats.live_bytes && *free < *total) {
+        size_t more = stats.mapped_bytes - stats.live_bytes;
+        *free += more < *total - *free ? more : *total - *free;
+    }
+    lane_leave();
+    return result;
+}
+
+/* ---- addresses ---- */
+
+CUresult preload_get_address_range(CUdeviceptr *start, size_t *bytes, CUdeviceptr address)
+{
+    uint64_t begins;
+    struct allocation allocation;
+    if (!book_find(address, &begins, &allocation))
+        return REAL(get_address_range, start, bytes, address);
+    if (start)
+        *start = begins;
+    if (bytes)
+        *bytes = allocation.bytes;
+    return CUDA_SUCCESS;
+}
+
+static void correct(CUpointer_attribute attribute, uint64_t start, struct allocation allocation, void *data)
+{
+    lane_enter();
+    struct served *served = served_on(allocation.device);
+    CUdeviceptr begins = start;
+    size_t bytes = allocation.bytes;
+    CUmemoryPool pool = served && !allocation.at_once ? served->standard : NULL;
+    CUcontext context = served && allocation.at_once ? served->primary : NULL;
+    lane_leave();
+    if (attribute == CU_POINTER_ATTRIBUTE_RANGE_START_ADDR)
+        memcpy(data, &begins, sizeof begins);
+    else if (attribute == CU_POINTER_ATTRIBUTE_RANGE_SIZE)
+        memcpy(data, &bytes, sizeof bytes);
+    else if (attribute == CU_POINTER_ATTRIBUTE_MEMPOOL_HANDLE)
+        memcpy(data, &pool, sizeof pool);
+    else if (attribute == CU_POINTER_ATTRIBUTE_CONTEXT)
+        memcpy(data, &context, sizeof context);
+}
+
+CUresult preload_pointer_attribute(void *data, CUpointer_attribute attribute, CUdeviceptr address)
+{
+    uint64_t start;
+    struct allocation allocation;
+    CUresult result = REAL(pointer_attribute, data, attribute, address);
+    if (result == CUDA_SUCCESS && book_find(address, &start, &allocation))
+        correct(attribute, start, allocation, data);
+    return result;
+}
+
+CUresult preload_pointer_attributes(unsigned int count, CUpointer_attribute *attributes, void **data,
+                                    CUdeviceptr address)
+{
+    uint64_t start;
+    struct allocation allocation;
+    CUresult result = REAL(pointer_attributes, count, attributes, data, address);
+    if (result != CUDA_SUCCESS || !book_find(address, &start, &allocation))
+        return result;
+    for (unsigned int i = 0; i < count; i++)
+        correct(attributes[i], start, allocation, data[i]);
+    return result;
+}
+
+/* ---- the default pool ---- */
+
+static uint64_t ours_of(CUmemPool_attribute attribute, const vpmm_stats *stats)
+{
+    uint64_t used = stats->live_bytes - stats->slab_free_bytes;
+    switch ((int)attribute) {
+    case CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT:
+        return stats->mapped_bytes + stats->quarantined_bytes;
+    case CU_MEMPOOL_ATTR_RESERVED_MEM_HIGH:
+        return stats->peak_mapped_bytes;
+    case CU_MEMPOOL_ATTR_USED_MEM_CURRENT:
+        return used;
+    case CU_MEMPOOL_ATTR_USED_MEM_HIGH:
+        return stats->peak_live_bytes > used ? stats->peak_live_bytes : used;
+    default:
+        return 0;
+    }
+}
+
+CUresult preload_pool_get_attribute(CUmemoryPool pool, CUmemPool_attribute attribute, void *value)
+{
+    vpmm_stats stats;
+    cuuint64_t sum;
+    CUresult result = REAL(pool_get_attribute, pool, attribute, value);
+    if (result != CUDA_SUCCESS)
+        return result;
+    lane_enter();
+    if (stats_of(served_by_standard(pool), &stats) && ours_of(attribute, &stats)) {
+        memcpy(&sum, value, sizeof sum);
+        sum += ours_of(attribute, &stats);
+        memcpy(value, &sum, sizeof sum);
+    }
+    lane_leave();
+    return result;
+}
+
+/* In the lanes. The value is of 64 bits where it is read. */
+static void set_ours(const struct served *served, CUmemPool_attribute attribute, const void *value)
+{
+    cuuint64_t number = 0;
+    if (attribute == CU_MEMPOOL_ATTR_RELEASE_THRESHOLD) {
+        memcpy(&number, value, sizeof number);
+        vpmm_pool_set_attribute(served->pool, VPMM_ATTRIBUTE_RELEASE_THRESHOLD, number);
+    } else if (attribute == CU_MEMPOOL_ATTR_RESERVED_MEM_HIGH) {
+        vpmm_pool_set_attribute(served->pool, VPMM_ATTRIBUTE_PEAK_MAPPED, 0);
+    } else if (attribute == CU_MEMPOOL_ATTR_USED_MEM_HIGH) {
+        vpmm_pool_set_attribute(served->pool, VPMM_ATTRIBUTE_PEAK_LIVE, 0);
+    }
+}
+
+CUresult preload_pool_set_attribute(CUmemoryPool pool, CUmemPool_attribute attribute, void *value)
+{
+    CUresult result = REAL(pool_set_attribute, pool, attribute, value);
+    if (result != CUDA_SUCCESS)
+        return result;
+    lane_enter();
+    struct served *served = served_by_standard(pool);
+    if (served)
+        set_ours(served, attribute, value);
+    lane_leave();
+    return result;
+}
+
+CUresult preload_pool_trim(CUmemoryPool pool, size_t keep)
+{
+    CUresult result = REAL(pool_trim, pool, keep);
+    if (result != CUDA_SUCCESS)
+        return result;
+    lane_enter();
+    struct served *served = served_by_standard(pool);
+    if (served)
+        vpmm_trim(served->pool, keep, NULL);
+    lane_leave();
+    return result;
+}

@@ -1,0 +1,270 @@
+#include "served.h"
+
+#include "book.h"
+#include "real.h"
+
+#include <pthread.h>
+#include <stdatomic.h>
+#include <unistd.h>
+
+#include <vpmm/observe.h>
+
+static struct device {
+    struct served served;       /* constant while `primary` is not NULL */
+    _Atomic(CUcontext) primary; /* publishes it */
+    _Atomic(int) shared;        /* SERVED_SHARED_... */
+    atomic_bool pool_set;       /* at any time; what it is now, the driver is asked */
+    atomic_bool refused;        /* no pool could be made, and none will be */
+    pid_t process;              /* that made the pool */
+} devices[BOOK_DEVICES];
+
+static _Atomic(int) highest = 0; /* device that is served or was, + 1 */
+static pthread_mutex_t making = PTHREAD_MUTEX_INITIALIZER;
+
+static struct device *device_at(int device)
+{
+    return device >= 0 && device < BOOK_DEVICES ? &devices[device] : NULL;
+}
+
+/* ---- those that are there ---- */
+
+static struct served *published(struct device *device)
+{
+    return device && atomic_load_explicit(&device->primary, memory_order_acquire) ? &device->served : NULL;
+}
+
+struct served *served_find(CUcontext context)
+{
+    int end = atomic_load_explicit(&highest, memory_order_acquire);
+    for (int i = 0; i < end; i++)
+        if (atomic_load_explicit(&devices[i].primary, memory_order_acquire) == context)
+            return &devices[i].served;
+    return NULL;
+}
+
+struct served *served_on(int device)
+{
+    return published(device_at(device));
+}
+
+struct served *served_by_standard(CUmemoryPool pool)
+{
+    int end = atomic_load_explicit(&highest, memory_order_acquire);
+    for (int i = 0; i < end; i++)
+        if (published(&devices[i]) && devices[i].served.standard == pool)
+            return pool ? &devices[i].served : NULL;
+    return NULL;
+}
+
+/* ---- what the program says of devices ---- */
+
+void served_pool_set(int device)
+{
+    struct device *set = device_at(device);
+    if (set)
+        atomic_store_explicit(&set->pool_set, true, memory_order_relaxed);
+}
+
+void served_share(int device, int how)
+{
+    struct device *shared = device_at(device);
+    if (shared)
+        atomic_fetch_or_explicit(&shared->shared, how, memory_order_relaxed);
+}
+
+bool served_is_shared(int device, int how)
+{
+    struct device *shared = device_at(device);
+    return shared && atomic_load_explicit(&shared->shared, memory_order_relaxed) & how;
+}
+
+bool served_elsewhere(const struct served *served)
+{
+    CUmemoryPool pool;
+    if (!atomic_load_explicit(&devices[served->device].pool_set, memory_order_relaxed))
+        return false;
+    return REAL(device_get_pool, &pool, served->device) != CUDA_SUCCESS || pool != served->standard;
+}
+
+/* ---- captures ---- */
+
+CUstreamCaptureMode served_relax(void)
+{
+    CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_RELAXED;
+    if (vpmm_driver_cuda()->cuThreadExchangeStreamCaptureMode(&mode) != CUDA_SUCCESS)
+        return CU_STREAM_CAPTURE_MODE_GLOBAL; /* CUDA's default */
+    return mode;
+}
+
+void served_unrelax(CUstreamCaptureMode mode)
+{
+    vpmm_driver_cuda()->cuThreadExchangeStreamCaptureMode(&mode);
+}
+
+/* ---- making one ---- */
+
+/* The program's threshold, said before there was a pool of ours. */
+static void take_over_threshold(const vpmm_driver *driver, const struct served *served)
+{
+    cuuint64_t threshold = 0;
+    if (served->standard &&
+        driver->cuMemPoolGetAttribute(served->standard, CU_MEMPOOL_ATTR_RELEASE_THRESHOLD, &threshold) ==
+            CUDA_SUCCESS &&
+        threshold)
+        vpmm_pool_set_attribute(served->pool, VPMM_ATTRIBUTE_RELEASE_THRESHOLD, threshold);
+}
+
+static vpmm_status make_pool(struct served *served)
+{
+    vpmm_config config = vpmm_config_default();
+    config.captures = true;
+    config.exportable = false;
+    vpmm_status status = vpmm_config_from_env(&config);
+    config.device = served->device;
+    return status == VPMM_SUCCESS ? vpmm_pool_create(&config, &served->pool) : status;
+}
+
+/* With the primary context current. False: nothing is left of it, and lane_explain has been told. */
+static bool make_served(const vpmm_driver *driver, struct device *device)
+{
+    struct served *served = &device->served;
+    vpmm_status status = make_pool(served);
+    if (status == VPMM_SUCCESS && driver->cuStreamCreate(&served->quiet, CU_STREAM_NON_BLOCKING) != CUDA_SUCCESS) {
+        vpmm_pool_destroy(served->pool);
+        status = vpmm_error_set(VPMM_ERROR_DRIVER, "cuStreamCreate failed");
+    }
+    if (status == VPMM_SUCCESS) {
+        if (driver->cuDeviceGetDefaultMemPool(&served->standard, served->device) != CUDA_SUCCESS)
+            served->standard = NULL;
+        take_over_threshold(driver, served);
+        return true;
+    }
+    lane_explain(vpmm_last_error());
+    /* A want of memory passes. */
+    if (status != VPMM_ERROR_OUT_OF_MEMORY && status != VPMM_ERROR_HOST_MEMORY)
+        atomic_store_explicit(&device->refused, true, memory_order_relaxed);
+    return false;
+}
+
+/* Under `making`. */
+static void publish(struct device *device)
+{
+    int end = device->served.device + 1;
+    device->process = getpid();
+    if (atomic_load_explicit(&highest, memory_order_relaxed) < end)
+        atomic_store_explicit(&highest, end, memory_order_release);
+    atomic_store_explicit(&device->primary, device->served.primary, memory_order_release);
+}
+
+/* Which device a context is of; -1: none that the book can name. The context stays current, if it can be made so. */
+static int enter_context(const vpmm_driver *driver, CUcontext context, bool *entered)
+{
+    CUdevice device;
+    *entered = driver->cuCtxPushCurrent(context) == CUDA_SUCCESS;
+    return *entered && driver->cuCtxGetDevice(&device) == CUDA_SUCCESS && device_at(device) ? device : -1;
+}
+
+/* Whether it is the device's primary one, which is then retained. One that is not active is not made so. */
+static bool retain_primary(const vpmm_driver *driver, int device, CUcontext context)
+{
+    CUcontext primary;
+    unsigned int flags;
+    int active = 0;
+    if (REAL(primary_state, device, &flags, &active) != CUDA_SUCCESS || !active ||
+        driver->cuDevicePrimaryCtxRetain(&primary, device) != CUDA_SUCCESS)
+        return false;
+    if (primary != context)
+        driver->cuDevicePrimaryCtxRelease(device);
+    return primary == context;
+}
+
+/* Under `making`, with the context current. */
+static bool make_on(const vpmm_driver *driver, int number, CUcontext context, enum count *why)
+{
+    struct device *device = &devices[number];
+    *why = COUNT_left_unserved;
+    if (atomic_load_explicit(&device->refused, memory_order_relaxed))
+        return false;
+    if (!retain_primary(driver, number, context)) {
+        *why = COUNT_left_context;
+        return false;
+    }
+    device->served = (struct served){.device = number, .primary = context};
+    bool made = make_served(driver, device);
+    if (made)
+        publish(device);
+    driver->cuDevicePrimaryCtxRelease(number); /* the pool retains it */
+    return made;
+}
+
+static struct served *make(const vpmm_driver *driver, CUcontext context, enum count *why)
+{
+    bool entered;
+    CUcontext left;
+    pthread_mutex_lock(&making);
+    struct served *served = served_find(context); /* another thread's, meanwhile */
+    if (!served) {
+        CUstreamCaptureMode mode = served_relax();
+        int device = enter_context(driver, context, &entered);
+        *why = COUNT_left_context;
+        if (device >= 0 && make_on(driver, device, context, why))
+            served = &devices[device].served;
+        if (entered)
+            driver->cuCtxPopCurrent(&left);
+        served_unrelax(mode);
+    }
+    pthread_mutex_unlock(&making);
+    return served;
+}
+
+struct served *served_of_context(CUcontext context, enum count *why)
+{
+    *why = COUNT_left_context;
+    if (!context)
+        return NULL;
+    struct served *served = served_find(context);
+    return served ? served : make(vpmm_driver_cuda(), context, why);
+}
+
+/* ---- the end of one ---- */
+
+static void free_live(uint64_t start, struct allocation allocation, void *data)
+{
+    const struct served *served = data;
+    if (allocation.device == (unsigned)served->device && book_take(start, &allocation))
+        vpmm_free(served->pool, start, served->quiet);
+}
+
+/*
+ * With the lanes shut. What the program's work still uses must end before it is unmapped; captures end as well, which
+ * the reset would do. A pool that will not be destroyed is forgotten, with what it holds.
+ */
+static void end_served(const vpmm_driver *driver, struct device *device)
+{
+    CUcontext left;
+    struct served *served = &device->served;
+    bool entered = driver->cuCtxPushCurrent(served->primary) == CUDA_SUCCESS;
+    if (entered)
+        driver->cuCtxSynchronize();
+    book_each(free_live, served);
+    vpmm_stream_release(served->pool, served->quiet);
+    if (entered) {
+        driver->cuStreamDestroy(served->quiet);
+        driver->cuCtxPopCurrent(&left);
+    }
+    vpmm_pool_destroy(served->pool);
+}
+
+void served_end(int number)
+{
+    struct device *device = device_at(number);
+    /* A forked child has the parent's lanes, and nothing that it could end. */
+    if (!published(device) || device->process != getpid())
+        return;
+    lane_shut();
+    if (published(device)) {
+        atomic_store_explicit(&device->primary, NULL, memory_order_relaxed);
+        end_served(vpmm_driver_cuda(), device);
+    }
+    lane_open();
+}

@@ -1,0 +1,61 @@
+/*
+ * served.h - the pools: one for each device whose primary context asks for memory.
+ *
+ * A pool is made for the first request on a primary context, from vpmm's defaults, what the program has said of the
+ * device's default pool, and the VPMM_* variables. Two defaults are others here, because the program does not know
+ * vpmm: `captures` is on, for it will capture streams that nobody has released; and `exportable` is off, for what a
+ * handle holds may be others' memory as well, and the driver's default pool does not export either.
+ *
+ *   primary   the context. A request is served if its stream's context, or the current one for a default stream, is one
+ *   quiet     a stream of ours, non-blocking, which never has work of the program's. Synchronous requests are made on
+ *             it, and it is released after each of their frees, so that their memory goes to every stream
+ *   standard  the device's default pool: what the program thinks its memory is of
+ *
+ * A program's cuDevicePrimaryCtxReset ends the pool with all that is live in it, as it ends the driver's; the next
+ * request makes another one. Its last cuDevicePrimaryCtxRelease ends nothing: the pool retains the context.
+ *
+ * Who may do what. A served device is made under a lock, and published by its context; it is ended with the lanes shut.
+ * What this header gives is used between lane_enter and lane_leave.
+ */
+#ifndef VPMM_PRELOAD_SERVED_H
+#define VPMM_PRELOAD_SERVED_H
+
+#include "lane.h"
+
+#include <stdbool.h>
+
+#include <vpmm/vpmm.h>
+
+struct served {
+    vpmm_pool *pool;
+    int device;
+    CUcontext primary;
+    CUstream quiet;
+    CUmemoryPool standard; /* NULL where the driver has none */
+};
+
+/* Whose requests a context's are, made if need be; NULL: the driver's, and the count says why. */
+struct served *served_of_context(CUcontext, enum count *why);
+
+/* Those that are there, or NULL: by their context, their device, or their default pool. */
+struct served *served_find(CUcontext);
+struct served *served_on(int device);
+struct served *served_by_standard(CUmemoryPool);
+
+/* Whether another pool than its default one serves the device. */
+bool served_elsewhere(const struct served *);
+
+/* The program has set a device's pool, or shares its memory with other devices, in stream order or at once. */
+enum { SERVED_SHARED_ASYNC = 1, SERVED_SHARED_AT_ONCE = 2 };
+void served_pool_set(int device);
+void served_share(int device, int how);
+bool served_is_shared(int device, int how);
+
+/* The end of a device's pool, with all that is live there, before its primary context is reset. Outside of the lanes. */
+void served_end(int device);
+
+/* Between the two, potentially unsafe calls of this thread harm no capture. Gives the mode before. */
+CUstreamCaptureMode served_relax(void);
+void served_unrelax(CUstreamCaptureMode);
+
+#endif
