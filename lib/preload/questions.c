@@ -16,7 +16,7 @@
 
 #include <string.h>
 
-/* In the lanes: the pool's levels. What is used are pages handed out whole, and pieces. */
+/* In the lanes. */
 static bool stats_of(const struct served *served, vpmm_stats *stats)
 {
     return served && vpmm_stats_get(served->pool, stats) == VPMM_SUCCESS;
@@ -98,18 +98,18 @@ CUresult preload_pointer_attributes(unsigned int count, CUpointer_attribute *att
 
 /* ---- the default pool ---- */
 
+/* As the driver counts: what is used are lengths before rounding. */
 static uint64_t ours_of(CUmemPool_attribute attribute, const vpmm_stats *stats)
 {
-    uint64_t used = stats->live_bytes - stats->slab_free_bytes;
     switch ((int)attribute) {
     case CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT:
         return stats->mapped_bytes + stats->quarantined_bytes;
     case CU_MEMPOOL_ATTR_RESERVED_MEM_HIGH:
         return stats->peak_mapped_bytes;
     case CU_MEMPOOL_ATTR_USED_MEM_CURRENT:
-        return used;
+        return stats->requested_bytes;
     case CU_MEMPOOL_ATTR_USED_MEM_HIGH:
-        return stats->peak_live_bytes > used ? stats->peak_live_bytes : used;
+        return stats->peak_requested_bytes;
     default:
         return 0;
     }
@@ -142,7 +142,7 @@ static void set_ours(const struct served *served, CUmemPool_attribute attribute,
     } else if (attribute == CU_MEMPOOL_ATTR_RESERVED_MEM_HIGH) {
         vpmm_pool_set_attribute(served->pool, VPMM_ATTRIBUTE_PEAK_MAPPED, 0);
     } else if (attribute == CU_MEMPOOL_ATTR_USED_MEM_HIGH) {
-        vpmm_pool_set_attribute(served->pool, VPMM_ATTRIBUTE_PEAK_LIVE, 0);
+        vpmm_pool_set_attribute(served->pool, VPMM_ATTRIBUTE_PEAK_REQUESTED, 0);
     }
 }
 

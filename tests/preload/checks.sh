@@ -1,0 +1,106 @@
+#!/usr/bin/env bash
+set -euo pipefail
+
+usage() {
+  cat <<'EOT'
+usage: tests/preload/checks.sh BUILD_DIR [CASE]
+
+Runs programs that know the driver alone (program.c) under libvpmm_preload.so, over a libcuda.so.1 that is the simulated
+GPU (cuda.c): linked with it, and by dlopen in each way that entries can be asked for. Then what it must not touch:
+programs without CUDA, RTLD_NEXT of other libraries, the symbols that it exports. With CASE, one of the cases alone.
+
+Exit status: 0 all of it holds; 1 a line says what does not; 2 wrong usage.
+EOT
+}
+
+case ${1:-} in
+"") usage >&2 && exit 2 ;;
+-h | --help) usage && exit 0 ;;
+esac
+build=$(cd "$1" && pwd)
+only=${2:-}
+here=$build/tests/preload
+preload=$build/libvpmm_preload.so
+map=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)/lib/preload/symbols.map
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+failed=0
+
+# The runtime of AddressSanitizer comes first, where the library is built with it.
+runtime=$(ldd "$preload" | awk '/lib[at]san/ { print $3 }')
+
+# check <what> [<variable>=<value>...] <command>...: under the preload; what it says is shown where it fails.
+check() {
+  local status=0
+  timeout --kill-after=5 120 env LD_LIBRARY_PATH="$here" LD_PRELOAD="${runtime:+$runtime:}$preload" "${@:2}" \
+    >"$work/said" 2>&1 </dev/null || status=$?
+  if [ "$status" -eq 0 ]; then
+    echo "ok: $1"
+  else
+    echo "FAILED: $1: exit status $status"
+    tail -n 20 "$work/said"
+    failed=1
+  fi
+}
+
+declare -A settings=(
+  [memory]=FAKE_MEMORY=67108864
+  [refused]=VPMM_PAGE_SIZE=odd
+  [at_once]="VPMM_PRELOAD_SYNC=1 FAKE_STEPPED=1"
+  [threshold]="VPMM_DECAY_MS=50 VPMM_CAPTURES=off"
+)
+cases=(serve drivers capture beside_capture pools shared context questions threshold memory refused failing reset streams
+  default_stream threads at_once fork names)
+
+for name in "${cases[@]}"; do
+  [ -z "$only" ] || [ "$only" = "$name" ] || continue
+  # shellcheck disable=SC2086 # words
+  check "$name, linked" ${settings[$name]:-} "$here/preload_linked" linked "$name"
+  for way in dlsym asked asked_v1 threads; do
+    # shellcheck disable=SC2086 # words
+    check "$name, by $way" ${settings[$name]:-} "$here/preload_loaded" "$way" "$name"
+  done
+done
+[ -z "$only" ] || exit "$failed"
+
+# says <what> <expected> <variable>=<value>... <command>...: a line of what it says.
+says() {
+  check "$1" "${@:3}"
+  grep -qE "$2" "$work/said" && [ "$(grep -c '^vpmm: ' "$work/said")" -eq 1 ] || {
+    echo "FAILED: $1: not said: $2"
+    cat "$work/said"
+    failed=1
+  }
+}
+
+says "what was served is said" '^vpmm: served 24 mallocs, 0 synchronous mallocs, 24 frees; 0 refused for want of memory; left to the driver 1, 1 without a size, 1 frees of the driver.s memory$' \
+  VPMM_PRELOAD_VERBOSE=1 "$here/preload_loaded" asked serve
+says "why nothing was is said" 'left to the driver 2, 2 on a device without a pool of vpmm.s, .*VPMM_PAGE_SIZE' \
+  VPMM_PRELOAD_VERBOSE=1 VPMM_PAGE_SIZE=odd "$here/preload_loaded" asked refused
+
+check "without CUDA" LD_LIBRARY_PATH= "$here/preload_loaded" none without_cuda
+check "RTLD_NEXT of other libraries" "$here/preload_next"
+if [ -z "$runtime" ]; then # these programs are not built for it
+  # shellcheck disable=SC2016 # for the inner shell
+  for command in 'true' 'test "$(echo a | tr a b)" = b' 'ls / | sort >/dev/null & wait'; do
+    check "bash -c '$command'" bash -c "$command"
+    [ ! -s "$work/said" ] || { echo "FAILED: bash said something" && cat "$work/said" && failed=1; }
+  done
+  check "python3, with threads and ctypes" /usr/bin/python3 -c 'import ctypes, subprocess, threading
+t = threading.Thread(target=ctypes.CDLL(None).getpid); t.start(); t.join(); subprocess.check_call(["true"])'
+fi
+
+exported() {
+  nm -D --defined-only --format=just-symbols "$preload" | sort
+}
+if diff <(exported) <(sed -nE 's/^ +([A-Za-z_0-9]+);$/\1/p' "$map" | sort); then
+  echo "ok: what is exported"
+else
+  echo "FAILED: what is exported is not what symbols.map says"
+  failed=1
+fi
+if ldd "$preload" | grep -q cuda; then
+  echo "FAILED: it is linked with CUDA"
+  failed=1
+fi
+exit "$failed"

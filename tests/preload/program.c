@@ -1,0 +1,666 @@
+/*
+ * program.c - a program that knows the driver alone. tests/preload/checks.sh runs it under libvpmm_preload.so.
+ *
+ *   program WAY CASE
+ *
+ *   linked    by the linker (the build that is linked with libcuda)
+ *   dlsym     dlopen, and dlsym of each entry
+ *   asked     dlopen, and dlsym of cuGetProcAddress_v2 alone, as CUDA's runtime does
+ *   asked_v1  the same by the first cuGetProcAddress
+ *   threads   as asked, for per-thread default streams
+ *
+ * Exit status 0: all that the case expects was so.
+ */
+#define _GNU_SOURCE
+#include <cuda.h>
+
+#include <dirent.h>
+#include <dlfcn.h>
+#include <pthread.h>
+#include <stdbool.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+/* X(member, symbol, name, ABI version, (parameters)) */
+#define ENTRIES(X)                                                                                                     \
+    X(init, "cuInit", "cuInit", 2000, (unsigned int))                                                                  \
+    X(retain, "cuDevicePrimaryCtxRetain", "cuDevicePrimaryCtxRetain", 7000, (CUcontext *, CUdevice))                   \
+    X(reset, "cuDevicePrimaryCtxReset_v2", "cuDevicePrimaryCtxReset", 11000, (CUdevice))                               \
+    X(set_current, "cuCtxSetCurrent", "cuCtxSetCurrent", 4000, (CUcontext))                                            \
+    X(synchronize, "cuCtxSynchronize", "cuCtxSynchronize", 2000, (void))                                               \
+    X(context_create, "cuCtxCreate", "cuCtxCreate", 3020, (CUcontext *, unsigned int, CUdevice))                       \
+    X(stream_create, "cuStreamCreate", "cuStreamCreate", 2000, (CUstream *, unsigned int))                             \
+    X(stream_destroy, "cuStreamDestroy_v2", "cuStreamDestroy", 4000, (CUstream))                                       \
+    X(stream_wait, "cuStreamSynchronize", "cuStreamSynchronize", 2000, (CUstream))                                     \
+    X(capture, "cuStreamBeginCapture", "cuStreamBeginCapture", 10010, (CUstream, CUstreamCaptureMode))                 \
+    X(capture_end, "cuStreamEndCapture", "cuStreamEndCapture", 10000, (CUstream, CUgraph *))                           \
+    X(graph_destroy, "cuGraphDestroy", "cuGraphDestroy", 10000, (CUgraph))                                             \
+    X(fill, "cuMemsetD8Async", "cuMemsetD8Async", 3020, (CUdeviceptr, unsigned char, size_t, CUstream))                \
+    X(read, "cuMemcpyDtoHAsync", "cuMemcpyDtoHAsync", 3020, (void *, CUdeviceptr, size_t, CUstream))                   \
+    X(alloc_async, "cuMemAllocAsync", "cuMemAllocAsync", 11020, (CUdeviceptr *, size_t, CUstream))                     \
+    X(free_async, "cuMemFreeAsync", "cuMemFreeAsync", 11020, (CUdeviceptr, CUstream))                                  \
+    X(alloc, "cuMemAlloc_v2", "cuMemAlloc", 3020, (CUdeviceptr *, size_t))                                             \
+    X(free, "cuMemFree_v2", "cuMemFree", 3020, (CUdeviceptr))                                                          \
+    X(info, "cuMemGetInfo_v2", "cuMemGetInfo", 3020, (size_t *, size_t *))                                             \
+    X(range, "cuMemGetAddressRange_v2", "cuMemGetAddressRange", 3020, (CUdeviceptr *, size_t *, CUdeviceptr))          \
+    X(attribute, "cuPointerGetAttribute", "cuPointerGetAttribute", 4000, (void *, CUpointer_attribute, CUdeviceptr))   \
+    X(attributes, "cuPointerGetAttributes", "cuPointerGetAttributes", 7000,                                            \
+      (unsigned int, CUpointer_attribute *, void **, CUdeviceptr))                                                     \
+    X(default_pool, "cuDeviceGetDefaultMemPool", "cuDeviceGetDefaultMemPool", 11020, (CUmemoryPool *, CUdevice))       \
+    X(pool_create, "cuMemPoolCreate", "cuMemPoolCreate", 11020, (CUmemoryPool *, const CUmemPoolProps *))              \
+    X(pool_get, "cuMemPoolGetAttribute", "cuMemPoolGetAttribute", 11020, (CUmemoryPool, CUmemPool_attribute, void *))  \
+    X(pool_set, "cuMemPoolSetAttribute", "cuMemPoolSetAttribute", 11020, (CUmemoryPool, CUmemPool_attribute, void *))  \
+    X(pool_trim, "cuMemPoolTrimTo", "cuMemPoolTrimTo", 11020, (CUmemoryPool, size_t))                                  \
+    X(pool_access, "cuMemPoolSetAccess", "cuMemPoolSetAccess", 11020, (CUmemoryPool, const CUmemAccessDesc *, size_t)) \
+    X(device_pool, "cuDeviceSetMemPool", "cuDeviceSetMemPool", 11020, (CUdevice, CUmemoryPool))                        \
+    X(alloc_pool, "cuMemAllocFromPoolAsync", "cuMemAllocFromPoolAsync", 11020,                                         \
+      (CUdeviceptr *, size_t, CUmemoryPool, CUstream))
+
+static struct {
+#define MEMBER(member, symbol, name, version, parameters) CUresult(CUDAAPI *member) parameters;
+    ENTRIES(MEMBER)
+} cu;
+
+/* The fake driver's own. */
+static struct {
+    uint64_t (*calls)(const char *);
+    uint64_t (*pending)(CUstream);
+    uint64_t (*races)(void);
+    uint64_t (*misuses)(void);
+    void (*fail)(const char *, uint64_t nth, CUresult);
+} fake;
+
+static const char *way;
+static int failures;
+static CUcontext context;
+static CUstream stream;
+
+#define EXPECT(condition)                                                                                              \
+    do {                                                                                                               \
+        if (!(condition)) {                                                                                            \
+            printf("%s:%d: not so: %s\n", __FILE__, __LINE__, #condition);                                             \
+            __atomic_fetch_add(&failures, 1, __ATOMIC_RELAXED);                                                        \
+        }                                                                                                              \
+    } while (0)
+#define OK(call) EXPECT((call) == CUDA_SUCCESS)
+
+/* ---- the ways ---- */
+
+static void set_function(void *function_pointer, void *symbol)
+{
+    memcpy(function_pointer, &symbol, sizeof(symbol));
+}
+
+#ifdef LINKED
+#define LINK(member, symbol, name, version, parameters) CUresult CUDAAPI linked_##member parameters __asm__(symbol);
+ENTRIES(LINK)
+#endif
+
+static void *ask(void *library, const char *name, int version)
+{
+    void *function = NULL;
+    if (strcmp(way, "asked_v1") == 0) {
+        CUresult (*get)(const char *, void **, int, cuuint64_t);
+        set_function(&get, dlsym(library, "cuGetProcAddress"));
+        OK(get(name, &function, version, CU_GET_PROC_ADDRESS_LEGACY_STREAM));
+        return function;
+    }
+    CUresult (*get)(const char *, void **, int, cuuint64_t, void *);
+    set_function(&get, dlsym(library, "cuGetProcAddress_v2"));
+    const cuuint64_t flags =
+        strcmp(way, "threads") == 0 ? CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM : CU_GET_PROC_ADDRESS_LEGACY_STREAM;
+    OK(get("cuGetProcAddress", &function, 12000, 0, NULL)); /* as the runtime does once more */
+    set_function(&get, function);
+    OK(get(name, &function, version, flags, NULL));
+    return function;
+}
+
+static void *find(void *library, const char *symbol, const char *name, int version)
+{
+    void *function = strcmp(way, "dlsym") == 0 ? dlsym(library, symbol) : ask(library, name, version);
+    if (!function) {
+        printf("%s is not found\n", symbol);
+        exit(1);
+    }
+    return function;
+}
+
+static void find_entries(void *library)
+{
+#ifdef LINKED
+    (void)find, (void)library;
+#define SET(member, symbol, name, version, parameters) cu.member = linked_##member;
+#else
+#define SET(member, symbol, name, version, parameters) set_function(&cu.member, find(library, symbol, name, version));
+#endif
+    ENTRIES(SET)
+}
+
+static void begin(void)
+{
+    void *library = dlopen("libcuda.so.1", RTLD_NOW);
+    if (!library) {
+        printf("%s\n", dlerror());
+        exit(1);
+    }
+    find_entries(library);
+    set_function(&fake.calls, dlsym(library, "fake_calls"));
+    set_function(&fake.pending, dlsym(library, "fake_pending"));
+    set_function(&fake.races, dlsym(library, "fake_races"));
+    set_function(&fake.misuses, dlsym(library, "fake_misuses"));
+    set_function(&fake.fail, dlsym(library, "fake_fail"));
+    OK(cu.init(0));
+    OK(cu.retain(&context, 0));
+    OK(cu.set_current(context));
+    OK(cu.stream_create(&stream, CU_STREAM_DEFAULT));
+}
+
+/* ---- what cases share ---- */
+
+/* Memory of vpmm's: the driver has made no allocation for it. */
+static CUdeviceptr served(size_t bytes, CUstream on)
+{
+    CUdeviceptr memory = 0;
+    uint64_t before = fake.calls("cuMemAllocAsync");
+    OK(cu.alloc_async(&memory, bytes, on));
+    EXPECT(fake.calls("cuMemAllocAsync") == before);
+    EXPECT(memory && memory % 512 == 0);
+    return memory;
+}
+
+/* One that goes to the driver. */
+static CUresult left(CUdeviceptr *memory, size_t bytes, CUstream on)
+{
+    uint64_t before = fake.calls("cuMemAllocAsync");
+    CUresult result = cu.alloc_async(memory, bytes, on);
+    EXPECT(fake.calls("cuMemAllocAsync") == before + 1);
+    return result;
+}
+
+static bool holds(CUdeviceptr memory, size_t bytes, unsigned char value, CUstream on)
+{
+    unsigned char *host = malloc(bytes);
+    bool good = host && cu.read(host, memory, bytes, on) == CUDA_SUCCESS && cu.stream_wait(on) == CUDA_SUCCESS;
+    for (size_t i = 0; good && i < bytes; i++)
+        good = host[i] == value;
+    free(host);
+    return good;
+}
+
+/* The calls of vpmm's own driver entries do not come back in here. */
+static bool is_range(CUdeviceptr address, CUdeviceptr start, size_t bytes)
+{
+    CUdeviceptr from = 0;
+    size_t length = 0;
+    return cu.range(&from, &length, address) == CUDA_SUCCESS && from == start && length == bytes;
+}
+
+/* ---- the cases ---- */
+
+static void case_serve(void)
+{
+    static const size_t sizes[] = {1, 256, 1000, 4096, 100000, 2 << 20, (5 << 20) + 1, 64 << 20};
+    enum { SIZES = sizeof(sizes) / sizeof(sizes[0]) };
+    CUdeviceptr memory[SIZES];
+    for (int round = 0; round < 3; round++) {
+        for (int i = 0; i < SIZES; i++) {
+            memory[i] = served(sizes[i], stream);
+            OK(cu.fill(memory[i], (unsigned char)(i + round), sizes[i], stream));
+        }
+        for (int i = 0; i < SIZES; i++) {
+            EXPECT(holds(memory[i], sizes[i], (unsigned char)(i + round), stream));
+            OK(cu.free_async(memory[i], stream));
+        }
+    }
+    EXPECT(cu.free_async(memory[0], stream) != CUDA_SUCCESS); /* once more */
+    EXPECT(fake.calls("cuMemFreeAsync") == 1);
+    EXPECT(fake.calls("cuMemCreate") > 0);
+    CUdeviceptr none;
+    EXPECT(left(&none, 0, stream) == CUDA_ERROR_INVALID_VALUE); /* as the driver says */
+}
+
+static void case_drivers(void)
+{
+    CUmemoryPool pool;
+    CUdeviceptr memory, plain, own = served(1000, stream);
+    OK(cu.default_pool(&pool, 0));
+    OK(cu.alloc_pool(&memory, 1000, pool, stream));
+    OK(cu.alloc(&plain, 5000));
+    EXPECT(is_range(plain + 4999, plain, 5000));
+    EXPECT(is_range(own + 999, own, 1000));
+    OK(cu.free_async(memory, stream));
+    OK(cu.free(plain));
+    OK(cu.free(own)); /* which is vpmm's */
+    EXPECT(fake.calls("cuMemFreeAsync") == 1);
+    OK(cu.free(0));
+    EXPECT(cu.free(0x7000) != CUDA_SUCCESS);
+}
+
+static void case_capture(void)
+{
+    CUgraph graph;
+    CUdeviceptr memory, own = served(1000, stream);
+    OK(cu.capture(stream, CU_STREAM_CAPTURE_MODE_GLOBAL));
+    EXPECT(left(&memory, 1000, stream) == CUDA_ERROR_NOT_SUPPORTED); /* the simulator makes no nodes */
+    EXPECT(cu.free_async(own, stream) == CUDA_ERROR_INVALID_VALUE);
+    OK(cu.capture_end(stream, &graph)); /* the capture has gone on */
+    OK(cu.graph_destroy(graph));
+    EXPECT(is_range(own, own, 1000));
+    OK(cu.free_async(own, stream));
+    own = served(1000, stream);
+    OK(cu.free_async(own, stream));
+}
+
+/* Beside a capture of another thread, and in the thread that captures, on other streams. */
+static void case_beside_capture(void)
+{
+    CUgraph graph;
+    CUstream other;
+    CUdeviceptr before = served(3 << 20, stream);
+    OK(cu.stream_create(&other, CU_STREAM_NON_BLOCKING));
+    OK(cu.capture(stream, CU_STREAM_CAPTURE_MODE_GLOBAL));
+    CUdeviceptr memory = served(8 << 20, other);
+    OK(cu.free_async(before, other));
+    OK(cu.free_async(memory, other));
+    OK(cu.stream_destroy(other));
+    OK(cu.capture_end(stream, &graph));
+    OK(cu.graph_destroy(graph));
+}
+
+static void case_pools(void)
+{
+    CUmemoryPool standard, pool;
+    CUdeviceptr memory, own = served(1000, stream);
+    CUmemPoolProps props = {.allocType = CU_MEM_ALLOCATION_TYPE_PINNED,
+                            .location = {.type = CU_MEM_LOCATION_TYPE_DEVICE, .id = 0}};
+    OK(cu.default_pool(&standard, 0));
+    OK(cu.pool_create(&pool, &props));
+    OK(cu.device_pool(0, pool));
+    OK(left(&memory, 1000, stream));
+    OK(cu.free_async(own, stream)); /* still vpmm's */
+    EXPECT(fake.calls("cuMemFreeAsync") == 0);
+    OK(cu.free_async(memory, stream));
+    EXPECT(fake.calls("cuMemFreeAsync") == 1);
+    OK(cu.device_pool(0, standard));
+    OK(cu.free_async(served(1000, stream), stream));
+}
+
+static void case_shared(void)
+{
+    CUmemoryPool standard;
+    CUdeviceptr memory;
+    CUmemAccessDesc access = {.location = {.type = CU_MEM_LOCATION_TYPE_DEVICE, .id = 0},
+                              .flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE};
+    OK(cu.default_pool(&standard, 0));
+    OK(cu.pool_access(standard, &access, 1)); /* of its own device: nothing new */
+    OK(cu.free_async(served(1000, stream), stream));
+    access.location.id = 1;
+    OK(cu.pool_access(standard, &access, 1));
+    OK(left(&memory, 1000, stream));
+    OK(cu.free_async(memory, stream));
+}
+
+static void case_context(void)
+{
+    CUcontext other;
+    CUstream there;
+    CUdeviceptr memory, own = served(1000, stream);
+    OK(cu.context_create(&other, 0, 0)); /* and current */
+    OK(cu.stream_create(&there, CU_STREAM_DEFAULT));
+    OK(left(&memory, 1000, there));
+    OK(cu.fill(own, 1, 1000, there));
+    OK(cu.free_async(own, there)); /* waits for the stream, which vpmm does not meet */
+    OK(cu.free_async(memory, there));
+    EXPECT(fake.calls("cuMemFreeAsync") == 1);
+    OK(cu.stream_destroy(there));
+    OK(cu.set_current(context));
+    OK(cu.free_async(served(1000, stream), stream));
+}
+
+static void case_questions(void)
+{
+    const size_t bytes = 3 * (2 << 20) + 17;
+    CUmemoryPool standard, pool = NULL;
+    CUdeviceptr large = served(bytes, stream), small = served(1000, stream), other = served(1000, stream), start = 0;
+    size_t length = 0, free = 0, total = 0, later = 0;
+    unsigned int type = 0;
+    OK(cu.default_pool(&standard, 0));
+    EXPECT(is_range(large, large, bytes));
+    EXPECT(is_range(large + 2500000, large, bytes));
+    EXPECT(is_range(large + bytes - 1, large, bytes));
+    EXPECT(!is_range(large + bytes, large, bytes));
+    EXPECT(is_range(small + 999, small, 1000));
+    EXPECT(is_range(other, other, 1000));
+    OK(cu.attribute(&start, CU_POINTER_ATTRIBUTE_RANGE_START_ADDR, large + 5000000));
+    OK(cu.attribute(&length, CU_POINTER_ATTRIBUTE_RANGE_SIZE, large + 5000000));
+    EXPECT(start == large && length == bytes);
+    CUpointer_attribute asked[] = {CU_POINTER_ATTRIBUTE_MEMPOOL_HANDLE, CU_POINTER_ATTRIBUTE_MEMORY_TYPE,
+                                   CU_POINTER_ATTRIBUTE_RANGE_START_ADDR};
+    void *data[] = {&pool, &type, &start};
+    OK(cu.attributes(3, asked, data, small + 1));
+    EXPECT(pool == standard && type == CU_MEMORYTYPE_DEVICE && start == small);
+
+    uint64_t used = 0, reserved = 0, high = 1 << 30;
+    OK(cu.pool_get(standard, CU_MEMPOOL_ATTR_USED_MEM_CURRENT, &used));
+    OK(cu.pool_get(standard, CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT, &reserved));
+    EXPECT(used >= bytes + 2000 && used <= reserved && reserved <= 64 << 20);
+    OK(cu.free_async(large, stream));
+    large = served(32 << 20, stream);
+    OK(cu.info(&free, &total));
+    OK(cu.free_async(large, stream));
+    OK(cu.stream_wait(stream));
+    OK(cu.info(&later, &total));
+    EXPECT(later >= free + (32 << 20) && later <= total); /* vpmm keeps it, and would give it back */
+    OK(cu.pool_get(standard, CU_MEMPOOL_ATTR_USED_MEM_HIGH, &high));
+    EXPECT(high >= used);
+    high = 0;
+    OK(cu.pool_set(standard, CU_MEMPOOL_ATTR_USED_MEM_HIGH, &high));
+    OK(cu.pool_get(standard, CU_MEMPOOL_ATTR_USED_MEM_HIGH, &high));
+    EXPECT(high < used);
+    OK(cu.pool_trim(standard, 0));
+    OK(cu.pool_get(standard, CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT, &later));
+    EXPECT(later < reserved);
+    OK(cu.free_async(small, stream));
+    OK(cu.free_async(other, stream));
+    EXPECT(!is_range(small, small, 1000));
+}
+
+/* What was said of the default pool before there was one of vpmm's. */
+static void case_threshold(void)
+{
+    CUmemoryPool standard;
+    uint64_t all = UINT64_MAX, reserved = 0;
+    OK(cu.default_pool(&standard, 0));
+    OK(cu.pool_set(standard, CU_MEMPOOL_ATTR_RELEASE_THRESHOLD, &all));
+    OK(cu.free_async(served(32 << 20, stream), stream));
+    OK(cu.stream_wait(stream));
+    usleep(300000); /* VPMM_DECAY_MS is 50 */
+    OK(cu.pool_get(standard, CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT, &reserved));
+    EXPECT(reserved >= 32 << 20);
+    all = 0;
+    OK(cu.pool_set(standard, CU_MEMPOOL_ATTR_RELEASE_THRESHOLD, &all));
+    for (int i = 0; i < 100 && reserved >= 32 << 20; i++) {
+        usleep(50000);
+        OK(cu.free_async(served(64 << 10, stream), stream));
+        OK(cu.pool_get(standard, CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT, &reserved));
+    }
+    EXPECT(reserved < 32 << 20);
+}
+
+static void case_memory(void)
+{
+    enum { MOST = 64 };
+    CUdeviceptr memory[MOST], plain;
+    int count = 0;
+    CUresult result = CUDA_SUCCESS;
+    while (count < MOST && result == CUDA_SUCCESS) { /* of 64 MiB */
+        result = cu.alloc_async(&memory[count], 6 << 20, stream);
+        count += result == CUDA_SUCCESS;
+    }
+    EXPECT(result == CUDA_ERROR_OUT_OF_MEMORY && count >= 8 && count <= 10);
+    for (int i = 0; i < count; i++)
+        OK(cu.free_async(memory[i], stream));
+    OK(cu.stream_wait(stream));
+    OK(cu.alloc(&plain, 50 << 20)); /* vpmm gives back what it keeps */
+    OK(cu.free(plain));
+    CUmemoryPool standard;
+    OK(cu.free_async(served(40 << 20, stream), stream));
+    OK(cu.stream_wait(stream));
+    OK(cu.default_pool(&standard, 0));
+    OK(cu.alloc_pool(&plain, 40 << 20, standard, stream));
+    OK(cu.free_async(plain, stream));
+}
+
+/* Where vpmm cannot serve for another reason, the driver does. */
+static void case_refused(void)
+{
+    CUdeviceptr memory;
+    OK(left(&memory, 1000, stream));
+    OK(cu.free_async(memory, stream));
+    OK(left(&memory, 1000, stream));
+    OK(cu.free_async(memory, stream));
+}
+
+static void case_failing(void)
+{
+    CUdeviceptr memory, own = served(1000, stream);
+    fake.fail("cuMemMap", 1, CUDA_ERROR_UNKNOWN);
+    OK(left(&memory, 32 << 20, stream));
+    OK(cu.free_async(memory, stream));
+    fake.fail("cuMemMap", 0, CUDA_SUCCESS);
+    OK(cu.free_async(served(32 << 20, stream), stream));
+    OK(cu.free_async(own, stream));
+}
+
+static void case_reset(void)
+{
+    for (int round = 0; round < 3; round++) {
+        CUdeviceptr live = served(3 << 20, stream), freed = served(1 << 20, stream);
+        OK(cu.fill(live, 1, 3 << 20, stream));
+        OK(cu.free_async(freed, stream));
+        OK(cu.stream_destroy(stream));
+        OK(cu.reset(0));
+        EXPECT(!is_range(live, live, 3 << 20));
+        OK(cu.retain(&context, 0));
+        OK(cu.set_current(context));
+        OK(cu.stream_create(&stream, CU_STREAM_DEFAULT));
+        EXPECT(cu.free_async(live, stream) != CUDA_SUCCESS);
+    }
+    size_t free, total;
+    OK(cu.reset(0));
+    OK(cu.retain(&context, 0));
+    OK(cu.set_current(context));
+    OK(cu.info(&free, &total));
+    EXPECT(free == total); /* nothing is left of the pools */
+    OK(cu.stream_create(&stream, CU_STREAM_DEFAULT));
+}
+
+static void case_streams(void)
+{
+    for (int i = 0; i < 200; i++) {
+        CUstream brief;
+        OK(cu.stream_create(&brief, i & 1 ? CU_STREAM_NON_BLOCKING : CU_STREAM_DEFAULT));
+        CUdeviceptr memory = served(i % 3 ? 1000 : 3 << 20, brief);
+        OK(cu.fill(memory, 1, 1000, brief));
+        OK(cu.free_async(memory, brief));
+        OK(cu.stream_destroy(brief));
+    }
+    OK(cu.free_async(served(3 << 20, stream), stream));
+}
+
+/* Stream 0 of an entry for per-thread default streams is no stream that waits for the legacy one's captures. */
+static void case_default_stream(void)
+{
+    CUgraph graph;
+    CUdeviceptr memory;
+    OK(cu.free_async(served(1000, NULL), NULL));
+    OK(cu.capture(stream, CU_STREAM_CAPTURE_MODE_RELAXED));
+    if (strcmp(way, "threads") == 0) {
+        OK(cu.free_async(served(1000, NULL), NULL));
+        OK(cu.capture_end(stream, &graph));
+        OK(cu.graph_destroy(graph));
+    } else {
+        EXPECT(cu.alloc_async(&memory, 1000, NULL) == CUDA_ERROR_STREAM_CAPTURE_IMPLICIT);
+        cu.capture_end(stream, &graph);
+    }
+}
+
+enum { THREADS = 8, ROUNDS = 400 };
+
+static void *work(void *data)
+{
+    unsigned seed = (unsigned)(uintptr_t)data + 1;
+    CUdeviceptr live[16] = {0};
+    size_t length[16] = {0};
+    CUstream own;
+    OK(cu.set_current(context));
+    OK(cu.stream_create(&own, CU_STREAM_NON_BLOCKING));
+    for (int i = 0; i < ROUNDS; i++) {
+        int k = rand_r(&seed) % 16;
+        if (live[k]) {
+            EXPECT(is_range(live[k] + length[k] / 2, live[k], length[k]));
+            if (rand_r(&seed) % 32)
+                OK(cu.free_async(live[k], own));
+            else {
+                OK(cu.stream_wait(own));
+                OK(cu.free(live[k]));
+            }
+        }
+        length[k] = rand_r(&seed) % 8 ? rand_r(&seed) % 5000 + 1 : rand_r(&seed) % (6 << 20) + 1;
+        OK(cu.alloc_async(&live[k], length[k], own));
+        OK(cu.fill(live[k], (unsigned char)k, length[k] < 4096 ? length[k] : 4096, own));
+    }
+    for (int k = 0; k < 16; k++)
+        if (live[k]) {
+            EXPECT(holds(live[k], length[k] < 4096 ? length[k] : 4096, (unsigned char)k, own));
+            OK(cu.free_async(live[k], own));
+        }
+    OK(cu.stream_destroy(own));
+    return NULL;
+}
+
+static void case_threads(void)
+{
+    pthread_t threads[THREADS];
+    for (uintptr_t i = 0; i < THREADS; i++)
+        EXPECT(pthread_create(&threads[i], NULL, work, (void *)i) == 0);
+    for (int i = 0; i < THREADS; i++)
+        pthread_join(threads[i], NULL);
+    EXPECT(fake.calls("cuMemAllocAsync") == 0 && fake.calls("cuMemFreeAsync") == 0);
+}
+
+/* With VPMM_PRELOAD_SYNC=1, on streams that stand still. */
+static void case_at_once(void)
+{
+    CUdeviceptr memory, own, plain;
+    CUmemoryPool pool = (CUmemoryPool)1;
+    CUcontext of = NULL;
+    OK(cu.alloc(&memory, 3000));
+    OK(cu.alloc(&plain, 3000));
+    EXPECT(is_range(memory + 2999, memory, 3000) && memory % 512 == 0);
+    OK(cu.attribute(&pool, CU_POINTER_ATTRIBUTE_MEMPOOL_HANDLE, memory));
+    OK(cu.attribute(&of, CU_POINTER_ATTRIBUTE_CONTEXT, memory));
+    EXPECT(!pool && of == context);
+    OK(cu.fill(memory, 1, 3000, stream));
+    EXPECT(fake.pending(stream) == 1);
+    OK(cu.free(memory)); /* waits for the stream, */
+    EXPECT(fake.pending(stream) == 0);
+    own = served(3000, stream);
+    OK(cu.fill(plain, 1, 3000, stream));
+    uint64_t before = fake.pending(stream);
+    OK(cu.free(own)); /* and this, of cuMemAllocAsync's memory, for nothing */
+    EXPECT(fake.pending(stream) == before);
+    OK(cu.free_async(plain, stream));
+    OK(cu.alloc(&memory, 64 << 20));
+    OK(cu.free(memory));
+    EXPECT(fake.calls("cuMemFreeAsync") == 0);
+    EXPECT(cu.alloc(&memory, 0) == CUDA_ERROR_INVALID_VALUE);
+}
+
+static void case_fork(void)
+{
+    int status;
+    CUdeviceptr own = served(1000, stream);
+    pid_t child = fork();
+    if (child == 0) {
+        CUdeviceptr memory;
+        alarm(20);
+        cu.alloc_async(&memory, 1000, stream); /* whatever it answers */
+        cu.reset(0);
+        _exit(0);
+    }
+    EXPECT(waitpid(child, &status, 0) == child && WIFEXITED(status) && WEXITSTATUS(status) == 0);
+    OK(cu.free_async(own, stream));
+    OK(cu.free_async(served(4 << 20, stream), stream));
+}
+
+/* The preload may be asked by the address of what it gives out: RTLD_NEXT finds the same as the library's handle. */
+static void case_names(void)
+{
+    void *library = dlopen("libcuda.so.1", RTLD_NOW), *self = dlopen(NULL, RTLD_NOW);
+    void *ours = dlsym(RTLD_DEFAULT, "cuMemAllocAsync");
+    EXPECT(ours && dlsym(library, "cuMemAllocAsync") == ours);
+    EXPECT(dlsym(RTLD_NEXT, "cuMemAllocAsync") == ours);
+    EXPECT(dlsym(self, "cuMemAllocAsync") == ours);
+    EXPECT(dlsym(library, "cuMemAlloc") != dlsym(library, "cuMemAlloc_v2"));
+    EXPECT(!dlsym(library, "cuArrayCreate_v2")); /* this driver does not have it */
+    EXPECT(dlerror() != NULL);
+    EXPECT(dlsym(library, "cuInit") && !dlsym(library, "no_such_entry"));
+}
+
+static int threads_of_process(void)
+{
+    int count = 0;
+    DIR *tasks = opendir("/proc/self/task");
+    while (tasks && readdir(tasks))
+        count++;
+    if (tasks)
+        closedir(tasks);
+    return count - 2;
+}
+
+/* Without a driver: nothing is opened, no thread runs, dlsym works. */
+static int without_cuda(void)
+{
+    char line[512];
+    FILE *maps = fopen("/proc/self/maps", "r");
+    while (maps && fgets(line, sizeof line, maps))
+        EXPECT(!strstr(line, "libcuda.so"));
+    if (maps)
+        fclose(maps);
+    EXPECT(threads_of_process() == 1);
+    EXPECT(dlsym(RTLD_DEFAULT, "getpid") && !dlsym(RTLD_DEFAULT, "cuInit"));
+    CUdeviceptr memory;
+    CUresult (*alloc_async)(CUdeviceptr *, size_t, CUstream);
+    set_function(&alloc_async, dlsym(RTLD_DEFAULT, "cuMemAllocAsync"));
+    EXPECT(alloc_async && alloc_async(&memory, 1000, NULL) == CUDA_ERROR_NOT_FOUND);
+    return failures != 0;
+}
+
+static const struct {
+    const char *name;
+    void (*run)(void);
+} cases[] = {
+    {"serve", case_serve},
+    {"drivers", case_drivers},
+    {"capture", case_capture},
+    {"beside_capture", case_beside_capture},
+    {"pools", case_pools},
+    {"shared", case_shared},
+    {"context", case_context},
+    {"questions", case_questions},
+    {"threshold", case_threshold},
+    {"memory", case_memory},
+    {"refused", case_refused},
+    {"failing", case_failing},
+    {"reset", case_reset},
+    {"streams", case_streams},
+    {"default_stream", case_default_stream},
+    {"threads", case_threads},
+    {"at_once", case_at_once},
+    {"fork", case_fork},
+    {"names", case_names},
+};
+
+int main(int count, char **arguments)
+{
+    if (count != 3)
+        return 2;
+    if (strcmp(arguments[2], "without_cuda") == 0)
+        return without_cuda();
+    way = arguments[1];
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++)
+        if (strcmp(cases[i].name, arguments[2]) == 0) {
+            begin();
+            cases[i].run();
+            OK(cu.stream_destroy(stream));
+            OK(cu.synchronize());
+            EXPECT(fake.races() == 0);
+            return failures != 0;
+        }
+    return 2;
+}
