@@ -92,6 +92,11 @@ only_prefixed() {
   done
 }
 
+# An outside program under the installed library. Without a driver it runs as it does alone.
+preloads() {
+  LD_PRELOAD=$work/moved/lib/libvpmm_preload.so "$work/quickstart" --sim
+}
+
 cmake --install "$build" --prefix "$work/installed" >"$work/said" || { cat "$work/said" && exit 1; }
 [ ! -d "$work/installed/lib64" ] || mv "$work/installed/lib64" "$work/installed/lib"
 mv "$work/installed" "$work/moved"
@@ -106,6 +111,7 @@ program fetched "$quickstart" c_std_11 "include(FetchContent)" "FetchContent_Dec
 
 attempt "every global symbol begins with vpmm_" only_prefixed
 attempt "pkg-config --static" by_pkg_config
+attempt "the preload" preloads
 attempt "one version" one_version
 attempt "find_package" runs package --sim
 attempt "find_package, in C++" runs cpp

@@ -263,6 +263,21 @@ run_image_check() {
   esac
 }
 
+# A line of its log for each check.
+run_preload_checks() {
+  local log=$logs/$stage/preload_checks.log good bad
+  run_program "$log" "$root/tests/preload/checks.sh" "$build/$stage" || true
+  good=$(grep -c '^ok: ' "$log" || true)
+  bad=$(grep -c '^FAILED: ' "$log" || true)
+  passed=$((passed + good))
+  if [ "$bad" -gt 0 ] || ! grep -q '^ok: what is exported' "$log"; then
+    failure "$stage: the preload: $bad checks failed" "$log"
+    [ "$bad" -eq 0 ] || failed=$((failed + bad - 1))
+  else
+    say "the preload: $good checks"
+  fi
+}
+
 run_every_test() {
   local source found=0
   for source in "$root"/tests/*/test_*.c; do
@@ -275,6 +290,7 @@ run_every_test() {
   run_models
   run_programs
   run_check vpmm-quickstart "$build/$stage/vpmm-quickstart" --sim
+  run_preload_checks
 }
 
 finish() {
@@ -318,6 +334,7 @@ if make_stage -DCMAKE_C_COMPILER=gcc -DVPMM_SANITIZE=thread -DVPMM_DEBUG_CHECKS=
   run_plain_tests
   export VPMM_VA_SIZE=128G # ThreadSanitizer leaves 1 TiB of address space
   run_programs
+  run_preload_checks
   unset VPMM_VA_SIZE
 fi
 stage_end

@@ -311,7 +311,11 @@ static CUresult wait_for_work(const vpmm_driver *driver, const struct served *se
     return result;
 }
 
-/* In the lanes. CUDA waits in cuMemFree for the use of memory of cuMemAlloc's, and for no other. */
+/*
+ * In the lanes. CUDA waits here for the use of cuMemAlloc's memory, and leaves that of cuMemAllocAsync's to the program.
+ * vpmm cannot: the stream that it was allocated on may still have to wait for the memory's former use by another one,
+ * which the program knows nothing of.
+ */
 static bool free_at_once(CUdeviceptr memory, CUresult *result)
 {
     struct allocation allocation;
@@ -321,7 +325,7 @@ static bool free_at_once(CUdeviceptr memory, CUresult *result)
     *result = CUDA_ERROR_INVALID_VALUE;
     if (!served) /* the device was reset beside this call */
         return true;
-    *result = allocation.at_once ? wait_for_work(vpmm_driver_cuda(), served) : CUDA_SUCCESS;
+    *result = wait_for_work(vpmm_driver_cuda(), served);
     if (*result == CUDA_SUCCESS)
         *result = give_quietly(served, memory, allocation);
     else
