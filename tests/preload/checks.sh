@@ -78,6 +78,8 @@ says() {
 
 says "what was served is said" '^vpmm: served 24 mallocs, 0 synchronous mallocs, 24 frees; 0 refused for want of memory; left to the driver 1, 1 without a size, 1 frees of the driver.s memory$' \
   VPMM_PRELOAD_VERBOSE=1 "$here/preload_loaded" asked serve
+says "what was captured is said" 'left to the driver 1, 1 captured, 1 frees' \
+  VPMM_PRELOAD_VERBOSE=1 "$here/preload_loaded" asked capture
 says "why nothing was is said" 'left to the driver 2, 2 on a device without a pool of vpmm.s, .*VPMM_PAGE_SIZE' \
   VPMM_PRELOAD_VERBOSE=1 VPMM_PAGE_SIZE=odd "$here/preload_loaded" asked refused
 

@@ -261,6 +261,11 @@ static void case_beside_capture(void)
     CUstream other;
     CUdeviceptr before = served(3 << 20, stream);
     OK(cu.stream_create(&other, CU_STREAM_NON_BLOCKING));
+    for (int i = 0; i < 8; i++)
+        OK(cu.free_async(served(1 << 20, stream), stream));
+    uint64_t marks = fake.calls("cuEventRecord");
+    usleep(200000); /* nobody else comes near the stream, on which a capture may begin */
+    EXPECT(fake.calls("cuEventRecord") == marks);
     OK(cu.capture(stream, CU_STREAM_CAPTURE_MODE_GLOBAL));
     CUdeviceptr memory = served(8 << 20, other);
     OK(cu.free_async(before, other));
@@ -469,6 +474,11 @@ static void case_streams(void)
         OK(cu.stream_destroy(brief));
     }
     OK(cu.free_async(served(3 << 20, stream), stream));
+    uint64_t reserved = 0;
+    CUmemoryPool standard;
+    OK(cu.default_pool(&standard, 0));
+    OK(cu.pool_get(standard, CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT, &reserved));
+    EXPECT(reserved <= 64 << 20); /* each had what the ones before it had freed */
 }
 
 /* Stream 0 of an entry for per-thread default streams is no stream that waits for the legacy one's captures. */
