@@ -117,10 +117,10 @@ static _Atomic(uint64_t) *find_entry(uint64_t start)
 /* ---- allocations ---- */
 
 /* In each block that the allocation reaches into; every one of them has its shelf. */
-static void set_from(uint64_t start, uint64_t bytes, uint64_t from)
+static void set_from(uint64_t start, uint64_t bytes)
 {
     for (uint64_t at = (start | (BLOCK_BYTES - 1)) + 1; at < start + bytes; at += BLOCK_BYTES)
-        atomic_store_explicit(&find_block(at)->from, from, memory_order_relaxed);
+        atomic_store_explicit(&find_block(at)->from, start, memory_order_relaxed);
 }
 
 static bool make_tables(uint64_t start, uint64_t bytes)
@@ -141,7 +141,7 @@ bool book_add(uint64_t start, struct allocation allocation)
     if (start & ((1 << GRAIN_BITS) - 1) || start >= limit || allocation.bytes > limit - start ||
         allocation.bytes == limit || allocation.device >= BOOK_DEVICES || !make_tables(start, allocation.bytes))
         return false;
-    set_from(start, allocation.bytes, start);
+    set_from(start, allocation.bytes);
     atomic_store_explicit(find_entry(start), pack(allocation), memory_order_release);
     return true;
 }
@@ -156,7 +156,6 @@ bool book_take(uint64_t start, struct allocation *allocation)
     if (!entry)
         return false;
     *allocation = unpack(entry);
-    set_from(start, allocation->bytes, 0);
     return true;
 }
 

@@ -7,16 +7,17 @@
  *   grain    256 bytes, at a multiple of which each allocation begins
  *   block    2 MiB of address space. It has
  *              first   the allocation that begins at its first byte
- *              from    where the allocation begins that reaches into it from an earlier block
+ *              from    where the allocation begins, or began, that last reached into it from an earlier block
  *              slots   one for each other grain: the allocation that begins there. Made when the first one does
  *   shelf    16,384 blocks, 32 GiB; made when something is first allocated there
  *
  *   entry    one word, 0 if nothing begins there: its length, its device, and how it was asked for
  *
  * What lies at an address is found from the address alone: the nearest entry before it in its block, or what reaches in.
- * Allocations do not overlap, so no other can hold the address.
+ * Allocations do not overlap, so no other can hold the address; and the entry says whether its own one does, so `from` may
+ * be old.
  *
- * Cost. A malloc stores one word, and one more for each further block; a free exchanges the word, and clears the others.
+ * Cost. A malloc stores one word, and one more for each further block; a free exchanges the one.
  * A question reads backwards through the slots from its address to the allocation's start, at most 64 KiB of them.
  * Tables are mapped, so that only what is used of them is held: 8 bytes for each allocation and at most 3.2 % of memory
  * that is handed out in pieces of 256 bytes. They stay until the process ends.

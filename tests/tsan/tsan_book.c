@@ -20,7 +20,7 @@
 #include <sched.h>
 #include <stdatomic.h>
 
-enum { THREADS = 8, CELLS = 1024, DUEL = 16 /* each so many'th cell */ };
+enum { THREADS = 8, CELLS = 1024, DUELS = 2 /* cells */, ROUNDS = 20000 };
 
 #define BLOCK (UINT64_C(2) << 20)
 #define BASE  (UINT64_C(0x7ff800000000) - 3 * BLOCK) /* on both sides of a shelf's edge */
@@ -85,36 +85,41 @@ static void use_cell(unsigned cell)
 static void duel(unsigned cell)
 {
     struct allocation allocation = {.bytes = 100, .device = shared.edge[cell] / 256 % BOOK_DEVICES};
-    if (atomic_load(&shared.stolen[cell]))
-        failed("an allocation was taken twice");
-    if (!book_add(shared.edge[cell], allocation))
-        failed("an allocation cannot be added");
-    if (!book_take(shared.edge[cell], &allocation))
-        while (!atomic_exchange(&shared.stolen[cell], 0))
-            sched_yield();
+    for (int i = 0; i < ROUNDS; i++) {
+        if (atomic_load(&shared.stolen[cell]))
+            failed("an allocation was taken twice");
+        if (!book_add(shared.edge[cell], allocation))
+            failed("an allocation cannot be added");
+        if (!book_take(shared.edge[cell], &allocation))
+            while (!atomic_exchange(&shared.stolen[cell], 0))
+                sched_yield();
+    }
 }
 
-static void steal(void)
+static void steal(unsigned cell)
 {
     struct allocation allocation;
-    unsigned cell = (unsigned)draw(shared.cells) / DUEL * DUEL;
-    if (book_take(shared.edge[cell], &allocation))
-        atomic_store(&shared.stolen[cell], 1);
+    for (int i = 0; i < ROUNDS; i++)
+        if (book_take(shared.edge[cell], &allocation))
+            atomic_store(&shared.stolen[cell], 1);
 }
 
 static void work(uint64_t index)
 {
     (void)index;
     for (uint64_t i = 0; i < world.amount / THREADS; i++) {
-        unsigned cell = (unsigned)draw(shared.cells);
+        unsigned cell = DUELS + (unsigned)draw(shared.cells - DUELS);
+        if (draw(1000) == 0)
+            cell = (unsigned)draw(DUELS);
         if (atomic_exchange(&shared.taken[cell], 1) == 0) {
-            if (cell % DUEL)
-                use_cell(cell);
-            else
+            if (cell < DUELS)
                 duel(cell);
+            else
+                use_cell(cell);
             atomic_store(&shared.taken[cell], 0);
+        } else if (cell < DUELS) {
+            steal(cell);
         }
-        steal();
         ask_anywhere();
     }
 }
