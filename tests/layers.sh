@@ -34,7 +34,8 @@ while IFS=: read -r file included; do
   fi
 done < <(grep -oE '^[[:space:]]*#[[:space:]]*include "[^"]+"' "${rooms[@]/#/lib/}" -r | sed -E 's/:[^"]*"([^"]+)"/:\1/')
 
-# The simulator is an archive of its own, PyTorch's back end and the preload are libraries: they stand on the public headers alone.
+# The simulator is an archive of its own, PyTorch's back end and the preload are libraries: they stand on the public
+# headers alone.
 guests=(lib/sim lib/torch/src lib/preload)
 for guest in "${guests[@]}"; do
   while IFS=: read -r file included; do
