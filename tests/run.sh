@@ -14,7 +14,7 @@ simulated GPU.
                                            tools see them, programs outside of this tree that use it as installed,
                                            and the images, where they can be built
   2  gcc, AddressSanitizer and UBSan       the same, but for these last three; with the library's assertions
-  3  gcc, ThreadSanitizer                  tests/tsan/tsan_*.c, the programs and the preload; with the library's assertions
+  3  gcc, ThreadSanitizer                  tests/tsan/tsan_*.c, the programs and the preload; with assertions
   4  clang, release                        every test
 
 --quick runs 1 alone. The last line is "N passed, N failed", over all runs; the exit status is 0 if none failed.

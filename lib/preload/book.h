@@ -1,8 +1,8 @@
 /*
  * book.h - which memory is vpmm's: each live allocation of this process, by its address.
  *
- * Every free asks it, and so does every question about an address, which may lie anywhere in an allocation. Nothing here
- * locks, and malloc and free touch what is their own allocation's alone:
+ * Every free asks it, and so does every question about an address, which may lie anywhere in an allocation. Nothing
+ * here locks, and malloc and free touch what is their own allocation's alone:
  *
  *   grain    256 bytes, at a multiple of which each allocation begins
  *   block    2 MiB of address space. It has
@@ -13,9 +13,9 @@
  *
  *   entry    one word, 0 if nothing begins there: its length, its device, and how it was asked for
  *
- * What lies at an address is found from the address alone: the nearest entry before it in its block, or what reaches in.
- * Allocations do not overlap, so no other can hold the address; and the entry says whether its own one does, so `from` may
- * be old.
+ * What lies at an address is found from the address alone: the nearest entry before it in its block, or what reaches
+ * in. Allocations do not overlap, so no other can hold the address; and the entry says whether its own one does, so
+ * `from` may be old.
  *
  * Cost. A malloc stores one word, and one more for each further block; a free exchanges the one.
  * A question reads backwards through the slots from its address to the allocation's start, at most 64 KiB of them.

@@ -6,8 +6,8 @@
  *
  *   linked      it exports them under the driver's names, and the loader finds it before libcuda
  *   dlsym       is interposed (dlsym.c): where the real one answers the driver's own entry, ours is answered
- *   asked for   cuGetProcAddress is among the entries: the same, by the name that was asked for (lookup.c). Which version
- *               of an entry, and whether the one for per-thread default streams, the driver has decided by then
+ *   asked for   cuGetProcAddress is among the entries: the same, by the name that was asked for (lookup.c). Which
+ *               version of an entry, and whether the one for per-thread default streams, the driver has decided by then
  *
  * vpmm and this library call the driver itself: they look its entries up by the real dlsym (real.h), so neither ever
  * meets an entry of ours. libcuda is linked with -Bsymbolic, and does not either.
@@ -15,7 +15,7 @@
  *   own      memory that vpmm has handed out here. The book knows it (book.h), and every entry that is given an address
  *            asks there first
  *   left     a request that goes to the driver: vpmm does not serve it here (served.h), or could not for another reason
- *            than a want of memory. So are frees of what is not own, which is how the driver's memory finds its way back
+ *            than a want of memory. So are frees of what is not own: the driver's memory finds its way back
  *
  * What is not served, and why
  *   captures             the driver makes a node of the graph. A free of own memory on a capturing stream goes to it as
@@ -27,8 +27,8 @@
  *                        access is enabled: vpmm's memory is accessible from its own device alone
  *   legacy IPC           own memory has no handle for it, as memory of the driver's pools has none: the driver says so
  *
- * Nothing is done before the first request: no constructor, no thread, no look for a driver. A process without CUDA pays
- * for a longer list of libraries at its start, and two comparisons in dlsym.
+ * Nothing is done before the first request: no constructor, no thread, no look for a driver. A process without CUDA
+ * pays for a longer list of libraries at its start, and two comparisons in dlsym.
  */
 #ifndef VPMM_PRELOAD_ENTRIES_H
 #define VPMM_PRELOAD_ENTRIES_H

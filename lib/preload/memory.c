@@ -312,9 +312,9 @@ static CUresult wait_for_work(const vpmm_driver *driver, const struct served *se
 }
 
 /*
- * In the lanes. CUDA waits here for the use of cuMemAlloc's memory, and leaves that of cuMemAllocAsync's to the program.
- * vpmm cannot: the stream that it was allocated on may still have to wait for the memory's former use by another one,
- * which the program knows nothing of.
+ * In the lanes. CUDA waits here for the use of cuMemAlloc's memory, and leaves that of cuMemAllocAsync's to the
+ * program. vpmm cannot: the stream that it was allocated on may still have to wait for the memory's former use by
+ * another one, which the program knows nothing of.
  */
 static bool free_at_once(CUdeviceptr memory, CUresult *result)
 {

@@ -1,12 +1,12 @@
 /*
- * memory.h - what the rooms of the library share about memory: requests served, and requests tried again.
+ * memory.h - requests of the driver's that found no memory, tried again without what vpmm keeps free.
  */
 #ifndef VPMM_PRELOAD_MEMORY_H
 #define VPMM_PRELOAD_MEMORY_H
 
 #include "served.h"
 
-/* Gives the device of the current context what vpmm keeps free there, or every device's. True: it was something. */
+/* Gives the current context's device what vpmm keeps free there. True: it was something. Outside of the lanes. */
 bool memory_trim_current(void);
 
 /* `call` once more if there was no memory, and vpmm could give some back. */

@@ -1,14 +1,14 @@
 /*
  * questions.c - what the program asks, answered of memory of both: the driver first, and then what it cannot know.
  *
- *   cuMemGetInfo     free is what the driver has free, and what vpmm would give back for a request of the driver's: mapped
- *                    pages without anything live. A program that looks how much is left gets what it could have
+ *   cuMemGetInfo     free is what the driver has free, and what vpmm would give back for a request of the driver's:
+ *                    mapped pages without anything live. A program that looks how much is left sees what it could have
  *   addresses        the driver sees reserved address space and the mapping of a handle; here it is the allocation. Own
- *                    memory is of the default pool, as the program sees it; of cuMemAlloc, in the primary context. All else
- *                    is the driver's answer, and true: whether the memory may be exported, by IPC or as a handle, or be
- *                    registered for RDMA, is as for the handles that it lies in
- *   default pool     used and reserved are the sums of both, which for the marks is the most that it can have been. What
- *                    is set there counts for vpmm as well: the release threshold, marks set back, trims
+ *                    memory is of the default pool, as the program sees it; of cuMemAlloc, in the primary context. All
+ *                    else is the driver's answer, and true: whether the memory may be exported, by IPC or as a handle,
+ *                    or be registered for RDMA, is as for the handles that it lies in
+ *   default pool     used and reserved are the sums of both, which for the marks is the most that it can have been.
+ *                    What is set there counts for vpmm as well: the release threshold, marks set back, trims
  */
 #include "book.h"
 #include "real.h"

@@ -51,7 +51,7 @@ void served_pool_set(int device);
 void served_share(int device, int how);
 bool served_is_shared(int device, int how);
 
-/* The end of a device's pool, with all that is live there, before its primary context is reset. Outside of the lanes. */
+/* The end of a device's pool, with all that is live there, before its context is reset. Outside of the lanes. */
 void served_end(int device);
 
 /* Between the two, potentially unsafe calls of this thread harm no capture. Gives the mode before. */

@@ -276,7 +276,7 @@ DECLARE(get_proc_address, "cuGetProcAddress", (const char *name, void **function
 DECLARE(get_proc_address_v2, "cuGetProcAddress_v2",
         (const char *name, void **function, int version, cuuint64_t flags, void *status))
 
-/* The first row with the name, the flag and a version that is not above the one asked for; later versions come first. */
+/* The first row with the name, the flag and a version not above the one asked for counts; later versions come first. */
 static const struct row {
     const char *name;
     int version;

@@ -1,6 +1,6 @@
 /*
- * next.c - two libraries that define one function (with -DLAST: the second of them). The first calls the next one, which
- * it finds by RTLD_NEXT: behind itself, in the order of the libraries, whoever interposes dlsym.
+ * next.c - two libraries that define one function (with -DLAST: the second of them). The first calls the next one,
+ * which it finds by RTLD_NEXT: behind itself, in the order of the libraries, whoever interposes dlsym.
  */
 #define _GNU_SOURCE
 #include <dlfcn.h>

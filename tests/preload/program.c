@@ -570,8 +570,8 @@ static void case_at_once(void)
 }
 
 /*
- * Memory that another stream still uses is handed out behind a wait, and freed by cuMemFree unused: the work that it was
- * not handed to may not be overtaken.
+ * Memory that another stream still uses is handed out behind a wait, and freed by cuMemFree unused: the work that it
+ * was not handed to may not be overtaken.
  */
 static void case_unused(void)
 {

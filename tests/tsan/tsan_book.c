@@ -1,17 +1,18 @@
 /*
- * The preload's book of live allocations with eight threads at once, in real time; for ThreadSanitizer, and useful without
- * it. There is no GPU in it.
+ * The preload's book of live allocations with eight threads at once, in real time; for ThreadSanitizer, and useful
+ * without it. There is no GPU in it.
  *
  * Address space of 64 blocks is dealt out in cells, whose lengths are as different as requests are: from 256 bytes to
- * more than a block, across blocks. A thread that takes a free cell, by an exchange as vpmm would hand memory over, adds an
- * allocation there, of any length that fits, looks for it by addresses at random in it, and takes it out again. Beside
- * that everybody asks for addresses anywhere: what is answered must hold the address. In some cells two threads take the
- * same allocation at once, as two frees of one address would.
+ * more than a block, across blocks. A thread that takes a free cell, by an exchange as vpmm would hand memory over,
+ * adds an allocation there, of any length that fits, looks for it by addresses at random in it, and takes it out again.
+ * Beside that everybody asks for addresses anywhere: what is answered must hold the address. In some cells two threads
+ * take the same allocation at once, as two frees of one address would.
  *
  *   VPMM_TEST_OPS   allocations in all; 400,000
  *   VPMM_TEST_SEED  of the random numbers
  *
- * Exit status 0: no race, each allocation is found while it is there, and by nobody afterwards, and of two that take it one does.
+ * Exit status 0: no race, each allocation is found while it is there, and by nobody afterwards, and of two that take it
+ * one does.
  */
 #include "world.h"
 
