@@ -7,7 +7,8 @@ usage: tests/install.sh BUILD_DIR
 
 Installs what is in BUILD_DIR into a folder that is then moved elsewhere, and builds and runs a program outside of this
 tree (examples/quickstart.c, on the simulated GPU) in each way that the README names: find_package, pkg-config
---static, add_subdirectory and FetchContent; and one in C++. No archive has a global symbol without the prefix vpmm_.
+--static, add_subdirectory and FetchContent; one in C++, and one under the preload. No archive has a global symbol
+without the prefix vpmm_.
 
 Exit status: 0 all of it works; 1 a line says what does not; 2 wrong usage.
 EOT
