@@ -69,11 +69,11 @@ done
 # says <what> <expected> <variable>=<value>... <command>...: a line of what it says.
 says() {
   check "$1" "${@:3}"
-  grep -qE "$2" "$work/said" && [ "$(grep -c '^vpmm: ' "$work/said")" -eq 1 ] || {
+  if ! grep -qE "$2" "$work/said" || [ "$(grep -c '^vpmm: ' "$work/said")" -ne 1 ]; then
     echo "FAILED: $1: not said: $2"
     cat "$work/said"
     failed=1
-  }
+  fi
 }
 
 served='^vpmm: served 24 mallocs, 0 synchronous mallocs, 24 frees; 0 refused for want of memory'
