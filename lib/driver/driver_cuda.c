@@ -9,15 +9,20 @@
  * cuGetProcAddress only where cuda.h has never renamed the function.
  *
  * Two entries are not the driver's own: cuMemPoolCreate and cuMemPoolDestroy go through kept_pools.h.
+ *
+ * Nothing is locked over the dynamic loader's calls: a thread may come in from the constructor of a library that it
+ * opens, while another one, here, waits for the loader. Who comes first looks everything up; of several at once one
+ * keeps what it found, by an exchange whose release pairs with the acquire of every later caller.
  */
 #include <vpmm/driver.h>
 
+#include "base/atomic.h"
 #include "base/status.h"
 #include "driver/kept_pools.h"
 
 #include <dlfcn.h>
-#include <pthread.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #define LIBRARY "libcuda.so.1"
@@ -36,11 +41,14 @@ struct library {
     get_proc_address_v2 get_v2;
 };
 
-static pthread_once_t once = PTHREAD_ONCE_INIT;
-static vpmm_driver libcuda; /* its own entries, */
-static vpmm_driver table;   /* and what programs are given */
-static bool loaded;
-static char failure[400]; /* why not, for every later caller */
+struct loaded {
+    vpmm_driver libcuda; /* its own entries, */
+    vpmm_driver table;   /* and what programs are given */
+    bool complete;
+    char failure[400]; /* why not, for every later caller */
+};
+
+static _Atomic(void *) kept; /* struct loaded, constant once it is here, and never freed */
 
 /* ISO C has no conversion from an object pointer to a function pointer; POSIX guarantees the representation. */
 static void set_function(void *function_pointer, void *symbol)
@@ -48,12 +56,12 @@ static void set_function(void *function_pointer, void *symbol)
     memcpy(function_pointer, &symbol, sizeof(symbol));
 }
 
-static bool open_library(struct library *library)
+static bool open_library(struct library *library, struct loaded *loaded)
 {
     library->handle = dlopen(LIBRARY, RTLD_NOW | RTLD_LOCAL);
     if (!library->handle) {
         const char *reason = dlerror();
-        snprintf(failure, sizeof(failure), "dlopen of " LIBRARY " (the NVIDIA driver) failed: %s",
+        snprintf(loaded->failure, sizeof(loaded->failure), "dlopen of " LIBRARY " (the NVIDIA driver) failed: %s",
                  reason ? reason : "no reason given");
         return false;
     }
@@ -61,7 +69,8 @@ static bool open_library(struct library *library)
     set_function(&library->get_v1, dlsym(library->handle, "cuGetProcAddress"));
     if (library->get_v2 || library->get_v1)
         return true;
-    snprintf(failure, sizeof(failure), LIBRARY " has no cuGetProcAddress; CUDA driver 11.8 or later is needed");
+    snprintf(loaded->failure, sizeof(loaded->failure),
+             LIBRARY " has no cuGetProcAddress; CUDA driver 11.8 or later is needed");
     return false;
 }
 
@@ -96,47 +105,69 @@ static const struct entry {
 #undef ENTRY
 };
 
+/* Called through a table, so one is kept. */
+static const vpmm_driver *libcuda(void)
+{
+    const struct loaded *loaded = load_acquire_ptr(&kept);
+    return &loaded->libcuda;
+}
+
 static CUresult CUDAAPI create_pool(CUmemoryPool *pool, const CUmemPoolProps *props)
 {
-    return kept_pools_create(&libcuda, pool, props);
+    return kept_pools_create(libcuda(), pool, props);
 }
 
 static CUresult CUDAAPI destroy_pool(CUmemoryPool pool)
 {
-    return kept_pools_destroy(&libcuda, pool);
+    return kept_pools_destroy(libcuda(), pool);
 }
 
-static void load(void)
+static void load(struct loaded *loaded)
 {
     struct library library = {0};
-    if (!open_library(&library))
+    if (!open_library(&library, loaded))
         return;
     for (size_t i = 0; i < sizeof(entries) / sizeof(entries[0]); i++) {
         const struct entry *entry = &entries[i];
         CUresult result = CUDA_SUCCESS;
         void *symbol = find(&library, entry->name, entry->version, strcmp(entry->name, entry->renamed) != 0, &result);
         if (!symbol && entry->version <= REQUIRED_VERSION) {
-            snprintf(failure, sizeof(failure),
+            snprintf(loaded->failure, sizeof(loaded->failure),
                      LIBRARY " lacks %s of ABI version %d (cuGetProcAddress answered CUresult %d); CUDA driver 11.8 or "
                              "later is needed",
                      entry->name, entry->version, (int)result);
             return;
         }
-        set_function((char *)&libcuda + entry->offset, symbol);
+        set_function((char *)&loaded->libcuda + entry->offset, symbol);
     }
-    libcuda.size = sizeof(libcuda);
-    table = libcuda;
-    table.cuMemPoolCreate = create_pool;
-    table.cuMemPoolDestroy = destroy_pool;
-    loaded = true;
+    loaded->libcuda.size = sizeof(loaded->libcuda);
+    loaded->table = loaded->libcuda;
+    loaded->table.cuMemPoolCreate = create_pool;
+    loaded->table.cuMemPoolDestroy = destroy_pool;
+    loaded->complete = true;
+}
+
+/* NULL: the host's memory is exhausted. */
+static const struct loaded *load_or_find(void)
+{
+    void *found = load_acquire_ptr(&kept);
+    if (found)
+        return found;
+    struct loaded *loaded = calloc(1, sizeof *loaded);
+    if (!loaded)
+        return NULL;
+    load(loaded);
+    if (cas_acq_rel_ptr(&kept, &found, loaded))
+        return loaded;
+    free(loaded);
+    return load_acquire_ptr(&kept);
 }
 
 const vpmm_driver *vpmm_driver_cuda(void)
 {
-    pthread_once(&once, load);
-    if (!loaded) {
-        fail(VPMM_ERROR_NO_DRIVER, "%s", failure);
-        return NULL;
-    }
-    return &table;
+    const struct loaded *loaded = load_or_find();
+    if (loaded && loaded->complete)
+        return &loaded->table;
+    fail(VPMM_ERROR_NO_DRIVER, "%s", loaded ? loaded->failure : "the host's memory is exhausted");
+    return NULL;
 }

@@ -27,6 +27,7 @@
     X(left_shared, "shared with other devices")                                                                        \
     X(left_size, "without a size")                                                                                     \
     X(left_refused, "refused by vpmm")                                                                                 \
+    X(left_busy, "synchronous beside memory still in use")                                                             \
     X(left_unserved, "on a device without a pool of vpmm's")                                                           \
     X(drivers_frees, "frees of the driver's memory")
 

@@ -95,12 +95,12 @@ CUresult preload_stream_destroy_v1(CUstream stream)
 
 CUresult preload_device_reset(CUdevice device)
 {
-    served_end(device);
-    return REAL(device_reset, device);
+    CUresult(CUDAAPI * reset)(CUdevice) = real_entries()->device_reset;
+    return reset ? served_end(device, reset) : CUDA_ERROR_NOT_FOUND;
 }
 
 CUresult preload_device_reset_v1(CUdevice device)
 {
-    served_end(device);
-    return REAL(device_reset_v1, device);
+    CUresult(CUDAAPI * reset)(CUdevice) = real_entries()->device_reset_v1;
+    return reset ? served_end(device, reset) : CUDA_ERROR_NOT_FOUND;
 }

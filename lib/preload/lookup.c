@@ -2,8 +2,10 @@
  * lookup.c - what a program is answered that asks for an entry by name.
  *
  * The driver, or the loader, is asked first. If it answers the driver's own entry, and that is one of those in
- * entries.h, ours is answered in its place; any other answer stands. So what the driver does not have stays missing,
- * and a name that is looked up elsewhere, or is another ABI version, is left alone.
+ * entries.h, ours is answered in its place; any other answer stands. So what a driver does not have stays missing, and
+ * a name that is looked up elsewhere, or is another ABI version, is left alone. But a search through all that the
+ * program has loaded (RTLD_DEFAULT, a weak symbol) finds what we export, also where there is no driver: then it answers
+ * CUDA_ERROR_NOT_FOUND.
  */
 #define _GNU_SOURCE /* RTLD_DEFAULT, RTLD_NEXT */
 #include "real.h"

@@ -143,6 +143,15 @@ static CUresult result_of(vpmm_status status)
     }
 }
 
+/* A stream of another context, which vpmm does not meet. Others may capture meanwhile. */
+static CUresult wait_for_stream(const vpmm_driver *driver, CUstream stream)
+{
+    CUstreamCaptureMode mode = served_relax();
+    CUresult result = driver->cuStreamSynchronize(stream);
+    served_unrelax(mode);
+    return result;
+}
+
 /* The memory is out of the book; where vpmm does not take it, it goes back there. */
 static CUresult give(struct served *served, CUdeviceptr start, struct allocation allocation, CUstream stream)
 {
@@ -164,7 +173,7 @@ static CUresult give_quietly(struct served *served, CUdeviceptr start, struct al
 
 /*
  * In the lanes. False: the driver is to answer. It says of own memory on a capturing stream what it says of all memory
- * that is not the graph's. A stream of another context is waited for, so that vpmm does not meet it.
+ * that is not the graph's. A stream of another context is waited for, by this thread, so that vpmm does not meet it.
  */
 static bool free_async(CUdeviceptr memory, CUstream stream, CUresult *result)
 {
@@ -180,7 +189,7 @@ static bool free_async(CUdeviceptr memory, CUstream stream, CUresult *result)
     } else if (context == served->primary) {
         *result = give(served, memory, allocation, stream);
     } else {
-        *result = driver->cuStreamSynchronize(stream);
+        *result = wait_for_stream(driver, stream);
         if (*result == CUDA_SUCCESS)
             *result = give_quietly(served, memory, allocation);
         else
@@ -233,7 +242,10 @@ static bool serves_at_once(void)
     return known > 0;
 }
 
-/* What the memory's former stream still does with it is over before the caller has it. */
+/*
+ * The caller has the memory at once: what its former stream still does with it must be over. The driver's cuMemAlloc
+ * does not wait for other streams' work either, so it is asked for what would have to be waited for.
+ */
 static CUresult take_at_once(const vpmm_driver *driver, struct served *served, CUdeviceptr *memory, size_t bytes,
                              enum count *why)
 {
@@ -243,13 +255,13 @@ static CUresult take_at_once(const vpmm_driver *driver, struct served *served, C
     if (result != CUDA_SUCCESS)
         return result;
     CUstreamCaptureMode mode = served_relax();
-    result = driver->cuStreamSynchronize(served->quiet);
+    result = driver->cuStreamQuery(served->quiet);
     served_unrelax(mode);
     if (result == CUDA_SUCCESS) {
         *memory = start;
         *why = COUNT_served_at_once;
     } else {
-        *why = COUNT_left_refused;
+        *why = COUNT_left_busy;
         if (book_take(start, &allocation))
             vpmm_free(served->pool, start, served->quiet);
     }
@@ -348,16 +360,16 @@ CUresult preload_free(CUdeviceptr memory)
 
 /* ---- the driver's other memory ---- */
 
-bool memory_trim_current(void)
+bool memory_trim(void)
 {
-    CUdevice device;
-    size_t released = 0;
-    const vpmm_driver *driver = vpmm_driver_cuda();
-    if (!driver || driver->cuCtxGetDevice(&device) != CUDA_SUCCESS)
-        return false;
+    bool trimmed = false;
     lane_enter();
-    struct served *served = served_on(device);
-    bool trimmed = served && vpmm_trim(served->pool, 0, &released) == VPMM_SUCCESS && released;
+    for (int device = 0; device < BOOK_DEVICES; device++) {
+        size_t released = 0;
+        struct served *served = served_on(device);
+        if (served && vpmm_trim(served->pool, 0, &released) == VPMM_SUCCESS && released)
+            trimmed = true;
+    }
     lane_leave();
     if (trimmed)
         lane_count(COUNT_trims);

@@ -6,14 +6,17 @@
 
 #include "served.h"
 
-/* Gives the current context's device what vpmm keeps free there. True: it was something. Outside of the lanes. */
-bool memory_trim_current(void);
+/*
+ * Gives the devices what vpmm keeps free on them: which of them the request was for only the driver knows. True: it was
+ * something. Outside of the lanes.
+ */
+bool memory_trim(void);
 
 /* `call` once more if there was no memory, and vpmm could give some back. */
 #define MEMORY_RETRIED(call)                                                                                           \
     ({                                                                                                                 \
         CUresult retried_ = (call);                                                                                    \
-        if (retried_ == CUDA_ERROR_OUT_OF_MEMORY && memory_trim_current())                                             \
+        if (retried_ == CUDA_ERROR_OUT_OF_MEMORY && memory_trim())                                                     \
             retried_ = (call);                                                                                         \
         retried_;                                                                                                      \
     })

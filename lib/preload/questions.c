@@ -8,7 +8,9 @@
  *                    else is the driver's answer, and true: whether the memory may be exported, by IPC or as a handle,
  *                    or be registered for RDMA, is as for the handles that it lies in
  *   default pool     used and reserved are the sums of both, which for the marks is the most that it can have been.
- *                    What is set there counts for vpmm as well: the release threshold, marks set back, trims
+ *                    What is set there counts for vpmm as well: the release threshold, marks set back, trims, and
+ *                    whether a stream may be made to wait for another one (internal dependencies). What else may be
+ *                    used again is vpmm's own promise, and no setting's
  */
 #include "book.h"
 #include "real.h"
@@ -132,11 +134,16 @@ CUresult preload_pool_get_attribute(CUmemoryPool pool, CUmemPool_attribute attri
     return result;
 }
 
-/* In the lanes. The value is of 64 bits where it is read. */
+/* In the lanes. A value is of 64 bits where it is a number, and an int where it is a choice. */
 static void set_ours(const struct served *served, CUmemPool_attribute attribute, const void *value)
 {
     cuuint64_t number = 0;
-    if (attribute == CU_MEMPOOL_ATTR_RELEASE_THRESHOLD) {
+    if (attribute == CU_MEMPOOL_ATTR_REUSE_ALLOW_INTERNAL_DEPENDENCIES) {
+        int may_wait;
+        memcpy(&may_wait, value, sizeof may_wait);
+        vpmm_pool_set_attribute(served->pool, VPMM_ATTRIBUTE_REUSE,
+                                may_wait ? VPMM_REUSE_WAIT_DEVICE : VPMM_REUSE_COMPLETED);
+    } else if (attribute == CU_MEMPOOL_ATTR_RELEASE_THRESHOLD) {
         memcpy(&number, value, sizeof number);
         vpmm_pool_set_attribute(served->pool, VPMM_ATTRIBUTE_RELEASE_THRESHOLD, number);
     } else if (attribute == CU_MEMPOOL_ATTR_RESERVED_MEM_HIGH) {

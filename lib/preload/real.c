@@ -27,10 +27,14 @@ static void set_function(void *function_pointer, void *symbol)
     memcpy(function_pointer, &symbol, sizeof(symbol));
 }
 
-/* By its version: dlvsym is not interposed, and does not find our own dlsym, which has none. */
+/*
+ * By its version: dlvsym is not interposed, and does not find our own dlsym, which has none. The oldest of x86-64 and of
+ * aarch64 first, which later glibc has as well: an attempt that fails allocates its error's text, and who takes malloc's
+ * place may look malloc up by dlsym.
+ */
 static dlsym_function find_dlsym(void)
 {
-    static const char *const versions[] = {"GLIBC_2.34", "GLIBC_2.17", "GLIBC_2.2.5"};
+    static const char *const versions[] = {"GLIBC_2.2.5", "GLIBC_2.17", "GLIBC_2.34"};
     dlsym_function found = atomic_load_explicit(&preload_dlsym, memory_order_relaxed);
     for (size_t i = 0; !found && i < sizeof(versions) / sizeof(versions[0]); i++)
         set_function(&found, dlvsym(RTLD_NEXT, "dlsym", versions[i]));

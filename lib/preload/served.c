@@ -103,15 +103,24 @@ void served_unrelax(CUstreamCaptureMode mode)
 
 /* ---- making one ---- */
 
-/* The program's threshold, said before there was a pool of ours. */
-static void take_over_threshold(const vpmm_driver *driver, const struct served *served)
+/*
+ * What the program has said of the default pool before there was one of ours. After it is published, so that what is
+ * said meanwhile is said to it or seen here.
+ */
+static void take_over_attributes(const vpmm_driver *driver, const struct served *served)
 {
     cuuint64_t threshold = 0;
-    if (served->standard &&
-        driver->cuMemPoolGetAttribute(served->standard, CU_MEMPOOL_ATTR_RELEASE_THRESHOLD, &threshold) ==
+    int may_wait = 1;
+    if (!served->standard)
+        return;
+    if (driver->cuMemPoolGetAttribute(served->standard, CU_MEMPOOL_ATTR_RELEASE_THRESHOLD, &threshold) ==
             CUDA_SUCCESS &&
         threshold)
         vpmm_pool_set_attribute(served->pool, VPMM_ATTRIBUTE_RELEASE_THRESHOLD, threshold);
+    if (driver->cuMemPoolGetAttribute(served->standard, CU_MEMPOOL_ATTR_REUSE_ALLOW_INTERNAL_DEPENDENCIES, &may_wait) ==
+            CUDA_SUCCESS &&
+        !may_wait)
+        vpmm_pool_set_attribute(served->pool, VPMM_ATTRIBUTE_REUSE, VPMM_REUSE_COMPLETED);
 }
 
 static vpmm_status make_pool(struct served *served)
@@ -136,7 +145,6 @@ static bool make_served(const vpmm_driver *driver, struct device *device)
     if (status == VPMM_SUCCESS) {
         if (driver->cuDeviceGetDefaultMemPool(&served->standard, served->device) != CUDA_SUCCESS)
             served->standard = NULL;
-        take_over_threshold(driver, served);
         return true;
     }
     lane_explain(vpmm_last_error());
@@ -191,8 +199,10 @@ static bool make_on(const vpmm_driver *driver, int number, CUcontext context, en
     }
     device->served = (struct served){.device = number, .primary = context};
     bool made = make_served(driver, device);
-    if (made)
+    if (made) {
         publish(device);
+        take_over_attributes(driver, &device->served);
+    }
     driver->cuDevicePrimaryCtxRelease(number); /* the pool retains it */
     return made;
 }
@@ -236,35 +246,40 @@ static void free_live(uint64_t start, struct allocation allocation, void *data)
 }
 
 /*
- * With the lanes shut. What the program's work still uses must end before it is unmapped; captures end as well, which
- * the reset would do. A pool that will not be destroyed is forgotten, with what it holds.
+ * With the lanes shut and the context current, whose work has ended but for what was queued in the last moment: all of
+ * it must before the memory is unmapped. A pool that will not be destroyed is forgotten, with what it holds.
  */
 static void end_served(const vpmm_driver *driver, struct device *device)
 {
-    CUcontext left;
     struct served *served = &device->served;
-    bool entered = driver->cuCtxPushCurrent(served->primary) == CUDA_SUCCESS;
-    if (entered)
-        driver->cuCtxSynchronize();
+    atomic_store_explicit(&device->primary, NULL, memory_order_relaxed);
+    driver->cuCtxSynchronize();
     book_each(free_live, served);
     vpmm_stream_release(served->pool, served->quiet);
-    if (entered) {
-        driver->cuStreamDestroy(served->quiet);
-        driver->cuCtxPopCurrent(&left);
-    }
+    driver->cuStreamDestroy(served->quiet);
     vpmm_pool_destroy(served->pool);
 }
 
-void served_end(int number)
+/*
+ * The work is waited for before the lanes are shut as well: it may need another thread that is about to enter them.
+ * Captures in the context end there, which the reset would do. Where the context is not to be had, as in a host
+ * function, the driver refuses the reset too, and all stays as it is.
+ */
+CUresult served_end(int number, CUresult(CUDAAPI *reset)(CUdevice))
 {
+    CUcontext left;
     struct device *device = device_at(number);
+    const vpmm_driver *driver = vpmm_driver_cuda();
     /* A forked child has the parent's lanes, and nothing that it could end. */
-    if (!published(device) || device->process != getpid())
-        return;
+    if (!published(device) || device->process != getpid() ||
+        driver->cuCtxPushCurrent(device->served.primary) != CUDA_SUCCESS)
+        return reset(number);
+    driver->cuCtxSynchronize();
     lane_shut();
-    if (published(device)) {
-        atomic_store_explicit(&device->primary, NULL, memory_order_relaxed);
-        end_served(vpmm_driver_cuda(), device);
-    }
+    if (published(device))
+        end_served(driver, device);
+    driver->cuCtxPopCurrent(&left);
+    CUresult result = reset(number);
     lane_open();
+    return result;
 }

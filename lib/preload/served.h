@@ -51,8 +51,11 @@ void served_pool_set(int device);
 void served_share(int device, int how);
 bool served_is_shared(int device, int how);
 
-/* The end of a device's pool, with all that is live there, before its context is reset. Outside of the lanes. */
-void served_end(int device);
+/*
+ * The driver's reset of a device's primary context, and before it the end of the device's pool, with all that is live
+ * there. No other pool is made meanwhile. Outside of the lanes.
+ */
+CUresult served_end(int device, CUresult(CUDAAPI *reset)(CUdevice));
 
 /* Between the two, potentially unsafe calls of this thread harm no capture. Gives the mode before. */
 CUstreamCaptureMode served_relax(void);

@@ -49,11 +49,12 @@ declare -A settings=(
   [memory]=FAKE_MEMORY=67108864
   [unused]="FAKE_MEMORY=67108864 FAKE_STEPPED=1 VPMM_CACHE_BYTES=0"
   [refused]=VPMM_PAGE_SIZE=odd
+  [dependencies]="FAKE_STEPPED=1 VPMM_CACHE_BYTES=0"
   [at_once]="VPMM_PRELOAD_SYNC=1 FAKE_STEPPED=1"
   [threshold]="VPMM_DECAY_MS=50 VPMM_CAPTURES=off"
 )
-cases=(serve drivers capture beside_capture pools shared context questions threshold memory refused failing reset
-  streams default_stream threads at_once unused fork names)
+cases=(serve drivers capture beside_capture pools shared context questions threshold dependencies constructor
+  memory refused failing reset streams default_stream threads at_once unused fork names)
 
 for name in "${cases[@]}"; do
   [ -z "$only" ] || [ "$only" = "$name" ] || continue

@@ -17,6 +17,7 @@
 #include <dirent.h>
 #include <dlfcn.h>
 #include <pthread.h>
+#include <stdatomic.h>
 #include <stdbool.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -258,8 +259,12 @@ static void case_capture(void)
 static void case_beside_capture(void)
 {
     CUgraph graph;
-    CUstream other;
-    CUdeviceptr before = served(3 << 20, stream);
+    CUcontext second;
+    CUstream other, there;
+    CUdeviceptr before = served(3 << 20, stream), own = served(1000, stream);
+    OK(cu.context_create(&second, 0, 0)); /* and current */
+    OK(cu.stream_create(&there, CU_STREAM_NON_BLOCKING));
+    OK(cu.set_current(context));
     OK(cu.stream_create(&other, CU_STREAM_NON_BLOCKING));
     for (int i = 0; i < 8; i++)
         OK(cu.free_async(served(1 << 20, stream), stream));
@@ -271,7 +276,9 @@ static void case_beside_capture(void)
     OK(cu.free_async(before, other));
     OK(cu.free_async(memory, other));
     OK(cu.stream_destroy(other));
+    OK(cu.free_async(own, there)); /* waits for that stream alone */
     OK(cu.capture_end(stream, &graph));
+    OK(cu.stream_destroy(there));
     OK(cu.graph_destroy(graph));
 }
 
@@ -393,6 +400,60 @@ static void case_threshold(void)
         OK(cu.pool_get(standard, CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT, &reserved));
     }
     EXPECT(reserved < 32 << 20);
+}
+
+/* Whether a stream may be made to wait for another one: said before there was a pool of vpmm's, and after. */
+static void case_dependencies(void)
+{
+    CUstream other;
+    CUmemoryPool standard;
+    int may_wait = 0;
+    OK(cu.stream_create(&other, CU_STREAM_NON_BLOCKING));
+    OK(cu.default_pool(&standard, 0));
+    for (int round = 0; round < 3; round++) { /* not so, so, and not so */
+        may_wait = round == 1;
+        OK(cu.pool_set(standard, CU_MEMPOOL_ATTR_REUSE_ALLOW_INTERNAL_DEPENDENCIES, &may_wait));
+        CUdeviceptr memory = served(64 << 20, stream);
+        OK(cu.fill(memory, 1, 64 << 20, stream));
+        OK(cu.free_async(memory, stream));
+        uint64_t waits = fake.calls("cuStreamWaitEvent");
+        memory = served(64 << 20, other);
+        EXPECT((fake.calls("cuStreamWaitEvent") > waits) == may_wait);
+        OK(cu.free_async(memory, other));
+        OK(cu.stream_wait(stream));
+        OK(cu.stream_wait(other));
+        OK(cu.pool_trim(standard, 0));
+    }
+    OK(cu.stream_destroy(other));
+}
+
+static atomic_bool is_in_constructor;
+
+/* Called by constructor.c, while the loader's lock is held: another thread's first request waits for it meanwhile. */
+void in_constructor(void);
+void in_constructor(void)
+{
+    atomic_store(&is_in_constructor, true);
+    usleep(200000);
+    OK(cu.set_current(context));
+    OK(cu.free_async(served(1000, stream), stream));
+}
+
+static void *open_constructor(void *data)
+{
+    (void)data;
+    EXPECT(dlopen("libvpmm_constructor.so", RTLD_NOW));
+    return NULL;
+}
+
+static void case_constructor(void)
+{
+    pthread_t thread;
+    EXPECT(pthread_create(&thread, NULL, open_constructor, NULL) == 0);
+    while (!atomic_load(&is_in_constructor))
+        usleep(1000);
+    OK(cu.free_async(served(1000, stream), stream));
+    pthread_join(thread, NULL);
 }
 
 static void case_memory(void)
@@ -566,6 +627,13 @@ static void case_at_once(void)
     OK(cu.alloc(&memory, 64 << 20));
     OK(cu.free(memory));
     EXPECT(fake.calls("cuMemFreeAsync") == 0);
+    own = served(64 << 20, stream);
+    OK(cu.fill(own, 1, 64 << 20, stream));
+    OK(cu.free_async(own, stream));
+    uint64_t pending = fake.pending(stream);
+    OK(cu.alloc(&memory, 64 << 20)); /* waits for no stream's work */
+    EXPECT(pending && fake.pending(stream) >= pending);
+    OK(cu.free(memory));
     EXPECT(cu.alloc(&memory, 0) == CUDA_ERROR_INVALID_VALUE);
 }
 
@@ -649,34 +717,37 @@ static int without_cuda(void)
     CUdeviceptr memory;
     CUresult (*alloc_async)(CUdeviceptr *, size_t, CUstream);
     set_function(&alloc_async, dlsym(RTLD_DEFAULT, "cuMemAllocAsync"));
-    EXPECT(alloc_async && alloc_async(&memory, 1000, NULL) == CUDA_ERROR_NOT_FOUND);
+    EXPECT(alloc_async && alloc_async(&memory, 1000, NULL) != CUDA_SUCCESS); /* with a driver, and without one */
     return failures != 0;
 }
 
 static const struct {
     const char *name;
     void (*run)(void);
+    bool does_wrong; /* on purpose, which the simulated driver counts */
 } cases[] = {
-    {"serve", case_serve},
-    {"drivers", case_drivers},
-    {"capture", case_capture},
-    {"beside_capture", case_beside_capture},
-    {"pools", case_pools},
-    {"shared", case_shared},
-    {"context", case_context},
-    {"questions", case_questions},
-    {"threshold", case_threshold},
-    {"memory", case_memory},
-    {"refused", case_refused},
-    {"failing", case_failing},
-    {"reset", case_reset},
-    {"streams", case_streams},
-    {"default_stream", case_default_stream},
-    {"threads", case_threads},
-    {"at_once", case_at_once},
-    {"unused", case_unused},
-    {"fork", case_fork},
-    {"names", case_names},
+    {"serve", case_serve, true},
+    {"drivers", case_drivers, true},
+    {"capture", case_capture, true},
+    {"beside_capture", case_beside_capture, false},
+    {"pools", case_pools, false},
+    {"shared", case_shared, false},
+    {"context", case_context, false},
+    {"questions", case_questions, false},
+    {"threshold", case_threshold, false},
+    {"dependencies", case_dependencies, false},
+    {"constructor", case_constructor, false},
+    {"memory", case_memory, false},
+    {"refused", case_refused, false},
+    {"failing", case_failing, false},
+    {"reset", case_reset, true},
+    {"streams", case_streams, false},
+    {"default_stream", case_default_stream, false},
+    {"threads", case_threads, false},
+    {"at_once", case_at_once, false},
+    {"unused", case_unused, false},
+    {"fork", case_fork, true},
+    {"names", case_names, false},
 };
 
 int main(int count, char **arguments)
@@ -693,6 +764,7 @@ int main(int count, char **arguments)
             OK(cu.stream_destroy(stream));
             OK(cu.synchronize());
             EXPECT(fake.races() == 0);
+            EXPECT(cases[i].does_wrong || fake.misuses() == 0);
             return failures != 0;
         }
     return 2;
