@@ -24,11 +24,12 @@ import threading
 import time
 
 GIB = 1 << 30
+ALLOCATORS = ["native", "expandable", "async", "vpmm", "vpmm_torch"]
 
 
 def options():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--allocator", choices=["native", "expandable", "async", "vpmm", "vpmm_torch"], default="vpmm",
+    parser.add_argument("--allocator", choices=ALLOCATORS, default="vpmm",
                         help="see above (default vpmm)")
     parser.add_argument("--shim", default="build/libvpmm_pytorch_shim.so",
                         help="the built shim, for vpmm (default build/libvpmm_pytorch_shim.so)")
