@@ -347,12 +347,14 @@ class BackEnd final : public back_end::CUDAAllocator {
     std::shared_ptr<Pool> pool = checkpoint ? checkpoint->pool() : nullptr;
     TORCH_CHECK(pool, "vpmm: the memory pool of this checkpoint has ended");
     back_end::CheckpointDelta delta;
+    std::vector<void*> live;
     allocations_.each([&](void* address, const Allocation& allocation) {
       if (allocation.pool == pool)
-        delta.ptrs_freed.push_back(address);
+        live.push_back(address);
     });
-    for (void* address : delta.ptrs_freed)
-      free(address);
+    for (void* address : live)
+      if (try_free(address)) // not so: another thread has, meanwhile
+        delta.ptrs_freed.push_back(address);
     for (const auto& [address, bytes] : checkpoint->live())
       delta.dataptrs_allocd.push_back(allocate_again(index, pool, address, bytes));
     return delta;
@@ -541,8 +543,14 @@ class BackEnd final : public back_end::CUDAAllocator {
   }
 
   void free(void* address) {
+    TORCH_CHECK(try_free(address), "invalid device pointer: ", address);
+  }
+
+  /* False: it is no live allocation. */
+  bool try_free(void* address) {
     Allocation allocation;
-    TORCH_CHECK(allocations_.take(address, allocation), "invalid device pointer: ", address);
+    if (!allocations_.take(address, allocation))
+      return false;
     Device& device = at(allocation.device);
     device.allocations.take(1);
     device.bytes.take(static_cast<int64_t>(allocation.bytes));
@@ -553,6 +561,7 @@ class BackEnd final : public back_end::CUDAAllocator {
                      context);
     }
     device.frees.free(address, std::move(allocation));
+    return true;
   }
 
   Allocations allocations_;

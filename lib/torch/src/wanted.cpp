@@ -29,6 +29,7 @@ bool Wanted::park(void* address, Allocation& allocation) {
 
 /* What further streams may still use waits for the checkpoint's end. */
 void* Wanted::reuse(size_t bytes, cudaStream_t stream) {
+  std::optional<Allocation> former; // goes without the lock: it may have stacks of Python's
   std::lock_guard<std::mutex> guard(lock_);
   auto best = blocks_.end();
   for (auto it = blocks_.begin(); it != blocks_.end(); ++it) {
@@ -40,7 +41,7 @@ void* Wanted::reuse(size_t bytes, cudaStream_t stream) {
   }
   if (best == blocks_.end())
     return nullptr;
-  best->second.parked.reset();
+  former.swap(best->second.parked);
   return best->first;
 }
 
