@@ -103,8 +103,19 @@ static void say(void)
     dprintf(STDERR_FILENO, "%s\n", line);
 }
 
+/* After fork: none of the threads that were inside, or shut the lanes, is in the child. */
+static void begin_in_child(void)
+{
+    for (size_t i = 0; i < LANES; i++)
+        atomic_store(&lanes[i].inside, 0);
+    atomic_store(&shut, false);
+    pthread_mutex_init(&shutting, NULL);
+    pthread_mutex_init(&explaining, NULL);
+}
+
 static void prepare(void)
 {
+    pthread_atfork(NULL, NULL, begin_in_child);
     const char *verbose = getenv("VPMM_PRELOAD_VERBOSE");
     if (verbose && strcmp(verbose, "1") == 0)
         atexit(say);

@@ -8,8 +8,8 @@
  *   lane_enter    one sequentially consistent addition, and a load of what shuts them
  *   lane_shut     stores it, and then reads the lanes: so either it sees who is inside, or that thread sees it
  *
- * A thread inside enters no second time, and does not shut. After fork the child may find lanes with threads inside
- * that it does not have; nothing that shuts them is of use to it, and served.c asks.
+ * A thread inside enters no second time, and does not shut. After fork the child has one thread, which is outside: its
+ * lanes are made empty and open, once anything has been counted, whatever the parent's other threads were doing there.
  */
 #ifndef VPMM_PRELOAD_LANE_H
 #define VPMM_PRELOAD_LANE_H

@@ -270,7 +270,7 @@ CUresult served_end(int number, CUresult(CUDAAPI *reset)(CUdevice))
     CUcontext left;
     struct device *device = device_at(number);
     const vpmm_driver *driver = vpmm_driver_cuda();
-    /* A forked child has the parent's lanes, and nothing that it could end. */
+    /* A forked child has nothing that it could end. */
     if (!published(device) || device->process != getpid() ||
         driver->cuCtxPushCurrent(device->served.primary) != CUDA_SUCCESS)
         return reset(number);

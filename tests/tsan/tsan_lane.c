@@ -3,7 +3,8 @@
  * GPU in it.
  *
  * Threads go in and out, and look at two numbers that are equal. Now and then one of them shuts the lanes and changes
- * both: they are plain memory, so whoever is inside meanwhile is a race, and may see them differ.
+ * both: they are plain memory, so whoever is inside meanwhile is a race, and may see them differ. In the end one forks
+ * while it has them shut, and the child goes in.
  *
  *   VPMM_TEST_OPS   entries in all; 400,000
  *   VPMM_TEST_SEED  of the random numbers
@@ -16,6 +17,8 @@
 
 #include <sched.h>
 #include <stdatomic.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 enum { THREADS = 8, SELDOM = 500 };
 
@@ -55,8 +58,28 @@ static void work(uint64_t index)
     }
 }
 
+/* A child whose parent was inside and had the lanes shut goes in and out. */
+static void fork_in_the_midst(void)
+{
+    int status = 0;
+    lane_count(COUNT_served);
+    lane_shut();
+    pid_t child = fork();
+    if (!child) {
+        alarm(20);
+        lane_enter();
+        lane_leave();
+        lane_shut();
+        lane_open();
+        _exit(0);
+    }
+    lane_open();
+    needs(child > 0 && waitpid(child, &status, 0) == child && WIFEXITED(status) && WEXITSTATUS(status) == 0);
+}
+
 static void finish(void)
 {
+    fork_in_the_midst();
     printf("%llu changes\n", (unsigned long long)atomic_load(&shared.changes));
     needs(shared.one == atomic_load(&shared.changes) && shared.one);
 }
