@@ -4,6 +4,7 @@
 #include "pool/piece.h"
 #include "pool/tiers.h"
 #include "remap/ending.h"
+#include "remap/ends.h"
 #include "remap/settle.h"
 
 #include <inttypes.h>
@@ -56,7 +57,7 @@ static vpmm_status malloc_pages(struct vpmm_pool *pool, size_t bytes, struct str
         return status;
     stats_count(&pool->stats, STAT_mallocs);
     tiers_count(&pool->arena, source);
-    *out = region_hand_out(&pool->arena.space, region, pages, bytes);
+    *out = region_hand_out(&pool->arena.space, ends_choose(&pool->arena, region, pages), pages, bytes);
     return status;
 }
 

@@ -76,6 +76,9 @@ struct arena {
     struct policy_plan *plan;   /* likewise */
     uint64_t budgeted_pages;    /* mapped, and promised to builds under way; under the plan lock, as is the next: */
     uint64_t quarantined_pages; /* given back, and not yet taken by the driver: the cap is for both (zombie.h) */
+    pthread_t builder;          /* the thread that was the first to build, if one did; likewise */
+    bool has_builder;
+    _Atomic(uint32_t) several_builders; /* another one has since: set once, under the plan lock; read relaxed, a hint */
 
     struct pile zombies;
     _Atomic(uint64_t) grown_pages; /* new memory since the growth that was last counted */

@@ -4,6 +4,7 @@
 #include "base/clock.h"
 #include "base/lock.h"
 #include "remap/cut.h"
+#include "remap/ends.h"
 #include "remap/hole.h"
 #include "remap/mapping.h"
 #include "remap/zombie.h"
@@ -636,8 +637,11 @@ static enum claim_result plan_and_claim(struct build *build, uint64_t pages, con
         *status = no_host_memory();
         return CLAIM_FAILED;
     }
-    struct policy_view shown =
-        view_for_policy(view, with_runs, arena->budgeted_pages, creatable(arena, limits), limits->longest_handle);
+    struct policy_view shown = view_for_policy(view, with_runs);
+    shown.mapped_pages = arena->budgeted_pages;
+    shown.creatable_pages = creatable(arena, limits);
+    shown.longest_handle = limits->longest_handle;
+    shown.several_builders = build->stream && ends_note_builder(arena); /* who makes the pool builds for nobody */
     if (!policy_plan(&arena->policy, &shown, (uint32_t)pages, plan)) {
         *status = no_host_memory();
         return CLAIM_FAILED;

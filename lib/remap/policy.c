@@ -6,49 +6,49 @@
 /*
  * The rules, in the order in which they matter. In brackets is what comes of it without the rule, as
  *     stress/policy.py BUILD_DIR TRACE... --rows 1,4
- * prints it: held above in use after the fourth pass, and driver time of all mallocs in the first, of one thread dense |
- * of four threads with a GPU that lags. With all rules 5.6 %, 11.2 ms | 5.9 %, 62.7 ms. Taken on 23 November 2026
- * with four traces that are not in this repository: llama_serving, llama_two_streams, llama_four_threads, resnet_train
- * (stress/README.md says what they are). 1 % more or less with four threads says little: what is planned once has a
- * bearing on all that follows.
+ * prints it: held above in use after the fourth pass, and driver time of all mallocs in the first, of one thread dense
+ * | of four threads with a GPU that lags. With all rules 5.6 %, 11.2 ms | 5.6 %, 53.1 ms; of four threads dense 5.4 %.
+ * Taken on 24 November 2026 with four traces that are not in this repository: llama_serving, llama_two_streams,
+ * llama_four_threads, resnet_train (stress/README.md says what they are). 1 % more or less with four threads says
+ * little: what is planned once has a bearing on all that follows.
  *
  * 1. A miss extends a free run into the hole beside it, where it can: only the missing pages are mapped.
- *    [a fresh place always: 5.5 %, 18.4 ms | 7.6 %, 78.4 ms]
+ *    [a fresh place always: 5.5 %, 18.4 ms | 6.6 %, 78.3 ms]
  * 2. The missing pages are extents that move, longest first, a last longer one covering the rest, or new memory: every
- *    such end is priced, and a page created is dearer than one that moves alone. So is each candidate for the place; the
- *    cheapest wins.
- *    [a page created costs its driver time alone: 21.6 %, 10.3 ms | 18.7 %, 44.6 ms; it is worth 8 us, less than a move:
- *    5.7 %, 10.9 ms | 5.9 %, 59.9 ms, and rule 7 is in vain]
+ *    such end is priced, and a page created is dearer than one that moves alone. So is each candidate for the place;
+ *    the cheapest wins.
+ *    [a page created costs its driver time alone: 21.6 %, 10.3 ms | 18.2 %, 39.5 ms; it is worth 8 us, less than a
+ *    move: 5.7 %, 10.9 ms | 5.5 %, 49.2 ms, and rule 7 is in vain]
  * 3. New memory is created in equal handles: of 40 pages while nothing is stuck in partly free extents, of 10 when 2 %
  *    is; in fewer where a malloc would take longer than 0.9 ms.
- *    [always 40: 8.7 %, 5.5 ms | 12.8 %, 27.3 ms; always 10: 5.3 %, 14.9 ms | 5.1 %, 72.1 ms]
+ *    [always 40: 8.7 %, 5.5 ms | 10.2 %, 27.8 ms; always 10: 5.3 %, 14.9 ms | 4.3 %, 70.2 ms]
  * 4. But no handle is longer than 48 pages, or a 32nd of the growth, however long the malloc takes: what is left of a
  *    long one is stuck beside whatever lives in it. A 32nd: a giant request moves in as many handles.
- *    [no bound: 6.4 %, 11.0 ms | 8.6 %, 62.2 ms; 48 without the 32nd: the longest malloc 0.96 ms for 0.84]
+ *    [no bound: 6.4 %, 11.0 ms | 6.8 %, 52.8 ms, dense 10.0 %; 48 without the 32nd: the longest malloc 0.96 ms for
+ *    0.84]
  * 5. Memory behind another stream's fence is planned with before the pool grows, where the stream may wait for it. It
  *    is dearer by 40 us, for the stream that waits.
- *    [never: 5.6 %, 11.2 ms | 16.8 %, 46.3 ms; no dearer: 5.6 %, 11.2 ms | 6.3 %, 62.1 ms]
- * 6. A fresh place is the front of the lowest hole with ample room: one arena that grows at its top, and comes back to
- *    low addresses once they are empty. Growth is never rounded up.
- *    [the lowest hole that will do: 5.7 %, 11.2 ms | 6.2 %, 62.0 ms]
+ *    [never: 5.6 %, 11.2 ms | 15.6 %, 40.3 ms; no dearer: 5.6 %, 11.2 ms | 5.4 %, 55.1 ms]
+ * 6. A fresh place is in the lowest hole with ample room, at its front or near it: one arena that grows at its top,
+ *    and comes back to low addresses once they are empty. Growth is never rounded up.
+ *    [the lowest hole that will do: 5.6 %, 11.2 ms | 5.5 %, 53.0 ms, dense 8.5 %]
  * 7. Memory that is to be cut for small requests is created in handles of a page (the view says so), since its pages
  *    become free one by one.
- *    [handles as of any growth: 5.5 %, 11.0 ms | 6.2 %, 57.3 ms; but vpmm-fragment's large requests find nothing of the
- *    emptied pages that could move, and it holds 1.76 for 1.33]
+ *    [handles as of any growth: 5.5 %, 11.0 ms | 5.2 %, 49.7 ms; but vpmm-fragment's large requests find nothing of
+ *    the emptied pages that could move, and it holds 1.76 for 1.33]
+ * 8. Where several threads build a fresh place leaves room before it, so that what lies there can be extended
+ *    downwards; and a request takes that end of a free region which leaves fewer handles broken (ends.h).
+ *    [no room: 5.6 %, 11.2 ms | 5.3 %, 58.9 ms, dense 8.1 %; the front always: 5.6 %, 11.2 ms | 5.5 %, 54.1 ms, dense
+ *    6.4 %; neither: 5.6 %, 11.2 ms | 5.9 %, 62.7 ms, dense 6.7 %; both with one thread too: 4.9 %, 13.5 ms, and the
+ *    longest malloc 1.4 ms for 0.8; room of twice what is built, or four times: 5.3 %, 53 ms, dense 6.6 and 6.4 %]
  *
  * Driver time beyond 0.9 ms once counted three times: it bought a longest malloc of 3.1 ms instead of 3.9, on average,
- * with four threads and a GPU that lags, and nothing elsewhere. Prices of a surplus page and of a stuck page that is put
- * to use had no gain either, nor had work ahead of need by the reaper: extents joined to the longest run, growth, long
- * extents made anew as short ones. In the first study, which cannot be run from this tree, these had none: handles of
- * the sizes lately asked for or lately live; handles that grow geometrically; filling a hole between two free runs;
- * steering by held instead of by stuck.
- *
- * Two that gain with many threads and lose with one, and so are not here: a request takes that end of a free region
- * which leaves fewer handles broken, and a fresh place leaves room before it, so that what lies there can be extended
- * downwards. Together, four threads and a GPU that lags: 5.3 %, 53 ms; sixteen: 5.3 %, 175 ms for 6.1 %, 204 ms. One
- * thread: 4.9 %, 13.5 ms, and a longest malloc of 1.4 ms for 0.8. A server under PyTorch with one worker and with four,
- * on an H200 (stress/pytorch_server.py, one run of each): held 1.05 and 1.07 times what is in use, for 1.07 and 1.09.
- * Lengths from 64 pages on in steps of a 32nd: 5.2 %, 13.2 ms, for what is saved in handles is spent on rounding.
+ * with four threads and a GPU that lags, and nothing elsewhere. Prices of a surplus page and of a stuck page that is
+ * put to use had no gain either, nor had work ahead of need by the reaper: extents joined to the longest run, growth,
+ * long extents made anew as short ones. Nor had lengths from 64 pages on in steps of a 32nd: what is saved in handles
+ * is spent on rounding. In the first study, which cannot be run from this tree, these had none: handles of the sizes
+ * lately asked for or lately live; handles that grow geometrically; filling a hole between two free runs; steering by
+ * held instead of by stuck.
  */
 static const double HANDLE_MOST = 40;  /* pages of a handle while nothing is stuck, */
 static const double HANDLE_LEAST = 10; /* and when this share of mapped is: */
@@ -60,8 +60,10 @@ static const double SLOW_US = 900; /* driver time of one malloc, beyond which gr
 
 static const double WAIT_US = 40; /* what an extent that the stream must wait for is dearer than another */
 
-static const double FRESH_TIMES = 16;  /* ample room: so many times what is built, */
+static const double FRESH_TIMES = 16;  /* ample room: so many times what is built, more than 1 + ROOM_TIMES, */
 static const double FRESH_SHARE = 0.5; /* and this share of what is mapped */
+
+enum { ROOM_TIMES = 3 }; /* room before a fresh place, where several build: so many times what is built */
 
 enum { HANDLE_LONGEST = 48 }; /* pages of a handle, however short the time for it, */
 enum { GROWTH_HANDLES = 32 }; /* or this part of the growth */
@@ -602,7 +604,7 @@ static void try_most_stuck(const struct policy *p, const struct policy_view *v, 
         try_run(p, v, most, pages, best);
 }
 
-/* The front of the lowest hole with ample room: used memory stays together and can be extended. */
+/* In the lowest hole with ample room, at its front or near it: used memory stays together and can be extended. */
 static uint64_t fresh_page(const struct policy_view *v, uint64_t pages)
 {
     uint64_t ample = (uint64_t)(FRESH_TIMES * (double)pages), share = (uint64_t)(FRESH_SHARE * (double)v->mapped_pages);
@@ -610,7 +612,7 @@ static uint64_t fresh_page(const struct policy_view *v, uint64_t pages)
         ample = share;
     for (size_t i = 0; i < v->holes; i++)
         if (v->hole[i].pages >= ample)
-            return v->hole[i].page;
+            return v->hole[i].page + (v->several_builders ? ROOM_TIMES * pages : 0);
     return v->hole[longest_hole(v)].page;
 }
 

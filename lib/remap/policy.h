@@ -49,6 +49,7 @@ struct policy_view {
     uint64_t mapped_pages;
     uint64_t creatable_pages; /* what the cap, or a device found full, leaves; UINT64_MAX: no cap */
     uint32_t longest_handle;  /* pages of one that is created, at most; UINT32_MAX: no limit */
+    bool several_builders;    /* more than one thread builds in this pool */
 };
 
 enum policy_place {

@@ -220,16 +220,12 @@ void view_free(struct view *view)
     *view = (struct view){0};
 }
 
-struct policy_view view_for_policy(const struct view *view, bool with_runs, uint64_t mapped_pages,
-                                   uint64_t creatable_pages, uint32_t longest_handle)
+struct policy_view view_for_policy(const struct view *view, bool with_runs)
 {
     return (struct policy_view){.run = view->run,
                                 .runs = with_runs ? view->runs : 0,
                                 .extent = view->extent,
                                 .extents = with_runs ? view->extents : 0,
                                 .hole = view->hole,
-                                .holes = view->holes,
-                                .mapped_pages = mapped_pages,
-                                .creatable_pages = creatable_pages,
-                                .longest_handle = longest_handle};
+                                .holes = view->holes};
 }

@@ -48,8 +48,7 @@ void view_free(struct view *);
 /* Takes a run as it was seen; false: some of it has changed, nothing is kept. */
 bool view_claim_run(const struct view *, struct arena *, uint32_t run, struct region *);
 
-/* The whole view as the policy reads it; runs can be left out, for a plan of new memory alone. */
-struct policy_view view_for_policy(const struct view *, bool with_runs, uint64_t mapped_pages, uint64_t creatable_pages,
-                                   uint32_t longest_handle);
+/* The view's part of what the policy reads; runs can be left out, for a plan of new memory alone. */
+struct policy_view view_for_policy(const struct view *, bool with_runs);
 
 #endif

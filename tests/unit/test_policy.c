@@ -319,14 +319,16 @@ struct row {
     const char *plan;
 };
 
-static void table(const struct row *row, size_t rows, uint32_t max_extent)
+static void table(const struct row *row, size_t rows, uint32_t max_extent, bool several_builders)
 {
     static struct map m;
     struct policy_plan plan = {0};
     for (size_t i = 0; i < rows; i++) {
         struct policy p;
         policy_init(&p, PAGE_BYTES, max_extent);
-        cr_assert(policy_plan(&p, map_read(&m, row[i].map, row[i].creatable), row[i].pages, &plan));
+        struct policy_view view = *map_read(&m, row[i].map, row[i].creatable);
+        view.several_builders = several_builders;
+        cr_assert(policy_plan(&p, &view, row[i].pages, &plan));
         struct words w = words_of(&plan);
         cr_expect_str_eq(w.text, row[i].plan, "%" PRIu32 " pages in '%s': %s, not %s", row[i].pages, row[i].map, w.text,
                          row[i].plan);
@@ -335,11 +337,13 @@ static void table(const struct row *row, size_t rows, uint32_t max_extent)
     policy_plan_free(&plan);
 }
 
-#define TABLE(max_extent, ...)                                                                                         \
+#define TABLE_OF(max_extent, several_builders, ...)                                                                    \
     do {                                                                                                               \
         const struct row rows[] = {__VA_ARGS__};                                                                       \
-        table(rows, sizeof rows / sizeof *rows, max_extent);                                                           \
+        table(rows, sizeof rows / sizeof *rows, max_extent, several_builders);                                         \
     } while (0)
+
+#define TABLE(max_extent, ...) TABLE_OF(max_extent, false, __VA_ARGS__)
 
 Test(policy, a_run_is_extended_where_it_can_be)
 {
@@ -455,6 +459,15 @@ Test(policy, a_fresh_place_is_the_lowest_with_ample_room)
           {"1 (12) 1 *192 1 *200 1", NO_CAP, 11, "fresh 14: move 0"},
           /* A hole of just the request will do, and one a page too short not. */
           {"1 *10 1", NO_CAP, 10, "fresh 1: create 10"}, {"1 *9 1", NO_CAP, 10, "no hole"});
+}
+
+/* Rule 8: three times what is built, with the surplus. */
+Test(policy, where_several_build_a_fresh_place_has_room_before_it)
+{
+    TABLE_OF(0, true, {"1 *160 1 *200 1", NO_CAP, 10, "fresh 31: create 10"},
+             {"1 (12) 1 *192 1", NO_CAP, 11, "fresh 50: move 0"},
+             /* None in a hole that is only the longest, and none before what is extended. */
+             {"1 *20 1 *150 1", NO_CAP, 10, "fresh 22: create 10"}, {"1 (s4) *20 1", NO_CAP, 10, "up 0: create 6"});
 }
 
 Test(policy, what_cannot_be_had)

@@ -9,13 +9,13 @@
  * A process has one, made by enable and never destroyed: tensors may outlive the interpreter. It is locked nowhere over
  * a malloc or a free; each of its parts has a lock of its own for its tables.
  *
- * What it refuses, and says so: MemPools over another allocator, sharing memory with other processes, and access from
- * another device.
+ * What it refuses, and says so: sharing memory with other processes, and access from another device.
  */
 #include "allocations.h"
 #include "checkpoint.h"
 #include "frees.h"
 #include "history.h"
+#include "lender.h"
 #include "pools.h"
 
 #include <c10/cuda/CUDAException.h>
@@ -130,11 +130,19 @@ class BackEnd final : public back_end::CUDAAllocator {
     if (!memory.get() || memory.get_deleter() != &delete_at || !allocations_.find(memory.get(), allocation) ||
         allocation.stream == stream.stream())
       return;
+    if (Keeper* keeper = allocation.pool->keeper) { /* it looks for its own deleter, and without a context owns nothing */
+      keeper->recordStream({memory.get(), nullptr, keeper->raw_deleter(), memory.device()}, stream);
+      return;
+    }
     if (!use_now(memory.get(), allocation, stream.stream()))
       allocations_.note_use(memory.get(), stream.stream());
   }
 
   /* ---- as a whole ---- */
+
+  void take_the_place_of(CUDAAllocator* former) {
+    lender_.set(former);
+  }
 
   void init(int count) override {
     std::lock_guard<std::mutex> guard(init_lock_);
@@ -161,10 +169,12 @@ class BackEnd final : public back_end::CUDAAllocator {
     for (auto& device : devices_) {
       device->frees.try_again();
       for (const auto& pool : device->pools.all())
-        if (id == c10::MempoolId_t{0, 0} || pool->id == id)
+        if (!pool->is_lent() && (id == c10::MempoolId_t{0, 0} || pool->id == id))
           vpmm_trim(pool->pool, 0, nullptr); // what stays is in use, or its work has not ended
       device->pools.end_idle();
     }
+    if (Keeper* keeper = lender_.keeper_if_used())
+      keeper->emptyCache(id);
   }
 
   double getMemoryFraction(DeviceIndex device) override {
@@ -207,6 +217,13 @@ class BackEnd final : public back_end::CUDAAllocator {
     Device& device = at(index);
     DeviceStats out;
     int64_t mapped = 0, peak_mapped = 0;
+    if (Keeper* keeper = lender_.keeper_if_used()) {
+      DeviceStats lent = keeper->getDeviceStats(index);
+      mapped = lent.reserved_bytes[AGGREGATE].current;
+      peak_mapped = lent.reserved_bytes[AGGREGATE].peak;
+      out.num_device_alloc = lent.num_device_alloc;
+      out.num_device_free = lent.num_device_free;
+    }
     for (const auto& pool : device.pools.all()) {
       vpmm_stats stats = stats_of(*pool);
       mapped += static_cast<int64_t>(stats.mapped_bytes);
@@ -239,16 +256,26 @@ class BackEnd final : public back_end::CUDAAllocator {
     device.allocations.reset_peak();
     device.bytes.reset_peak();
     for (const auto& pool : device.pools.all())
-      vpmm_pool_set_attribute(pool->pool, VPMM_ATTRIBUTE_PEAK_MAPPED, 0);
+      if (!pool->is_lent())
+        vpmm_pool_set_attribute(pool->pool, VPMM_ATTRIBUTE_PEAK_MAPPED, 0);
+    if (Keeper* keeper = lender_.keeper_if_used())
+      keeper->resetPeakStats(index);
   }
 
-  /* Each allocation is a segment of its own: the pages that it lies in may move to others once it is freed. */
+  /*
+   * Each allocation is a segment of its own: the pages that it lies in may move to others once it is freed. Those of lent
+   * pools are in segments of the keeper's.
+   */
   back_end::SnapshotInfo snapshot(c10::MempoolId_t id = {0, 0}, bool include_traces = true) override {
     back_end::SnapshotInfo out;
     allocations_.each([&](void* address, const Allocation& allocation) {
-      if (id == c10::MempoolId_t{0, 0} || allocation.pool->id == id)
+      if (!allocation.pool->is_lent() && (id == c10::MempoolId_t{0, 0} || allocation.pool->id == id))
         out.segments.push_back(segment_of(address, allocation, *allocation.pool, true));
     });
+    if (Keeper* keeper = lender_.keeper_if_used()) {
+      std::vector<SegmentInfo> lent = keeper->snapshot(id, false).segments;
+      std::move(lent.begin(), lent.end(), std::back_inserter(out.segments));
+    }
     for (auto& device : devices_)
       for (const auto& pool : device->pools.all())
         if (id == c10::MempoolId_t{0, 0} || pool->id == id)
@@ -290,15 +317,21 @@ class BackEnd final : public back_end::CUDAAllocator {
   /* ---- private pools ---- */
 
   void beginAllocateToPool(DeviceIndex device, c10::MempoolId_t id, Filter filter) override {
-    at(device).pools.begin(id, std::move(filter));
+    at(device).pools.begin(id, filter);
+    if (Keeper* keeper = at(device).pools.keeper(id))
+      keeper->beginAllocateToPool(device, id, std::move(filter));
   }
 
   void endAllocateToPool(DeviceIndex device, c10::MempoolId_t id) override {
+    if (Keeper* keeper = at(device).pools.keeper(id))
+      keeper->endAllocateToPool(device, id);
     at(device).pools.end(id);
     at(device).frees.try_again();
   }
 
   void releasePool(DeviceIndex device, c10::MempoolId_t id) override {
+    if (Keeper* keeper = at(device).pools.keeper(id))
+      keeper->releasePool(device, id);
     at(device).pools.remove_user(id);
   }
 
@@ -308,15 +341,27 @@ class BackEnd final : public back_end::CUDAAllocator {
 
   void createOrIncrefPool(DeviceIndex device, c10::MempoolId_t id,
                           std::shared_ptr<CUDAAllocator> allocator = nullptr) override {
-    TORCH_CHECK_NOT_IMPLEMENTED(!allocator, "vpmm does not take memory from another allocator: MemPool() without one");
-    at(device).pools.add_user(id);
+    Pools& pools = at(device).pools;
+    Keeper* keeper = pools.keeper(id);
+    if (allocator && !keeper) {
+      pools.add_lent(id, keeper = lender_.keeper(static_cast<int>(devices_.size())));
+    } else {
+      pools.add_user(id);
+    }
+    if (keeper)
+      keeper->createOrIncrefPool(device, id, std::move(allocator));
   }
 
   void setUseOnOOM(DeviceIndex device, c10::MempoolId_t id, bool use) override {
+    TORCH_CHECK_NOT_IMPLEMENTED(!at(device).pools.keeper(id), "vpmm: use_on_oom with MemPool(allocator)");
     at(device).pools.set_use_on_oom(id, use);
   }
 
-  void setNoSplit(DeviceIndex, c10::MempoolId_t) override {} // an allocation's memory is no other's while it lives
+  /* Memory of vpmm's own needs no word: that of an allocation is no other's while it lives. */
+  void setNoSplit(DeviceIndex device, c10::MempoolId_t id) override {
+    if (Keeper* keeper = at(device).pools.keeper(id))
+      keeper->setNoSplit(device, id);
+  }
 
   bool checkPoolLiveAllocations(DeviceIndex device, c10::MempoolId_t id,
                                 const std::unordered_set<void*>& expected) override {
@@ -332,6 +377,7 @@ class BackEnd final : public back_end::CUDAAllocator {
   std::shared_ptr<back_end::AllocatorState> getCheckpointState(DeviceIndex index, c10::MempoolId_t id) override {
     Device& device = at(index);
     std::shared_ptr<Pool> pool = device.pools.find(id);
+    TORCH_CHECK_NOT_IMPLEMENTED(!pool->is_lent(), "vpmm: a checkpoint of a MemPool(allocator)");
     auto checkpoint = std::make_shared<Checkpoint>(pool, device.frees);
     allocations_.each([&](void* address, const Allocation& allocation) {
       if (allocation.pool == pool)
@@ -451,7 +497,9 @@ class BackEnd final : public back_end::CUDAAllocator {
     Context context = history_.is_watched() ? history_.context(RecordContext::STATE) : nullptr;
     device.frees.try_again();
     std::shared_ptr<Pool> pool = device.pools.for_request(stream);
-    void* address = pool->is_private() ? pool->wanted.reuse(bytes, stream) : nullptr;
+    void* address = pool->is_lent() ? pool->keeper->raw_alloc_with_stream(bytes, stream) : nullptr; // throws if it fails
+    if (!address && pool->is_private())
+      address = pool->wanted.reuse(bytes, stream);
     if (!address)
       address = try_malloc(*pool, bytes, stream);
     if (!address)
@@ -566,6 +614,7 @@ class BackEnd final : public back_end::CUDAAllocator {
 
   Allocations allocations_;
   History history_;
+  Lender lender_;
   std::mutex init_lock_;
   std::vector<std::unique_ptr<Device>> devices_; // grows in init alone, before the first allocation
   std::atomic<bool> initialized_{false};
@@ -595,6 +644,7 @@ extern "C" __attribute__((visibility("default"))) const char* vpmm_torch_enable(
     return nullptr;
   if (current.load()->initialized())
     return "PyTorch has used CUDA memory already: enable vpmm before the first CUDA tensor";
+  ours.take_the_place_of(current.load());
   current.store(&ours);
   c10::SetAllocator(c10::DeviceType::CUDA, &ours);
   return nullptr;

@@ -98,6 +98,11 @@ void Frees::keep(std::list<Freed> freed) {
 
 void Frees::free(void* address, Allocation allocation) {
   std::shared_ptr<Pool> pool = allocation.pool;
+  if (pool->is_lent()) {
+    pool->keeper->raw_delete(address);
+    pool->live.fetch_sub(1, std::memory_order_release);
+    return;
+  }
   if (pool->is_private() && pool->wanted.park(address, allocation)) {
     pool->live.fetch_sub(1, std::memory_order_release);
     return;

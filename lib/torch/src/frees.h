@@ -10,6 +10,8 @@
  *   ending    memory of a private pool that further streams used: vpmm would keep it to the pool's end, because nothing
  *             passes there. An event on each of these streams is recorded at the free; it is freed when all have passed
  *
+ *   lent      memory of a pool that is lent (lender.h): its keeper ends the use
+ *
  * An allocation that is waiting or ending counts as live in its pool, which so does not end before it.
  */
 #ifndef VPMM_TORCH_FREES_H

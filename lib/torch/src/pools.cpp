@@ -109,6 +109,22 @@ void Pools::add_user(MempoolId_t id) {
   found->second->users++;
 }
 
+void Pools::add_lent(MempoolId_t id, Keeper* keeper) {
+  auto lent = std::make_shared<Pool>();
+  lent->id = id;
+  lent->keeper = keeper;
+  lent->users = 1;
+  std::lock_guard<std::mutex> guard(lock_);
+  bool is_new = private_.emplace(id, std::move(lent)).second;
+  TORCH_CHECK(is_new, "vpmm: memory pool (", id.first, ", ", id.second, ") was made without another allocator");
+}
+
+Keeper* Pools::keeper(MempoolId_t id) {
+  std::lock_guard<std::mutex> guard(lock_);
+  auto found = private_.find(id);
+  return found == private_.end() ? nullptr : found->second->keeper;
+}
+
 void Pools::remove_user(MempoolId_t id) {
   std::lock_guard<std::mutex> guard(lock_);
   const std::shared_ptr<Pool>& pool = known(id);

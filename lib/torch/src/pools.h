@@ -2,7 +2,8 @@
  * pools.h - the vpmm pools of one device: the main one, and one for each id of a MemPool or of a captured graph.
  *
  *   main       serves whatever no other pool is meant for. With `captures`: PyTorch captures streams at any time
- *   private    a vpmm pool with `graph`, which any capture may use: its calls meet no stream
+ *   private    a vpmm pool with `graph`, which any capture may use: its calls meet no stream. Or one that is lent, and
+ *              has none (lender.h)
  *   users      of a private pool, as PyTorch counts them: graphs and MemPools that hold its id. At 0 it is idle: it
  *              ends, and gives its memory back, when nothing of it is live any more and the cache is emptied
  *   underway   ids that requests go to now, with the streams that they go from: a capture, or torch.cuda.use_mem_pool.
@@ -36,10 +37,12 @@ namespace vpmm_torch {
 
 using c10::MempoolId_t;
 using Filter = std::function<bool(cudaStream_t)>;
+using Keeper = c10::cuda::CUDACachingAllocator::CUDAAllocator;
 
 struct Pool {
   MempoolId_t id{0, 0};
-  vpmm_pool* pool = nullptr;
+  vpmm_pool* pool = nullptr;    // NULL: it is lent, and this
+  Keeper* keeper = nullptr;     // keeps it (lender.h)
   size_t configured_cap = 0;    // bytes; 0: none
   std::atomic<int64_t> live{0}; // allocations
   int users = 0;                // under the lock
@@ -48,6 +51,10 @@ struct Pool {
 
   bool is_private() const {
     return id != MempoolId_t{0, 0};
+  }
+
+  bool is_lent() const {
+    return keeper;
   }
 
   ~Pool();
@@ -63,9 +70,11 @@ class Pools {
   std::vector<std::shared_ptr<Pool>> for_shortage(); // those that may be used before a request fails
 
   void add_user(MempoolId_t id);
+  void add_lent(MempoolId_t id, Keeper* keeper); // with its first user; throws if there is such a pool
   void remove_user(MempoolId_t id);
   int users(MempoolId_t id);
   std::shared_ptr<Pool> find(MempoolId_t id); // throws if there is none
+  Keeper* keeper(MempoolId_t id);             // NULL: it is not lent
   void set_use_on_oom(MempoolId_t id, bool use);
 
   void begin(MempoolId_t id, Filter filter);

@@ -409,10 +409,81 @@ class Pools(unittest.TestCase):
         self.assertEqual(t.data_ptr(), address)
         del t, pool
 
-    def test_a_pool_over_another_allocator_is_refused(self):
-        allocator = torch.cuda.memory.CUDAPluggableAllocator("libcudart.so.13", "cudaMalloc", "cudaFree")
-        with self.assertRaisesRegex(NotImplementedError, "another allocator"):
-            torch.cuda.MemPool(allocator.allocator())
+
+
+class PoolsOverAnotherAllocator(unittest.TestCase):
+    def setUp(self):
+        gc.collect()
+        self.before, self.held = in_use(), torch.cuda.memory_reserved()
+        self.allocator = vpmm_torch.pluggable()  # another than the one that is enabled
+        self.pool = torch.cuda.MemPool(self.allocator.allocator())
+
+    def tearDown(self):
+        del self.pool
+        gc.collect()
+        self.assertEqual(in_use(), self.before)
+        torch.cuda.empty_cache()
+        self.assertLessEqual(torch.cuda.memory_reserved(), self.held)
+
+    def test_its_memory_is_divided_and_used_again(self):
+        with torch.cuda.use_mem_pool(self.pool):
+            small = [torch.full((1000,), n, device="cuda") for n in range(20)]
+            large = torch.full((32 * MIB,), 3, dtype=torch.int8, device="cuda")
+        outside = torch.full((32 * MIB,), 4, dtype=torch.int8, device="cuda")
+        segments = self.pool.snapshot()
+        self.assertEqual(len(segments), 2)
+        self.assertTrue(all(bool((t == n).all()) for n, t in enumerate(small)))
+        self.assertTrue(bool((large == 3).all()) and bool((outside == 4).all()))
+        self.assertEqual(in_use(), self.before + 20 * 8000 + 64 * MIB)
+        address = large.data_ptr()
+        del large
+        with torch.cuda.use_mem_pool(self.pool):
+            again = torch.empty(32 * MIB, dtype=torch.int8, device="cuda")
+        self.assertEqual(again.data_ptr(), address)
+        del again, small, outside, segments
+
+    def test_record_stream(self):
+        stream = torch.cuda.Stream()
+        with torch.cuda.use_mem_pool(self.pool):
+            address, result = freed_while_used(stream)
+            other = torch.full((4 * MIB,), 9, dtype=torch.int8, device="cuda")
+            self.assertNotEqual(other.data_ptr(), address)
+        stream.synchronize()
+        self.assertTrue(bool((result == 7).all()))
+        del other, result
+
+    def test_several_threads(self):
+        def work(n):
+            with torch.cuda.stream(torch.cuda.Stream()), torch.cuda.use_mem_pool(self.pool):
+                for i in range(100):
+                    t = torch.full((1 + (i * 7919 + n) % 300000,), n, device="cuda")
+                    if i % 10 == 0 and not bool((t == n).all()):
+                        failed.append(n)
+            torch.cuda.synchronize()
+
+        failed = []
+        thread = threading.Thread(target=work, args=(1,))
+        thread.start()
+        kept = [torch.full((3 * MIB,), n % 100, dtype=torch.int8, device="cuda") for n in range(50)]
+        thread.join()
+        self.assertEqual(failed, [])
+        self.assertTrue(all(bool((t == n % 100).all()) for n, t in enumerate(kept)))
+
+    def test_more_than_there_is(self):
+        with torch.cuda.use_mem_pool(self.pool), self.assertRaises(torch.OutOfMemoryError):
+            torch.empty(1 << 44, dtype=torch.int8, device="cuda")
+
+    def test_beside_pytorch_s_own_allocator(self):
+        code = ("import torch, vpmm_torch\n"
+                "allocator = vpmm_torch.pluggable()\n"
+                "pool = torch.cuda.MemPool(allocator.allocator())\n"
+                "with torch.cuda.use_mem_pool(pool): t = torch.full((1 << 22,), 3.0, device='cuda')\n"
+                "u = torch.full((1 << 22,), 4.0, device='cuda')\n"
+                "assert [s['address'] for s in pool.snapshot()] == [t.data_ptr()]\n"
+                "assert bool((t == 3).all()) and bool((u == 4).all())\n"
+                "del t, u, pool\n")
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+        self.assertEqual(done.returncode, 0, done.stderr)
 
 
 if __name__ == "__main__":

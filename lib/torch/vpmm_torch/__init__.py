@@ -26,6 +26,14 @@ def enable():
         raise RuntimeError(refusal.decode())
 
 
+def pluggable():
+    """A torch.cuda.memory.CUDAPluggableAllocator over vpmm's default pool, for one MemPool beside PyTorch's own
+    allocator: MemPool(pluggable().allocator()). Not for what is captured."""
+    import torch
+
+    return torch.cuda.memory.CUDAPluggableAllocator(_path, "vpmm_torch_malloc", "vpmm_torch_free")
+
+
 def enable_if_asked():
     """What PyTorch calls at the end of its own import (the entry point torch.backends)."""
     if os.environ.get("VPMM_TORCH", "") not in ("", "0"):
