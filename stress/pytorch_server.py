@@ -11,8 +11,9 @@ said. One process measures one allocator with one number of workers:
   vpmm_torch  the library as a back end of PyTorch's own (lib/torch, installed or on PYTHONPATH)
 
 It prints held and in use, each its highest since the process began, in GiB, their ratio, and tokens a second. In use
-is what PyTorch asked for: max_memory_allocated, and vpmm's peak_requested_bytes. Exit status 0: all was served and
-finite.
+is what PyTorch asked for: max_memory_allocated, and vpmm's peak_requested_bytes. With --samples it also appends to a
+CSV file what both were at their highest in each twentieth of a second, which plot_held.py draws. Exit status 0: all was
+served and finite.
 """
 import argparse
 import ctypes
@@ -24,6 +25,7 @@ import threading
 import time
 
 GIB = 1 << 30
+SAMPLE_S = 0.05
 ALLOCATORS = ["native", "expandable", "async", "vpmm", "vpmm_torch"]
 
 
@@ -38,12 +40,46 @@ def options():
     parser.add_argument("--layers", type=int, default=12, help="of the model (default 12)")
     parser.add_argument("--width", type=int, default=2048, help="of the model, a multiple of 512 (default 2048)")
     parser.add_argument("--seed", type=int, default=1, help="of the requests (default 1)")
+    parser.add_argument("--samples", metavar="FILE", help="append: allocator,workers,seconds,held bytes,in use")
     parser.add_argument("--json", action="store_true", help="one JSON object in place of the line")
     return parser.parse_args()
 
 
+class Peaks:
+    """The highest held and in use, in bytes, since the process began; and sampled, if there is a file for it."""
+
+    def __init__(self, read, reset):
+        self.read, self.reset, self.highest = read, reset, (0, 0)
+        self.ended, self.sampler = threading.Event(), None
+
+    def look(self):
+        now = self.read()
+        self.highest = tuple(map(max, self.highest, now))
+        return now
+
+    def sample(self, file, of):
+        began = time.monotonic()
+        while not self.ended.wait(SAMPLE_S):
+            held, in_use = self.look()
+            self.reset()
+            file.write(f"{of},{time.monotonic() - began:.3f},{held},{in_use}\n")
+        file.close()
+
+    def start(self, path, of):
+        if path:
+            self.sampler = threading.Thread(target=self.sample, args=(open(path, "a", encoding="utf-8"), of))
+            self.sampler.start()
+
+    def end(self):
+        self.ended.set()
+        if self.sampler:
+            self.sampler.join()
+        self.look()
+        return self.highest
+
+
 def with_allocator(args):
-    """Imports torch with the allocator that is asked for; returns torch and what says (held, in use) in bytes."""
+    """Imports torch with the allocator that is asked for; returns torch and its Peaks."""
     back_end = {"expandable": "expandable_segments:True", "async": "backend:cudaMallocAsync"}.get(args.allocator)
     if back_end:
         os.environ["PYTORCH_CUDA_ALLOC_CONF"] = os.environ["PYTORCH_ALLOC_CONF"] = back_end
@@ -52,13 +88,15 @@ def with_allocator(args):
         import vpmm_torch
         vpmm_torch.enable()
     if args.allocator != "vpmm":
-        return torch, lambda: (torch.cuda.max_memory_reserved(), torch.cuda.max_memory_allocated())
+        return torch, Peaks(lambda: (torch.cuda.max_memory_reserved(), torch.cuda.max_memory_allocated()),
+                            torch.cuda.reset_peak_memory_stats)
     path = os.path.abspath(args.shim)
     torch.cuda.memory.change_current_allocator(
         torch.cuda.memory.CUDAPluggableAllocator(path, "vpmm_pytorch_malloc", "vpmm_pytorch_free"))
     shim = ctypes.CDLL(path)
     shim.vpmm_pytorch_peak_held.restype = shim.vpmm_pytorch_peak_in_use.restype = ctypes.c_uint64
-    return torch, lambda: (shim.vpmm_pytorch_peak_held(0), shim.vpmm_pytorch_peak_in_use(0))
+    return torch, Peaks(lambda: (shim.vpmm_pytorch_peak_held(0), shim.vpmm_pytorch_peak_in_use(0)),
+                        lambda: shim.vpmm_pytorch_reset_peaks(0))
 
 
 class Llama:
@@ -134,6 +172,7 @@ def main():
     account = []
     threads = [threading.Thread(target=worker, args=(torch, model, args.rounds, args.seed * 1000 + i, account))
                for i in range(args.workers)]
+    peaks.start(args.samples, f"{args.allocator},{args.workers}")
     began = time.monotonic()
     for thread in threads:
         thread.start()
@@ -141,7 +180,7 @@ def main():
         thread.join()
     torch.cuda.synchronize()
     seconds = time.monotonic() - began
-    held, in_use = peaks()
+    held, in_use = peaks.end()
     result = {"allocator": args.allocator, "workers": args.workers, "held_gib": round(held / GIB, 2),
               "in_use_gib": round(in_use / GIB, 2), "ratio": round(held / in_use, 3),
               "tokens_per_s": round(sum(tokens for tokens, _ in account) / seconds, 1), "seconds": round(seconds, 1)}

@@ -14,6 +14,7 @@ void *vpmm_pytorch_malloc(ssize_t bytes, int device, CUstream stream);
 void vpmm_pytorch_free(void *memory, ssize_t bytes, int device, CUstream stream);
 uint64_t vpmm_pytorch_peak_held(int device);
 uint64_t vpmm_pytorch_peak_in_use(int device);
+void vpmm_pytorch_reset_peaks(int device);
 
 static vpmm_pool *pool_of(int device)
 {
@@ -42,7 +43,7 @@ static uint64_t attribute(int device, vpmm_attribute which)
     return bytes;
 }
 
-/* Bytes, each the highest since the pool's creation; 0 where there is no pool. */
+/* Bytes, each the highest since the pool's creation or the latest reset; 0 where there is no pool. */
 uint64_t vpmm_pytorch_peak_held(int device)
 {
     return attribute(device, VPMM_ATTRIBUTE_PEAK_MAPPED);
@@ -51,4 +52,10 @@ uint64_t vpmm_pytorch_peak_held(int device)
 uint64_t vpmm_pytorch_peak_in_use(int device)
 {
     return attribute(device, VPMM_ATTRIBUTE_PEAK_REQUESTED);
+}
+
+void vpmm_pytorch_reset_peaks(int device)
+{
+    vpmm_pool_set_attribute(pool_of(device), VPMM_ATTRIBUTE_PEAK_MAPPED, 0);
+    vpmm_pool_set_attribute(pool_of(device), VPMM_ATTRIBUTE_PEAK_REQUESTED, 0);
 }

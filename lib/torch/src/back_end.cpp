@@ -353,7 +353,8 @@ class BackEnd final : public back_end::CUDAAllocator {
   }
 
   void setUseOnOOM(DeviceIndex device, c10::MempoolId_t id, bool use) override {
-    TORCH_CHECK_NOT_IMPLEMENTED(!at(device).pools.keeper(id), "vpmm: use_on_oom with MemPool(allocator)");
+    bool refused = use && at(device).pools.keeper(id); // a MemPool's destructor says false, and may not fail
+    TORCH_CHECK_NOT_IMPLEMENTED(!refused, "vpmm: use_on_oom with MemPool(allocator)");
     at(device).pools.set_use_on_oom(id, use);
   }
 
