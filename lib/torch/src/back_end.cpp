@@ -35,6 +35,7 @@ using c10::CachingDeviceAllocator::SegmentInfo;
 using c10::cuda::CUDAStream;
 namespace back_end = c10::cuda::CUDACachingAllocator;
 
+constexpr size_t EXBIBYTE = size_t{1} << 60;
 constexpr auto AGGREGATE = static_cast<size_t>(c10::CachingAllocator::StatType::AGGREGATE);
 
 /* A level, how high it was, and what was added and taken in sum. */
@@ -130,7 +131,7 @@ class BackEnd final : public back_end::CUDAAllocator {
     if (!memory.get() || memory.get_deleter() != &delete_at || !allocations_.find(memory.get(), allocation) ||
         allocation.stream == stream.stream())
       return;
-    if (Keeper* keeper = allocation.pool->keeper) { /* it looks for its own deleter, and without a context owns nothing */
+    if (Keeper* keeper = allocation.pool->keeper) { // it looks for its own deleter; without a context nothing is owned
       keeper->recordStream({memory.get(), nullptr, keeper->raw_deleter(), memory.device()}, stream);
       return;
     }
@@ -263,8 +264,8 @@ class BackEnd final : public back_end::CUDAAllocator {
   }
 
   /*
-   * Each allocation is a segment of its own: the pages that it lies in may move to others once it is freed. Those of lent
-   * pools are in segments of the keeper's.
+   * Each allocation is a segment of its own: the pages that it lies in may move to others once it is freed. Those of
+   * lent pools are in segments of the keeper's.
    */
   back_end::SnapshotInfo snapshot(c10::MempoolId_t id = {0, 0}, bool include_traces = true) override {
     back_end::SnapshotInfo out;
@@ -303,6 +304,22 @@ class BackEnd final : public back_end::CUDAAllocator {
   void recordHistory(bool enabled, CreateContextFn context, size_t entries, RecordContext when, bool clear,
                      const std::vector<std::string>& skip) override {
     history_.record(enabled, context, entries, when, clear, skip);
+  }
+
+  void pushCompileContext(std::string& region) override {
+    History::enter_region(region);
+  }
+
+  void popCompileContext() override {
+    History::leave_region();
+  }
+
+  void setUserMetadata(const std::string& metadata) override {
+    history_.set_metadata(metadata);
+  }
+
+  std::string getUserMetadata() override {
+    return history_.metadata();
   }
 
   void attachAllocatorTraceTracker(AllocatorTraceTracker tracker) override {
@@ -353,8 +370,6 @@ class BackEnd final : public back_end::CUDAAllocator {
   }
 
   void setUseOnOOM(DeviceIndex device, c10::MempoolId_t id, bool use) override {
-    bool refused = use && at(device).pools.keeper(id); // a MemPool's destructor says false, and may not fail
-    TORCH_CHECK_NOT_IMPLEMENTED(!refused, "vpmm: use_on_oom with MemPool(allocator)");
     at(device).pools.set_use_on_oom(id, use);
   }
 
@@ -430,6 +445,13 @@ class BackEnd final : public back_end::CUDAAllocator {
     return stats;
   }
 
+  static size_t reserved(Device& device) {
+    size_t bytes = 0;
+    for (const auto& pool : device.pools.all())
+      bytes += stats_of(*pool).mapped_bytes;
+    return bytes;
+  }
+
   /* `lives`: the program has it; not so, it is parked. */
   static SegmentInfo segment_of(void* address, const Allocation& allocation, const Pool& pool, bool lives) {
     SegmentInfo segment;
@@ -459,7 +481,8 @@ class BackEnd final : public back_end::CUDAAllocator {
   static void* try_malloc(const Pool& pool, size_t bytes, cudaStream_t stream) {
     CUdeviceptr address = 0;
     vpmm_status status = vpmm_malloc(pool.pool, bytes, stream, &address);
-    if (status != VPMM_ERROR_OUT_OF_MEMORY && status != VPMM_ERROR_OUT_OF_ADDRESS_SPACE)
+    bool is_too_long = status == VPMM_ERROR_INVALID_VALUE; // for any device: the other arguments are ours
+    if (status != VPMM_ERROR_OUT_OF_MEMORY && status != VPMM_ERROR_OUT_OF_ADDRESS_SPACE && !is_too_long)
       check(status, "an allocation");
     return reinterpret_cast<void*>(address);
   }
@@ -474,8 +497,31 @@ class BackEnd final : public back_end::CUDAAllocator {
     return address;
   }
 
+  /* The same of a pool that is lent: under a memory fraction of 0 its keeper asks the other allocator for none. */
+  void* try_malloc_of_lent(Device& device, const Pool& pool, int index, size_t bytes, cudaStream_t stream) {
+    auto device_index = static_cast<DeviceIndex>(index);
+    auto thread = std::this_thread::get_id();
+    std::lock_guard<std::mutex> guard(lent_lock_);
+    if (device.pools.is_underway(pool.id))
+      return nullptr;
+    void* address = nullptr;
+    double fraction = pool.keeper->getMemoryFraction(device_index);
+    pool.keeper->setMemoryFraction(0, device_index);
+    pool.keeper->beginAllocateToPool(device_index, pool.id, [=](cudaStream_t) {
+      return std::this_thread::get_id() == thread;
+    });
+    try {
+      address = pool.keeper->raw_alloc_with_stream(bytes, stream);
+    } catch (const c10::OutOfMemoryError&) { // it has no such memory free
+    }
+    pool.keeper->endAllocateToPool(device_index, pool.id);
+    pool.keeper->releasePool(device_index, pool.id); // as a user, which the begin made of this call
+    pool.keeper->setMemoryFraction(fraction, device_index);
+    return address;
+  }
+
   /* After what PyTorch has registered for it has let memory go; then from pools that may help out. */
-  void* malloc_in_shortage(Device& device, std::shared_ptr<Pool>& pool, size_t bytes, cudaStream_t stream) {
+  void* malloc_in_shortage(Device& device, int index, std::shared_ptr<Pool>& pool, size_t bytes, cudaStream_t stream) {
     device.retries.fetch_add(1, std::memory_order_relaxed);
     for (const auto& name : c10::FreeCudaMemoryCallbacksRegistry()->Keys())
       c10::FreeCudaMemoryCallbacksRegistry()->Create(name)->Execute();
@@ -484,27 +530,33 @@ class BackEnd final : public back_end::CUDAAllocator {
     void* address = try_malloc(*pool, bytes, stream);
     if (address || pool->is_private())
       return address;
-    for (const auto& other : device.pools.for_shortage())
-      if ((address = try_malloc_of_held(*other, bytes, stream))) {
+    for (const auto& other : device.pools.for_shortage()) {
+      address = other->is_lent() ? try_malloc_of_lent(device, *other, index, bytes, stream)
+                                 : try_malloc_of_held(*other, bytes, stream);
+      if (address) {
         pool = other;
         return address;
       }
+    }
     return nullptr;
   }
 
   /* Python may be asked for a stack, so that comes first: it may fail. */
   void* malloc(int index, size_t bytes, cudaStream_t stream) {
     Device& device = at(index);
+    TORCH_CHECK_WITH(OutOfMemoryError, bytes < EXBIBYTE, "CUDA out of memory. Tried to allocate more than 1EB memory.");
     Context context = history_.is_watched() ? history_.context(RecordContext::STATE) : nullptr;
     device.frees.try_again();
     std::shared_ptr<Pool> pool = device.pools.for_request(stream);
-    void* address = pool->is_lent() ? pool->keeper->raw_alloc_with_stream(bytes, stream) : nullptr; // throws if it fails
-    if (!address && pool->is_private())
+    void* address = nullptr;
+    if (pool->is_lent())
+      address = pool->keeper->raw_alloc_with_stream(bytes, stream); // throws if there is no memory
+    else if (pool->is_private())
       address = pool->wanted.reuse(bytes, stream);
     if (!address)
       address = try_malloc(*pool, bytes, stream);
     if (!address)
-      address = malloc_in_shortage(device, pool, bytes, stream);
+      address = malloc_in_shortage(device, index, pool, bytes, stream);
     if (!address)
       refuse(device, index, bytes, stream, *pool, context);
     begin(device, address, {bytes, index, stream, std::move(pool), context, {}});
@@ -525,6 +577,16 @@ class BackEnd final : public back_end::CUDAAllocator {
     if (history_.is_watched())
       history_.add(TraceEntry::ALLOC, allocation.device, address, allocation.bytes, allocation.stream,
                    allocation.pool->id, allocation.context);
+    tell_profiler(device, address, static_cast<int64_t>(allocation.bytes), allocation.device);
+  }
+
+  /* torch.profiler, where the calling thread is profiled with profile_memory. */
+  void tell_profiler(Device& device, void* address, int64_t bytes, int index) {
+    if (!c10::memoryProfilingEnabled())
+      return;
+    auto allocated = static_cast<size_t>(std::max<int64_t>(device.bytes.stat().current, 0));
+    c10::reportMemoryUsageToProfiler(address, bytes, allocated, reserved(device),
+                                     c10::Device(c10::DeviceType::CUDA, static_cast<DeviceIndex>(index)));
   }
 
   /* Of a checkpoint: at its address. */
@@ -541,10 +603,8 @@ class BackEnd final : public back_end::CUDAAllocator {
                            const Context& context) {
     std::string why = vpmm_last_error();
     auto [free, total] = getMemoryInfo(static_cast<DeviceIndex>(index));
-    int64_t allocated = device.bytes.stat().current, reserved = 0;
+    int64_t allocated = device.bytes.stat().current, held = static_cast<int64_t>(reserved(device));
     device.shortages.fetch_add(1, std::memory_order_relaxed);
-    for (const auto& each : device.pools.all())
-      reserved += static_cast<int64_t>(stats_of(*each).mapped_bytes);
     if (history_.is_watched())
       history_.add(TraceEntry::OOM, index, reinterpret_cast<void*>(free), bytes, stream, pool.id,
                    context);
@@ -554,7 +614,7 @@ class BackEnd final : public back_end::CUDAAllocator {
                     c10::str("CUDA out of memory. Tried to allocate ", size_text(bytes), ". GPU ", index,
                              " has a total capacity of ", size_text(total), " of which ", size_text(free),
                              " is free. Of the allocated memory ", size_text(allocated),
-                             " is allocated by PyTorch, and ", size_text(std::max<int64_t>(reserved - allocated, 0)),
+                             " is allocated by PyTorch, and ", size_text(std::max<int64_t>(held - allocated, 0)),
                              " is reserved by PyTorch but unallocated. vpmm: ", why));
   }
 
@@ -603,6 +663,7 @@ class BackEnd final : public back_end::CUDAAllocator {
     Device& device = at(allocation.device);
     device.allocations.take(1);
     device.bytes.take(static_cast<int64_t>(allocation.bytes));
+    tell_profiler(device, address, -static_cast<int64_t>(allocation.bytes), allocation.device);
     if (history_.is_watched()) {
       Context context = history_.context(RecordContext::ALL);
       for (auto action : {TraceEntry::FREE_REQUESTED, TraceEntry::FREE_COMPLETED})
@@ -616,6 +677,7 @@ class BackEnd final : public back_end::CUDAAllocator {
   Allocations allocations_;
   History history_;
   Lender lender_;
+  std::mutex lent_lock_; // over a request to a lent pool in a shortage, with another memory fraction of its keeper's
   std::mutex init_lock_;
   std::vector<std::unique_ptr<Device>> devices_; // grows in init alone, before the first allocation
   std::atomic<bool> initialized_{false};

@@ -2,6 +2,27 @@
 
 namespace vpmm_torch {
 
+static thread_local std::vector<std::string> regions;
+
+void History::enter_region(std::string name) {
+  regions.push_back(std::move(name));
+}
+
+void History::leave_region() {
+  if (!regions.empty())
+    regions.pop_back();
+}
+
+void History::set_metadata(const std::string& metadata) {
+  std::lock_guard<std::mutex> guard(lock_);
+  metadata_ = metadata;
+}
+
+std::string History::metadata() {
+  std::lock_guard<std::mutex> guard(lock_);
+  return metadata_;
+}
+
 void History::record(bool enabled, CreateContextFn context, size_t entries, RecordContext when, bool clear,
                      const std::vector<std::string>& skip) {
   std::lock_guard<std::mutex> guard(lock_);
@@ -31,8 +52,10 @@ Context History::context(RecordContext level) {
 void History::add(TraceEntry::Action action, int device, const void* address, size_t bytes, cudaStream_t stream,
                   c10::MempoolId_t pool, const Context& context) {
   TraceEntry entry(action, static_cast<c10::DeviceIndex>(device), reinterpret_cast<size_t>(address), bytes, stream,
-                   pool, c10::getApproximateTime(), when_.load() >= RecordContext::ALLOC ? context : nullptr);
+                   pool, c10::getApproximateTime(), when_.load() >= RecordContext::ALLOC ? context : nullptr,
+                   regions.empty() ? "N/A" : regions.back());
   std::lock_guard<std::mutex> guard(lock_);
+  entry.user_metadata_ = metadata_;
   for (const AllocatorTraceTracker& tracker : trackers_)
     tracker(entry);
   if (!is_recording() || skipped_.count(action))

@@ -1,6 +1,7 @@
 /*
  * history.h - who watches allocations: recorded history, as torch.cuda.memory._record_memory_history asks for it, and
- * trackers. While nobody watches a malloc and a free look at one flag.
+ * trackers. While nobody watches a malloc and a free look at one flag. An entry also says which region of torch.compile
+ * the thread is in, and what the program has set as its metadata.
  */
 #ifndef VPMM_TORCH_HISTORY_H
 #define VPMM_TORCH_HISTORY_H
@@ -38,6 +39,13 @@ class History {
               const std::vector<std::string>& skip);
   void attach(AllocatorTraceTracker tracker);
 
+  /* Of the calling thread, the innermost last. */
+  static void enter_region(std::string name);
+  static void leave_region();
+
+  void set_metadata(const std::string& metadata);
+  std::string metadata();
+
   /* The caller's stacks, if they are wanted from that level on. No lock is held meanwhile: it may take Python's. */
   Context context(RecordContext level);
 
@@ -56,6 +64,7 @@ class History {
   std::set<TraceEntry::Action> skipped_;
   std::map<int, std::deque<TraceEntry>> entries_;
   std::vector<AllocatorTraceTracker> trackers_;
+  std::string metadata_;
 };
 
 } // namespace vpmm_torch

@@ -3,11 +3,12 @@
  * from itself, as NCCL does.
  *
  * vpmm makes its own memory and cannot divide another's. So PyTorch's caching allocator, whose place was taken, keeps
- * these pools: it asks the other allocator for segments, and divides, keeps and gives them back as it does without vpmm.
+ * these pools: it asks the other allocator for segments, and divides, keeps and gives them back as it does without
+ * vpmm.
  *
  *   keeper   PyTorch's caching allocator. It is made ready by the first such pool
- *   lent     a pool that it keeps. Its Pool (pools.h) has no vpmm pool; its allocations are in Allocations as all others
- *            are, so that a free by address finds the keeper
+ *   lent     a pool that it keeps. Its Pool (pools.h) has no vpmm pool; its allocations are in Allocations as all
+ *            others are, so that a free by address finds the keeper
  */
 #ifndef VPMM_TORCH_LENDER_H
 #define VPMM_TORCH_LENDER_H

@@ -75,6 +75,7 @@ class Pools {
   int users(MempoolId_t id);
   std::shared_ptr<Pool> find(MempoolId_t id); // throws if there is none
   Keeper* keeper(MempoolId_t id);             // NULL: it is not lent
+  bool is_underway(MempoolId_t id);
   void set_use_on_oom(MempoolId_t id, bool use);
 
   void begin(MempoolId_t id, Filter filter);
@@ -101,6 +102,7 @@ class Pools {
 
   std::shared_ptr<Pool> make(MempoolId_t id);
   const std::shared_ptr<Pool>& known(MempoolId_t id);
+  bool is_begun(MempoolId_t id) const; // under the lock
   bool is_mine_alone();
 
   const int device_;

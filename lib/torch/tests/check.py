@@ -95,6 +95,11 @@ class Shortage(unittest.TestCase):
         self.assertEqual(torch.cuda.memory_stats()["num_ooms"], before + 1)
         self.assertEqual(torch.ones(3, device="cuda").sum().item(), 3)
 
+    def test_more_than_any_device_has(self):
+        for bytes, words in ((1 << 59, "Tried to allocate 536870912.00 GiB. GPU 0"), (1 << 61, "more than 1EB")):
+            with self.assertRaisesRegex(torch.OutOfMemoryError, words):
+                torch.empty(bytes, dtype=torch.int8, device="cuda")
+
     def test_a_cache_is_no_reason_to_refuse(self):
         total = torch.cuda.get_device_properties(0).total_memory
         for share in (0.3, 0.6, 0.45):
@@ -144,6 +149,22 @@ class Statistics(unittest.TestCase):
         torch.cuda.synchronize()
         torch.cuda.empty_cache()
         self.assertLess(torch.cuda.memory_reserved(), in_use() + 64 * MIB)
+
+    def test_the_profiler_is_told(self):
+        activities = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
+        with torch.profiler.profile(activities=activities, profile_memory=True) as profile:
+            t = torch.empty(3 * MIB, dtype=torch.int8, device="cuda")
+        self.assertEqual(sum(e.self_device_memory_usage for e in profile.key_averages()), 3 * MIB)
+        del t
+
+    def test_history_has_the_program_s_metadata(self):
+        torch.cuda.memory._set_memory_metadata("of this test")
+        torch.cuda.memory._record_memory_history()
+        torch.ones(1, device="cuda")
+        trace = torch.cuda.memory._snapshot()["device_traces"][0]
+        torch.cuda.memory._record_memory_history(None)
+        torch.cuda.memory._set_memory_metadata("")
+        self.assertEqual({(e["user_metadata"], e["compile_context"]) for e in trace}, {("of this test", "N/A")})
 
     def test_a_snapshot_has_what_lives_and_what_happened(self):
         torch.cuda.memory._record_memory_history(max_entries=100)
@@ -468,6 +489,28 @@ class PoolsOverAnotherAllocator(unittest.TestCase):
         thread.join()
         self.assertEqual(failed, [])
         self.assertTrue(all(bool((t == n % 100).all()) for n, t in enumerate(kept)))
+
+    def test_a_free_block_helps_out(self):
+        """In a shortage, where the pool is for that; it does not grow."""
+        pool = torch.cuda.MemPool(self.allocator.allocator(), use_on_oom=True)
+        with torch.cuda.use_mem_pool(pool):
+            t = torch.empty(64 * MIB, dtype=torch.int8, device="cuda")
+        address = t.data_ptr()
+        del t
+        torch.cuda.synchronize()
+        torch.cuda.empty_cache()  # of the main pool: it has no free block either
+        torch.cuda.set_per_process_memory_fraction(1e-7)
+        try:
+            t = torch.empty(64 * MIB, dtype=torch.int8, device="cuda")
+            self.assertEqual(t.data_ptr(), address)
+            with self.assertRaises(torch.OutOfMemoryError):
+                torch.empty(64 * MIB, dtype=torch.int8, device="cuda")
+        finally:
+            torch.cuda.set_per_process_memory_fraction(1.0)
+        with torch.cuda.use_mem_pool(pool):
+            u = torch.empty(64 * MIB, dtype=torch.int8, device="cuda")
+        self.assertNotEqual(u.data_ptr(), address)
+        del t, u, pool
 
     def test_more_than_there_is(self):
         with torch.cuda.use_mem_pool(self.pool), self.assertRaises(torch.OutOfMemoryError):

@@ -127,6 +127,12 @@ C10_DEFINE_REGISTRY(FreeCudaMemoryCallbacksRegistry, FreeMemoryCallback)
 
 void SetAllocator(DeviceType, Allocator*, uint8_t) {}
 
+bool memoryProfilingEnabled() {
+  return false;
+}
+
+void reportMemoryUsageToProfiler(void*, int64_t, size_t, size_t, Device) {}
+
 std::ostream& operator<<(std::ostream& out, DeviceType) {
   return out << "cuda";
 }
