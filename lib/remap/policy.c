@@ -42,6 +42,11 @@
  *    6.4 %; neither: 5.6 %, 11.2 ms | 5.9 %, 62.7 ms, dense 6.7 %; both with one thread too: 4.9 %, 13.5 ms, and the
  *    longest malloc 1.4 ms for 0.8; room of twice what is built, or four times: 5.3 %, 53 ms, dense 6.6 and 6.4 %]
  *
+ * On an H200 the replays of stress/README.md hold less with rule 8 by sixteen threads (1.13, 1.10, 1.08 became 1.10,
+ * 1.06, 1.07) and take longer in their first pass, by four threads 15 % in sum, by sixteen 25 %, resnet_train 65 %, of
+ * which the simulated GPU shows a part. A PyTorch server with four workers held 1.09 and 1.11, and with rule 8 1.07
+ * and 1.08, at the same number of tokens a second.
+ *
  * Driver time beyond 0.9 ms once counted three times: it bought a longest malloc of 3.1 ms instead of 3.9, on average,
  * with four threads and a GPU that lags, and nothing elsewhere. Prices of a surplus page and of a stuck page that is
  * put to use had no gain either, nor had work ahead of need by the reaper: extents joined to the longest run, growth,
