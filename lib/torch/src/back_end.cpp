@@ -21,6 +21,7 @@
 #include <c10/cuda/CUDAException.h>
 #include <c10/cuda/CUDAFunctions.h>
 #include <c10/util/Exception.h>
+#include <c10/util/ScopeExit.h>
 
 #include <algorithm>
 #include <cinttypes>
@@ -360,13 +361,15 @@ class BackEnd final : public back_end::CUDAAllocator {
                           std::shared_ptr<CUDAAllocator> allocator = nullptr) override {
     Pools& pools = at(device).pools;
     Keeper* keeper = pools.keeper(id);
-    if (allocator && !keeper) {
-      pools.add_lent(id, keeper = lender_.keeper(static_cast<int>(devices_.size())));
-    } else {
-      pools.add_user(id);
-    }
-    if (keeper)
+    bool is_new = allocator && !keeper;
+    if (is_new)
+      keeper = lender_.keeper(static_cast<int>(devices_.size()));
+    if (keeper) // first: it may refuse
       keeper->createOrIncrefPool(device, id, std::move(allocator));
+    if (is_new)
+      pools.add_lent(id, keeper);
+    else
+      pools.add_user(id);
   }
 
   void setUseOnOOM(DeviceIndex device, c10::MempoolId_t id, bool use) override {
@@ -441,12 +444,17 @@ class BackEnd final : public back_end::CUDAAllocator {
 
   static vpmm_stats stats_of(const Pool& pool) {
     vpmm_stats stats = {};
-    vpmm_stats_get(pool.pool, &stats);
+    if (!pool.is_lent())
+      vpmm_stats_get(pool.pool, &stats);
     return stats;
   }
 
-  static size_t reserved(Device& device) {
+  size_t reserved(Device& device, int index) {
+    Keeper* keeper = lender_.keeper_if_used();
     size_t bytes = 0;
+    if (keeper)
+      bytes += static_cast<size_t>(
+          keeper->getDeviceStats(static_cast<DeviceIndex>(index)).reserved_bytes[AGGREGATE].current);
     for (const auto& pool : device.pools.all())
       bytes += stats_of(*pool).mapped_bytes;
     return bytes;
@@ -507,16 +515,18 @@ class BackEnd final : public back_end::CUDAAllocator {
     void* address = nullptr;
     double fraction = pool.keeper->getMemoryFraction(device_index);
     pool.keeper->setMemoryFraction(0, device_index);
+    auto restore = c10::make_scope_exit([&] { pool.keeper->setMemoryFraction(fraction, device_index); });
     pool.keeper->beginAllocateToPool(device_index, pool.id, [=](cudaStream_t) {
       return std::this_thread::get_id() == thread;
+    });
+    auto end = c10::make_scope_exit([&] {
+      pool.keeper->endAllocateToPool(device_index, pool.id);
+      pool.keeper->releasePool(device_index, pool.id); // as a user, which the begin made of this call
     });
     try {
       address = pool.keeper->raw_alloc_with_stream(bytes, stream);
     } catch (const c10::OutOfMemoryError&) { // it has no such memory free
     }
-    pool.keeper->endAllocateToPool(device_index, pool.id);
-    pool.keeper->releasePool(device_index, pool.id); // as a user, which the begin made of this call
-    pool.keeper->setMemoryFraction(fraction, device_index);
     return address;
   }
 
@@ -585,7 +595,7 @@ class BackEnd final : public back_end::CUDAAllocator {
     if (!c10::memoryProfilingEnabled())
       return;
     auto allocated = static_cast<size_t>(std::max<int64_t>(device.bytes.stat().current, 0));
-    c10::reportMemoryUsageToProfiler(address, bytes, allocated, reserved(device),
+    c10::reportMemoryUsageToProfiler(address, bytes, allocated, reserved(device, index),
                                      c10::Device(c10::DeviceType::CUDA, static_cast<DeviceIndex>(index)));
   }
 
@@ -603,7 +613,7 @@ class BackEnd final : public back_end::CUDAAllocator {
                            const Context& context) {
     std::string why = vpmm_last_error();
     auto [free, total] = getMemoryInfo(static_cast<DeviceIndex>(index));
-    int64_t allocated = device.bytes.stat().current, held = static_cast<int64_t>(reserved(device));
+    int64_t allocated = device.bytes.stat().current, held = static_cast<int64_t>(reserved(device, index));
     device.shortages.fetch_add(1, std::memory_order_relaxed);
     if (history_.is_watched())
       history_.add(TraceEntry::OOM, index, reinterpret_cast<void*>(free), bytes, stream, pool.id,
