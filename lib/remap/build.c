@@ -188,29 +188,35 @@ static bool claim_regions(struct build *build, const struct view *view, const st
     return true;
 }
 
-static const struct policy_hole *hole_around(const struct view *view, uint64_t page)
+/* The page at which the shown hole begins that a page lies in. */
+static uint64_t hole_around(const struct view *view, uint64_t page)
 {
     size_t low = 0, high = view->holes;
     while (high - low > 1) {
         size_t middle = (low + high) / 2;
         *(view->hole[middle].page <= page ? &low : &high) = middle;
     }
-    return &view->hole[low];
+    return view->hole[low].page;
 }
 
 static void carve(struct build *build, const struct view *view, const struct policy_plan *plan)
 {
-    uint64_t page = plan->page, pages = 0;
+    uint64_t page, hole, pages = 0;
     for (size_t i = 0; i < build->extents; i++)
         pages += build->extent[i]->pages;
-    if (plan->place == POLICY_EXTEND_UP)
-        page = build->base.first + build->base.units;
-    else if (plan->place == POLICY_EXTEND_DOWN)
+    if (plan->place == POLICY_EXTEND_UP) {
+        hole = page = build->base.first + build->base.units;
+    } else if (plan->place == POLICY_EXTEND_DOWN) {
+        hole = build->base.first - hole_until(build->arena, build->base.first);
         page = build->base.first - pages;
+    } else {
+        hole = hole_around(view, plan->page);
+        page = plan->page;
+    }
     build->base_first = plan->place == POLICY_EXTEND_UP;
     build->target = (struct region){page, pages, FENCE_PASSED, false};
     vpmm_assert(pages > 0 && lock_is_taken(&build->arena->plan_lock));
-    hole_carve(build->arena, hole_around(view, page)->page, page, pages);
+    hole_carve(build->arena, hole, page, pages);
     for (size_t i = build->moved; i < build->extents; i++)
         build->new_pages += build->extent[i]->pages;
     build->arena->budgeted_pages += build->new_pages;
@@ -633,7 +639,8 @@ static enum claim_result plan_and_claim(struct build *build, uint64_t pages, con
     struct arena *arena = build->arena;
     struct view *view = arena->view;
     struct policy_plan *plan = arena->plan;
-    if (!view_make(view, arena, build->stream, limits->reach)) {
+    uint64_t hole_pages = policy_hole_pages(&arena->policy, arena->budgeted_pages, (uint32_t)pages);
+    if (!view_make(view, arena, build->stream, limits->reach, hole_pages)) {
         *status = no_host_memory();
         return CLAIM_FAILED;
     }
@@ -828,7 +835,7 @@ static bool release_one(struct arena *arena, uint64_t keep_pages, bool more, uin
     *status = spare ? VPMM_SUCCESS : no_host_memory();
     lock_take(&arena->plan_lock);
     uint64_t mapped = arena->budgeted_pages;
-    if (spare && mapped > keep_pages && view_make(arena->view, arena, NULL, VIEW_PASSED)) {
+    if (spare && mapped > keep_pages && view_make(arena->view, arena, NULL, VIEW_PASSED, UINT64_MAX)) {
         uint32_t chosen = choose_release(arena->view, mapped - keep_pages, more);
         if (chosen != UINT32_MAX)
             extent = claim_extent(arena, arena->view, chosen, &kept);

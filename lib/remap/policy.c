@@ -609,12 +609,21 @@ static void try_most_stuck(const struct policy *p, const struct policy_view *v, 
         try_run(p, v, most, pages, best);
 }
 
+static uint64_t ample_pages(uint64_t mapped_pages, uint64_t pages)
+{
+    uint64_t ample = (uint64_t)(FRESH_TIMES * (double)pages), share = (uint64_t)(FRESH_SHARE * (double)mapped_pages);
+    return ample > share ? ample : share;
+}
+
+uint64_t policy_hole_pages(const struct policy *p, uint64_t mapped_pages, uint32_t pages)
+{
+    return p->max_extent == 1 ? pages : ample_pages(mapped_pages, pages);
+}
+
 /* In the lowest hole with ample room, at its front or near it: used memory stays together and can be extended. */
 static uint64_t fresh_page(const struct policy_view *v, uint64_t pages)
 {
-    uint64_t ample = (uint64_t)(FRESH_TIMES * (double)pages), share = (uint64_t)(FRESH_SHARE * (double)v->mapped_pages);
-    if (ample < share)
-        ample = share;
+    uint64_t ample = ample_pages(v->mapped_pages, pages);
     for (size_t i = 0; i < v->holes; i++)
         if (v->hole[i].pages >= ample)
             return v->hole[i].page + (v->several_builders ? ROOM_TIMES * pages : 0);

@@ -38,7 +38,7 @@ struct policy_hole {
     uint64_t pages;
 };
 
-/* All arrays in ascending page order. */
+/* All arrays in ascending page order. Of the holes those that policy_hole_pages says are enough. */
 struct policy_view {
     const struct policy_run *run;
     size_t runs;
@@ -89,6 +89,12 @@ struct policy {
 /* max_extent_pages 0: the policy decides. 1: the specification's mode, exact and deterministic. */
 void policy_init(struct policy *, uint64_t page_size_bytes, uint32_t max_extent_pages);
 void policy_destroy(struct policy *);
+
+/*
+ * How long a hole has to be that a plan for so many pages may choose, with so many mapped, if any is as long: shorter
+ * ones need not be shown. Else the longest is to be.
+ */
+uint64_t policy_hole_pages(const struct policy *, uint64_t mapped_pages, uint32_t pages);
 
 /* How to serve a request that no run fits (one that does is not looked at). false: host memory is exhausted. */
 bool policy_plan(struct policy *, const struct policy_view *, uint32_t pages, struct policy_plan *);

@@ -186,7 +186,16 @@ static void drop_doubles(struct view *view)
     view->regions = kept;
 }
 
-bool view_make(struct view *view, struct arena *arena, const struct stream *stream, enum view_reach reach)
+static void add_holes(struct view *view, const struct arena *arena, uint64_t pages)
+{
+    const struct units *units = &arena->space.units;
+    uint64_t longest = hints_longest(&arena->holes, units, UNIT_HOLE);
+    if (longest)
+        hints_each_from(&arena->holes, units, UNIT_HOLE, longest < pages ? longest : pages, add_hole, view);
+}
+
+bool view_make(struct view *view, struct arena *arena, const struct stream *stream, enum view_reach reach,
+               uint64_t hole_pages)
 {
     view->regions = view->runs = view->extents = view->holes = 0;
     view->out_of_memory = false;
@@ -199,7 +208,7 @@ bool view_make(struct view *view, struct arena *arena, const struct stream *stre
         if (reach != VIEW_USABLE || slot != stream->slot)
             hints_each(&stream_at(&arena->streams, slot)->free[SPACE_PAGES], &arena->space.units, UNIT_FREE, add_region,
                        &collector);
-    hints_each(&arena->holes, &arena->space.units, UNIT_HOLE, add_hole, view);
+    add_holes(view, arena, hole_pages);
     if (view->out_of_memory)
         return false;
     if (view->regions)

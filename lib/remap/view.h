@@ -41,8 +41,11 @@ struct view {
     bool out_of_memory;
 };
 
-/* `stream` may be NULL but for VIEW_USABLE. false: no host memory. */
-bool view_make(struct view *, struct arena *, const struct stream *, enum view_reach);
+/*
+ * `stream` may be NULL but for VIEW_USABLE. Holes shorter than `hole_pages` are left out, since there may be thousands;
+ * where none is as long, all but the longest are. false: no host memory.
+ */
+bool view_make(struct view *, struct arena *, const struct stream *, enum view_reach, uint64_t hole_pages);
 void view_free(struct view *);
 
 /* Takes a run as it was seen; false: some of it has changed, nothing is kept. */

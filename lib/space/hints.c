@@ -59,7 +59,7 @@ static void clear_bit_if_empty(struct hints *hints, unsigned bin)
 {
     uint64_t bit = UINT64_C(1) << bin % 64;
     fetch_and_sc_u64(&hints->bits[bin / 64], ~bit);
-    if (load_sc_u64(&hints->bin[bin].count))
+    if (load_sc_u32(&hints->count[bin]))
         fetch_or_sc_u64(&hints->bits[bin / 64], bit);
 }
 
@@ -128,7 +128,8 @@ static struct hint_block *find_room(struct hints *hints, struct hint_bin *bin, s
     struct hint_block *room = load_acquire_ptr(&bin->room), *block;
     if (room && (*slot = take_slot(room)) >= 0)
         return room;
-    bool half_full = load_relaxed_u64(&bin->count) * 2 >= load_relaxed_u64(&bin->blocks) * HINT_SLOTS;
+    uint64_t count = load_relaxed_u32(&hints->count[bin - hints->bin]);
+    bool half_full = count * 2 >= load_relaxed_u64(&bin->blocks) * HINT_SLOTS;
     block = half_full ? add_block(hints, bin, arena, slot) : walk_for_room(bin, slot);
     if (!block)
         block = half_full ? walk_for_room(bin, slot) : add_block(hints, bin, arena, slot);
@@ -152,7 +153,7 @@ bool hints_enter(struct hints *hints, struct hint_arena *arena, struct unit *des
     store_sc_u32(&block->slot[slot], (uint32_t)unit + 1);
     if (load_relaxed_ptr(&bin->full) != block)
         store_release_ptr(&bin->full, block);
-    fetch_add_sc_u64(&bin->count, 1);
+    fetch_add_sc_u32(&hints->count[number], 1);
     set_bit(hints, number);
     return true;
 }
@@ -171,8 +172,9 @@ void hints_remove(struct unit *descriptor)
     fetch_and_sc_u64(&block->used, ~(UINT64_C(1) << slot));
     if (load_relaxed_ptr(&bin->room) != block)
         store_release_ptr(&bin->room, block);
-    if (fetch_add_sc_u64(&bin->count, UINT64_MAX) == 1)
-        clear_bit_if_empty(block->owner, (unsigned)(bin - block->owner->bin));
+    unsigned number = (unsigned)(bin - block->owner->bin);
+    if (fetch_add_sc_u32(&block->owner->count[number], UINT32_MAX) == 1)
+        clear_bit_if_empty(block->owner, number);
 }
 
 /* ---- searching ---- */
@@ -251,34 +253,41 @@ bool hints_best(const struct hints *set, const struct units *units, enum unit_st
             }
             bin += (unsigned)__builtin_ctzll(bits);
         }
-        if (load_relaxed_u64(&hints->bin[bin].count) &&
+        if (load_relaxed_u32(&hints->count[bin]) &&
             best_of_bin(&hints->bin[bin], units, state, want, bin < HINT_EXACT_BINS, most, best))
             return true;
     }
     return false;
 }
 
-void hints_each(const struct hints *hints, const struct units *units, enum unit_state state,
-                bool (*visit)(const struct seen_region *, void *), void *data)
+void hints_each_from(const struct hints *hints, const struct units *table, enum unit_state state, uint64_t units,
+                     bool (*visit)(const struct seen_region *, void *), void *data)
 {
-    for (unsigned bin = 0; bin < HINT_BINS; bin++) {
-        if (!load_sc_u64(&hints->bin[bin].count))
+    for (unsigned bin = bin_of(units); bin < HINT_BINS; bin++) {
+        if (!load_sc_u32(&hints->count[bin]))
             continue;
         for (const struct hint_block *block = load_acquire_ptr(&hints->bin[bin].first); block;
              block = next_block(block))
             for (uint64_t used = load_relaxed_u64(&block->used); used; used &= used - 1) {
                 struct seen_region found;
-                if (look(units, block, __builtin_ctzll(used), state, &found) && !visit(&found, data))
+                if (look(table, block, __builtin_ctzll(used), state, &found) && found.units >= units &&
+                    !visit(&found, data))
                     return;
             }
     }
+}
+
+void hints_each(const struct hints *hints, const struct units *units, enum unit_state state,
+                bool (*visit)(const struct seen_region *, void *), void *data)
+{
+    hints_each_from(hints, units, state, 1, visit, data);
 }
 
 uint64_t hints_count(const struct hints *hints)
 {
     uint64_t count = 0;
     for (unsigned bin = 0; bin < HINT_BINS; bin++)
-        count += load_relaxed_u64(&hints->bin[bin].count);
+        count += load_relaxed_u32(&hints->count[bin]);
     return count;
 }
 
@@ -295,7 +304,7 @@ uint64_t hints_longest(const struct hints *hints, const struct units *units, enu
     for (unsigned bin = HINT_BINS; bin-- > 0;) {
         uint64_t longest = 0;
         const struct hint_block *block = load_acquire_ptr(&hints->bin[bin].first);
-        for (; block && load_relaxed_u64(&hints->bin[bin].count); block = next_block(block))
+        for (; block && load_relaxed_u32(&hints->count[bin]); block = next_block(block))
             for (uint64_t used = load_relaxed_u64(&block->used); used; used &= used - 1) {
                 struct seen_region found;
                 if (look(units, block, __builtin_ctzll(used), state, &found) && found.units > longest)

@@ -41,12 +41,13 @@ struct hint_bin {
     _Atomic(void *) first; /* struct hint_block */
     _Atomic(void *) room;  /* a block that lately had a clear slot; a hint */
     _Atomic(void *) full;  /* a block that lately got an entry; a hint */
-    _Atomic(uint64_t) count;
     _Atomic(uint64_t) blocks;
 };
 
+/* The counts lie together, because who looks at all regions reads all of them, of each stream. */
 struct hints {
     _Atomic(uint64_t) bits[(HINT_BINS + 63) / 64]; /* bins that are not empty */
+    _Atomic(uint32_t) count[HINT_BINS];
     struct hint_bin bin[HINT_BINS];
 };
 
@@ -87,6 +88,10 @@ bool hints_best(const struct hints *, const struct units *, enum unit_state stat
    changes meanwhile. */
 void hints_each(const struct hints *, const struct units *, enum unit_state state,
                 bool (*visit)(const struct seen_region *, void *), void *data);
+
+/* The same, for regions of at least so many units. */
+void hints_each_from(const struct hints *, const struct units *, enum unit_state state, uint64_t units,
+                     bool (*visit)(const struct seen_region *, void *), void *data);
 
 uint64_t hints_count(const struct hints *);
 bool hints_holds(const struct hints *, const struct unit *, uint64_t unit);          /* for the audit */

@@ -1027,9 +1027,9 @@ static const quote bits_quotes[] = {
     {"lib/space/hints.c", "    if (!(load_sc_u64(&hints->bits[bin / 64]) & bit))\n"
                     "        fetch_or_sc_u64(&hints->bits[bin / 64], bit);"},
     {"lib/space/hints.c",
-     "    fetch_and_sc_u64(&hints->bits[bin / 64], ~bit);\n    if (load_sc_u64(&hints->bin[bin].count))"},
-    {"lib/space/hints.c", "    fetch_add_sc_u64(&bin->count, 1);\n    set_bit(hints, number);"},
-    {"lib/space/hints.c", "    if (fetch_add_sc_u64(&bin->count, UINT64_MAX) == 1)"},
+     "    fetch_and_sc_u64(&hints->bits[bin / 64], ~bit);\n    if (load_sc_u32(&hints->count[bin]))"},
+    {"lib/space/hints.c", "    fetch_add_sc_u32(&hints->count[number], 1);\n    set_bit(hints, number);"},
+    {"lib/space/hints.c", "    if (fetch_add_sc_u32(&block->owner->count[number], UINT32_MAX) == 1)"},
     {0, 0}};
 
 /* Fronts, tallies and blocks of hints: pushed by several, walked by others (front.c, stats.c, hints.c). */

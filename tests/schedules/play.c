@@ -175,7 +175,7 @@ void open_world(void)
 static void look_at_bits(const struct hints *hints)
 {
     for (unsigned bin = 0; bin < HINT_BINS; bin++)
-        explore_check(!atomic_load(&hints->bin[bin].count) || atomic_load(&hints->bits[bin / 64]) >> bin % 64 & 1,
+        explore_check(!atomic_load(&hints->count[bin]) || atomic_load(&hints->bits[bin / 64]) >> bin % 64 & 1,
                       "a bin has entries and no bit");
 }
 

@@ -995,6 +995,45 @@ Test(policy, the_same_is_said_again, .timeout = 120)
     each_trial(plan_is_the_same_again);
 }
 
+/* Those that are long enough, or else the longest. */
+static size_t show_holes(const struct policy_view *v, uint64_t pages, struct policy_hole *shown)
+{
+    size_t n = 0;
+    for (size_t i = 0; i < v->holes; i++)
+        if (v->hole[i].pages >= pages)
+            shown[n++] = v->hole[i];
+    for (size_t i = 0; n == 0 && i < v->holes; i++)
+        if (v->hole[i].pages == longest_hole(v))
+            shown[n++] = v->hole[i];
+    return n;
+}
+
+static void short_holes_are_not_missed(struct trial *t)
+{
+    uint32_t max_extent = (uint32_t)draw(t, 2);
+    struct policy p;
+    struct policy_hole shown[CELLS];
+    struct policy_plan unused = {0};
+    draw_map(t, max_extent == 1 ? 1 : 10);
+    t->map.view.several_builders = draw(t, 2);
+    draw_request(t);
+    plan_fresh(t, &t->map.view, max_extent, &t->plan);
+    policy_init(&p, PAGE_BYTES, max_extent);
+    struct policy_view some = t->map.view;
+    some.holes = show_holes(&some, policy_hole_pages(&p, some.mapped_pages, t->pages), shown);
+    some.hole = shown;
+    plan_fresh(t, &some, max_extent, &unused);
+    trial_check(t, same_plan(&t->plan, &unused));
+    policy_plan_free(&unused);
+    policy_destroy(&p);
+}
+
+/* policy_hole_pages: what the caller leaves out changes no plan. */
+Test(policy, holes_too_short_need_not_be_shown, .timeout = 120)
+{
+    each_trial(short_holes_are_not_missed);
+}
+
 /* ---- the specification's mode ---- */
 
 static uint64_t all_free(const struct policy_view *v)
