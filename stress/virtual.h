@@ -107,7 +107,7 @@ typedef struct virtual_result {
     uint64_t mallocs, builds, peak_in_use, peak_demand, peak_mapped; /* peaks since the pool's creation */
     double seconds;                                                  /* that the pass took, */
     double p50_us, p99_us, p999_us, max_us;                          /* and its mallocs */
-    double max_own_us; /* of the longest: what its own driver calls took */
+    double max_own_us;                                               /* what driver calls took that the longest made */
     virtual_account by_malloc, background;
     virtual_census missed;  /* while memory was made: where as much as that was; live: nowhere */
     virtual_census at_peak; /* of the highest mapped so far */

@@ -303,9 +303,17 @@ void order_after(struct world *w, CUstream later, CUstream earlier)
 
 /* ---- threads that ask ---- */
 
+static _Thread_local CUstream stream_of_thread;
+
+CUstream malloc_thread_stream(void)
+{
+    return stream_of_thread;
+}
+
 void *malloc_thread_run(void *argument)
 {
     struct malloc_thread *asker = argument;
+    stream_of_thread = asker->stream;
     asker->w->driver->cuCtxSetCurrent(asker->w->context);
     asker->status = vpmm_malloc(asker->w->pool, asker->pages * PAGE, asker->stream, &asker->pointer);
     atomic_store(&asker->done, true);

@@ -141,6 +141,9 @@ struct malloc_thread {
 void malloc_thread_start(struct malloc_thread *, struct world *, CUstream, size_t pages);
 void *malloc_thread_run(void *malloc_thread);
 
+/* Of the calling thread, if it is one of these; else NULL. */
+CUstream malloc_thread_stream(void);
+
 /*
  * The region map of vpmm_dump, "[4][-6][1][11]", without the holes at both ends; layout_whole keeps those. The text
  * is the calling thread's until its next call.

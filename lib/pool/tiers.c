@@ -29,6 +29,12 @@ void tiers_flush(struct arena *arena)
     fronts_flush(arena->space.fronts, NULL, true);
 }
 
+/* Whether the setting lets requests wait for what other streams have freed. */
+static bool policy_waits(const struct arena *arena)
+{
+    return load_relaxed_u32(&arena->reuse) != VPMM_REUSE_COMPLETED;
+}
+
 /* Tiers 2 and 3. */
 static enum region_source find_pages(struct arena *arena, struct stream *stream, uint64_t pages, struct region *region)
 {
@@ -48,91 +54,158 @@ static enum region_source find_with_own_cache(struct arena *arena, struct stream
     return source;
 }
 
-/* What has passed by now, and with it tiers 2 to 4 once more. */
-static enum region_source refresh_and_find(struct arena *arena, struct stream *stream, uint64_t pages, bool may_wait,
-                                           struct region *region)
+static vpmm_status build(struct arena *arena, const struct turn_request *request, struct build_limits *limits,
+                         struct turn_answer *answer)
 {
-    pass_refresh(arena);
-    return find_thoroughly(&arena->space, stream, (struct want){pages, 1}, may_wait, region);
+    return build_region(arena, request->stream, request->pages, limits, &answer->region, &answer->source);
 }
 
 /* Where the setting lets the stream wait on the device, what others have freed is used before the pool grows. */
-static vpmm_status build_or_grow(struct arena *arena, struct stream *stream, uint64_t pages,
-                                 struct build_limits *limits, struct region *region, enum region_source *source)
+static vpmm_status build_or_grow(struct arena *arena, const struct turn_request *request, struct build_limits *limits,
+                                 struct turn_answer *answer)
 {
     struct build_limits waiting = *limits;
     if (load_relaxed_u32(&arena->reuse) == VPMM_REUSE_WAIT_DEVICE && limits->reach != VIEW_ALL) {
         waiting.reach = VIEW_ALL;
-        vpmm_status status = build_region(arena, stream, pages, &waiting, region, source);
-        if (!tiers_is_shortage(status))
+        vpmm_status status = build(arena, request, &waiting, answer);
+        if (!tiers_is_shortage(status) || limits->for_another)
             return status;
     }
-    return build_region(arena, stream, pages, limits, region, source); /* not all of it could be waited for */
+    return build(arena, request, limits, answer); /* not all of it could be waited for */
+}
+
+/* Whether tier 4 would serve another thread's request: that is left to it (turn.h). */
+static bool is_left_to_its_thread(const struct arena *arena, const struct turn_request *request,
+                                  const struct build_limits *limits)
+{
+    return limits->for_another && policy_waits(arena) &&
+           region_may_wait(&arena->space, request->stream, request->pages);
+}
+
+/* What has passed by now, and with it tiers 2 to 4 once more. */
+static bool refresh_and_find(struct arena *arena, const struct turn_request *request, bool may_wait,
+                             struct turn_answer *answer)
+{
+    pass_refresh(arena);
+    answer->source =
+        find_thoroughly(&arena->space, request->stream, (struct want){request->pages, 1}, may_wait, &answer->region);
+    return answer->source != REGION_NONE;
 }
 
 /*
  * Tier 5 with the turn, or what became free meanwhile. Before the pool grows, the caches of all threads and streams give
  * what they have, and so do the pages that are cut.
  */
-static vpmm_status build_at_turn(struct arena *arena, struct stream *stream, uint64_t pages, bool may_wait,
-                                 struct build_limits *limits, struct region *region, enum region_source *source)
+static vpmm_status build_at_turn(struct arena *arena, const struct turn_request *request, bool may_wait,
+                                 struct build_limits *limits, struct turn_answer *answer)
 {
     struct build_limits keeping = *limits;
     keeping.keep_size = true;
-    *source = refresh_and_find(arena, stream, pages, may_wait, region);
-    if (*source != REGION_NONE)
+    if (refresh_and_find(arena, request, may_wait, answer))
         return VPMM_SUCCESS;
-    vpmm_status status = build_region(arena, stream, pages, &keeping, region, source);
+    if (is_left_to_its_thread(arena, request, limits))
+        return VPMM_ERROR_OUT_OF_MEMORY;
+    vpmm_status status = build(arena, request, &keeping, answer);
     if (!tiers_is_shortage(status))
         return status;
     if (fronts_noted(arena->space.fronts) || cut_noted(arena)) {
         tiers_flush(arena);
-        *source = refresh_and_find(arena, stream, pages, may_wait, region);
+        if (refresh_and_find(arena, request, may_wait, answer))
+            return VPMM_SUCCESS;
+        if (is_left_to_its_thread(arena, request, limits))
+            return VPMM_ERROR_OUT_OF_MEMORY;
     }
-    return *source != REGION_NONE ? VPMM_SUCCESS : build_or_grow(arena, stream, pages, limits, region, source);
+    return build_or_grow(arena, request, limits, answer);
 }
 
-/* Enters the queue of builders. REGION_NONE: it is the caller's turn. Else memory was published meanwhile. */
-static enum region_source await_turn(struct arena *arena, struct stream *stream, uint64_t pages,
-                                     struct turn_place *place, struct region *region)
+/* The next one is to see the rest. */
+static void keep_what_was_asked_for(struct arena *arena, uint64_t pages, struct region *region)
+{
+    if (region->units > pages)
+        *region = region_keep_front(&arena->space, *region, pages);
+}
+
+/* For who waits next. False: it is to see to that itself. */
+static bool serve_one(struct arena *arena, struct turn_place *place, const struct turn_request *request)
+{
+    struct build_limits limits = {.reach = VIEW_USABLE,
+                                  .creatable_pages = UINT64_MAX,
+                                  .longest_handle = request->longest_handle,
+                                  .for_another = true};
+    struct turn_answer answer;
+    bool is_built = build_at_turn(arena, request, false, &limits, &answer) == VPMM_SUCCESS;
+    if (is_built)
+        keep_what_was_asked_for(arena, request->pages, &answer.region);
+    if (!turn_answer(&arena->turn, place, is_built ? &answer : NULL) && is_built)
+        region_publish(&arena->space, answer.region); /* it has found memory elsewhere, or waits no longer */
+    stream_leave(request->stream);
+    return is_built;
+}
+
+/*
+ * The calling thread, which has the turn, builds for those who wait: see turn.h. As many as wait now, so that its own
+ * request takes no longer than if it had been the last of them.
+ */
+static void serve_others(struct arena *arena, struct turn_place *place)
+{
+    struct turn_request request;
+    uint64_t end = clock_now_ns() + TURN_SERVES_NS;
+    bool goes_on = true;
+    for (uint32_t n = turn_others(&arena->turn); goes_on && n > 0 && clock_now_ns() < end; n--)
+        goes_on = turn_serve(&arena->turn, place, &request) && serve_one(arena, place, &request);
+}
+
+/* Enters the queue of builders. False: it is the caller's turn. Else it has memory, found or built by another. */
+static bool await_turn(struct arena *arena, const struct turn_request *request, struct turn_place *place,
+                       struct turn_answer *answer)
 {
     struct turn *turn = &arena->turn;
-    enum region_source source = REGION_NONE;
-    if (turn_enter(turn, place, pages, stream->slot))
-        return REGION_NONE;
+    enum turn_news news;
+    if (turn_enter(turn, place, *request))
+        return false;
     do {
         turn_read(turn, place);
-        source = find_pages(arena, stream, pages, region);
-    } while (source == REGION_NONE && turn_wait(turn, place));
-    return source;
+        answer->source = find_pages(arena, request->stream, request->pages, &answer->region);
+        if (answer->source != REGION_NONE) {
+            if (turn_withdraw(turn, place))
+                region_publish(&arena->space, place->answer.region);
+            return true;
+        }
+        news = turn_wait(turn, place);
+    } while (news == TURN_LOOK);
+    if (news == TURN_SERVED)
+        *answer = place->answer;
+    return news == TURN_SERVED;
 }
 
 /*
  * Tiers 2 to 5. Where another thread builds, tier 4 comes before the queue: it waits for no turn and no lock of the
  * queue's, and who waits on the host for the memory that it has found keeps nobody behind it from building.
  */
-static vpmm_status find_or_build(struct arena *arena, struct stream *stream, uint64_t pages, bool may_wait,
-                                 struct build_limits *limits, struct region *region, enum region_source *source)
+static vpmm_status find_or_build(struct arena *arena, const struct turn_request *request, bool may_wait,
+                                 struct build_limits *limits, struct turn_answer *answer)
 {
     struct turn *turn = &arena->turn;
     struct turn_place place;
-    vpmm_status status = VPMM_SUCCESS;
-    *source = find_with_own_cache(arena, stream, pages, region);
-    if (*source != REGION_NONE)
+    answer->source = find_with_own_cache(arena, request->stream, request->pages, &answer->region);
+    if (answer->source != REGION_NONE)
         return VPMM_SUCCESS;
     if (!limits->since_ns)
         limits->since_ns = clock_now_ns();
     bool has_turn = turn_try(turn, &place);
     if (!has_turn && may_wait)
-        *source = region_take_waiting(&arena->space, stream, pages, false, region);
-    if (*source != REGION_NONE)
+        answer->source = region_take_waiting(&arena->space, request->stream, request->pages, false, &answer->region);
+    if (answer->source != REGION_NONE)
         return VPMM_SUCCESS;
+    if (!has_turn && await_turn(arena, request, &place, answer)) {
+        keep_what_was_asked_for(arena, request->pages, &answer->region);
+        return VPMM_SUCCESS;
+    }
     if (!has_turn)
-        *source = await_turn(arena, stream, pages, &place, region);
-    if (*source == REGION_NONE)
-        status = build_at_turn(arena, stream, pages, may_wait, limits, region, source);
-    if (status == VPMM_SUCCESS && region->units > pages)
-        *region = region_keep_front(&arena->space, *region, pages); /* the next one is to see the rest */
+        serve_others(arena, &place);
+    vpmm_status status = build_at_turn(arena, request, may_wait, limits, answer);
+    if (status == VPMM_SUCCESS)
+        keep_what_was_asked_for(arena, request->pages, &answer->region);
     turn_leave(turn, &place);
     return status;
 }
@@ -144,17 +217,12 @@ static void await_builders(struct arena *arena)
         clock_sleep_us(100);
 }
 
-static bool policy_waits(const struct arena *arena)
-{
-    return load_relaxed_u32(&arena->reuse) != VPMM_REUSE_COMPLETED;
-}
-
 /*
  * Waits for what was freed before, and tries again whenever some of it has passed: what the request needs may be the
  * first of it. What the device gives is asked for anew when it has been given something back, and at last.
  */
-static vpmm_status settle_and_find(struct arena *arena, struct stream *stream, uint64_t pages,
-                                   struct build_limits *limits, struct region *region, enum region_source *source)
+static vpmm_status settle_and_find(struct arena *arena, const struct turn_request *request, struct build_limits *limits,
+                                   struct turn_answer *answer)
 {
     struct settling settling;
     bool more = true;
@@ -169,15 +237,15 @@ static vpmm_status settle_and_find(struct arena *arena, struct stream *stream, u
         cut_flush(arena); /* now that slices have passed, slabs are empty */
         if (!more || stats_sum(arena->stats, STAT_quarantined_bytes) < quarantined)
             limits->creatable_pages = UINT64_MAX;
-        status = find_or_build(arena, stream, pages, true, limits, region, source);
+        status = find_or_build(arena, request, true, limits, answer);
     } while (more && tiers_is_shortage(status));
     settling_end(&settling);
     return status;
 }
 
 /* Tier 6: before a request fails within these limits, everything is taken back, cheapest first. */
-static vpmm_status reclaim(struct arena *arena, struct stream *stream, uint64_t pages, struct build_limits usable,
-                           struct region *region, enum region_source *source)
+static vpmm_status reclaim(struct arena *arena, const struct turn_request *request, struct build_limits usable,
+                           struct turn_answer *answer)
 {
     struct build_limits all = usable;
     all.reach = VIEW_ALL;
@@ -185,17 +253,17 @@ static vpmm_status reclaim(struct arena *arena, struct stream *stream, uint64_t 
     tiers_flush(arena);
     pass_soon(arena);
     cut_flush(arena); /* now that slices have passed, slabs are empty */
-    vpmm_status status = find_or_build(arena, stream, pages, policy_waits(arena), &usable, region, source);
+    vpmm_status status = find_or_build(arena, request, policy_waits(arena), &usable, answer);
     if (arena->is_graph) /* no wait of this pool's frees memory for another stream */
         return status;
     if (tiers_is_shortage(status)) {
         await_builders(arena);
-        status = find_or_build(arena, stream, pages, true, &all, region, source);
+        status = find_or_build(arena, request, true, &all, answer);
     }
     if (tiers_is_shortage(status)) /* for what could not be waited for, and so that the driver's pool can let go */
-        status = settle_and_find(arena, stream, pages, &all, region, source);
+        status = settle_and_find(arena, request, &all, answer);
     if (tiers_is_shortage(status)) /* the device gave less than was asked of it: with just that */
-        status = find_or_build(arena, stream, pages, true, &all, region, source);
+        status = find_or_build(arena, request, true, &all, answer);
     return status;
 }
 
@@ -204,15 +272,19 @@ vpmm_status tiers_take_pages(struct arena *arena, uint64_t pages, uint64_t enoug
 {
     struct build_limits limits = {
         .reach = VIEW_USABLE, .creatable_pages = UINT64_MAX, .longest_handle = longest_handle};
-    vpmm_status status = find_or_build(arena, stream, pages, policy_waits(arena), &limits, region, source);
+    struct turn_request request = {stream, pages, longest_handle};
+    struct turn_answer answer = {.source = REGION_NONE};
+    vpmm_status status = find_or_build(arena, &request, policy_waits(arena), &limits, &answer);
     if (tiers_is_shortage(status) && enough < pages) {
-        pages = enough;
-        status = find_or_build(arena, stream, pages, policy_waits(arena), &limits, region, source);
+        request.pages = enough;
+        status = find_or_build(arena, &request, policy_waits(arena), &limits, &answer);
     }
-    if (tiers_is_shortage(status) && pages <= arena->space.units.chunk_units)
-        status = reclaim(arena, stream, pages, limits, region, source);
+    if (tiers_is_shortage(status) && request.pages <= arena->space.units.chunk_units)
+        status = reclaim(arena, &request, limits, &answer);
     if (limits.since_ns)
         stats_note_latency(arena->stats, clock_now_ns() - limits.since_ns);
+    *region = answer.region;
+    *source = answer.source;
     return status;
 }
 

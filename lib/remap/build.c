@@ -329,8 +329,8 @@ static vpmm_status wait_for_region(struct build *build, struct fence fence)
     return status == VPMM_SUCCESS || fence_waitable(&arena->streams, fence) ? status : VPMM_ERROR_OUT_OF_MEMORY;
 }
 
-/* Waits for everything that the stream may not use yet. */
-static vpmm_status wait_for_donors(struct build *build, bool *waited)
+/* Waits for everything that the stream may not use yet. For another thread's: OUT_OF_MEMORY, without a message. */
+static vpmm_status wait_for_donors(struct build *build, const struct build_limits *limits, bool *waited)
 {
     struct arena *arena = build->arena;
     vpmm_status status = VPMM_SUCCESS;
@@ -342,7 +342,7 @@ static vpmm_status wait_for_donors(struct build *build, bool *waited)
         if (fence_passed(&arena->streams, region->fence))
             continue;
         *waited = true;
-        status = wait_for_region(build, region->fence);
+        status = limits->for_another ? VPMM_ERROR_OUT_OF_MEMORY : wait_for_region(build, region->fence);
     }
     if (status != VPMM_SUCCESS)
         stats_count(arena->stats, STAT_unwound_wait);
@@ -536,7 +536,7 @@ static vpmm_status carry_out(struct build *build, struct build_limits *limits, s
                 limits->creatable_pages += build->extent[build->moved + i]->pages;
         }
         if (status == VPMM_SUCCESS)
-            status = wait_for_donors(build, &waited);
+            status = wait_for_donors(build, limits, &waited);
         if (status == VPMM_SUCCESS)
             status = map_all(build);
         if (status == VPMM_SUCCESS)
@@ -615,6 +615,14 @@ static vpmm_status reserve_chunk(struct arena *arena, uint32_t seen)
     return status;
 }
 
+static bool plan_waits(const struct view *view, const struct policy_plan *plan)
+{
+    bool waits = plan->place != POLICY_FRESH && view->run[plan->run].waits;
+    for (size_t i = 0; !waits && i < plan->moves; i++)
+        waits = view->run[view->extent[plan->move[i]].run].waits;
+    return waits;
+}
+
 enum claim_result { CLAIM_DONE, CLAIM_AGAIN, CLAIM_FAILED };
 
 /* Under the plan lock: from the policy's plan to a build that owns all it needs. */
@@ -648,7 +656,8 @@ static enum claim_result plan_and_claim(struct build *build, uint64_t pages, con
     shown.mapped_pages = arena->budgeted_pages;
     shown.creatable_pages = creatable(arena, limits);
     shown.longest_handle = limits->longest_handle;
-    shown.several_builders = build->stream && ends_note_builder(arena); /* who makes the pool builds for nobody */
+    /* Who makes the pool builds for nobody. */
+    shown.several_builders = build->stream && ends_note_builder(arena, limits->for_another);
     if (!policy_plan(&arena->policy, &shown, (uint32_t)pages, plan)) {
         *status = no_host_memory();
         return CLAIM_FAILED;
@@ -661,7 +670,7 @@ static enum claim_result plan_and_claim(struct build *build, uint64_t pages, con
         *status = fail(VPMM_ERROR_OUT_OF_MEMORY, "the device's memory or the pool's cap is exhausted");
         return CLAIM_FAILED;
     }
-    if (limits->keep_size && plan->creates) {
+    if ((limits->keep_size && plan->creates) || (limits->for_another && plan_waits(view, plan))) {
         *status = VPMM_ERROR_OUT_OF_MEMORY; /* the caller knows better: no message */
         return CLAIM_FAILED;
     }

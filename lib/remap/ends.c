@@ -31,10 +31,12 @@ struct region ends_choose(struct arena *arena, struct region region, uint64_t pa
     return left_by_back < left_by_front ? region_drop_front(&arena->space, region, region.units - pages) : region;
 }
 
-bool ends_note_builder(struct arena *arena)
+bool ends_note_builder(struct arena *arena, bool for_another)
 {
     pthread_t self = pthread_self();
-    if (!arena->has_builder) {
+    if (for_another) {
+        store_relaxed_u32(&arena->several_builders, 1);
+    } else if (!arena->has_builder) {
         arena->has_builder = true;
         arena->builder = self;
     } else if (!pthread_equal(arena->builder, self)) {

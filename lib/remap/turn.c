@@ -17,9 +17,9 @@ void turn_destroy(struct turn *turn)
 
 /* ---- the queue, under the lock ---- */
 
-static void append(struct turn *turn, struct turn_place *place)
+static void append(struct turn *turn, struct turn_place *place, struct turn_request request)
 {
-    *place = (struct turn_place){.at = AWAIT_NO_PLACE};
+    *place = (struct turn_place){.request = request, .at = AWAIT_NO_PLACE};
     *(turn->first ? &turn->last->next : &turn->first) = place;
     turn->last = place;
     store_relaxed_u32(&turn->length, load_relaxed_u32(&turn->length) + 1);
@@ -43,12 +43,24 @@ static struct turn_place *take_out(struct turn *turn, const struct turn_place *p
 
 enum ahead { NOBODY, THE_HOLDER, MORE };
 
+/* NOBODY also for who has its answer. */
 static enum ahead who_is_ahead(struct turn *turn, const struct turn_place *place)
 {
+    enum ahead ahead = NOBODY;
     lock_take(&turn->lock);
-    enum ahead ahead = turn->first == place ? NOBODY : turn->first->next == place ? THE_HOLDER : MORE;
+    if (!place->is_served && turn->first != place)
+        ahead = turn->first->next == place ? THE_HOLDER : MORE;
     pthread_mutex_unlock(&turn->lock);
     return ahead;
+}
+
+/* Nobody serves it any more, but if it is served already: true. */
+static bool end_service(struct turn *turn, struct turn_place *place)
+{
+    if (turn->served == place)
+        turn->served = NULL;
+    place->request.stream = NULL;
+    return place->is_served;
 }
 
 /* Where the thread of this place is woken. NULL: there is none. */
@@ -70,14 +82,14 @@ static void prepare_to_wait(struct turn *turn, struct turn_place *place, uint64_
     place->since = clock_now_ns();
 }
 
-bool turn_enter(struct turn *turn, struct turn_place *place, uint64_t pages, uint32_t slot)
+bool turn_enter(struct turn *turn, struct turn_place *place, struct turn_request request)
 {
     lock_take(&turn->lock);
-    append(turn, place);
+    append(turn, place, request);
     bool has_come = turn->first == place;
     pthread_mutex_unlock(&turn->lock);
     if (!has_come)
-        prepare_to_wait(turn, place, pages, slot);
+        prepare_to_wait(turn, place, request.pages, request.stream ? request.stream->slot : 0);
     return has_come;
 }
 
@@ -87,7 +99,7 @@ bool turn_try(struct turn *turn, struct turn_place *place)
         return false;
     bool has_come = !turn->first;
     if (has_come)
-        append(turn, place);
+        append(turn, place, (struct turn_request){0});
     pthread_mutex_unlock(&turn->lock);
     return has_come;
 }
@@ -127,37 +139,86 @@ static bool sleep_until_news(struct turn *turn, struct turn_place *place)
 }
 
 /* Who builds is told of nothing, and who publishes looks at one want less. */
-static void end_waiting(struct turn *turn, struct turn_place *place)
+static enum turn_news end_waiting(struct turn *turn, struct turn_place *place)
 {
     unsigned at = place->at;
     lock_take(&turn->lock);
+    bool is_served = end_service(turn, place), has_come = turn->first == place;
     place->at = AWAIT_NO_PLACE;
     pthread_mutex_unlock(&turn->lock);
     await_leave(turn->await, at);
+    return is_served ? TURN_SERVED : has_come ? TURN_COME : TURN_OVERDUE;
 }
 
-bool turn_wait(struct turn *turn, struct turn_place *place)
+enum turn_news turn_wait(struct turn *turn, struct turn_place *place)
 {
-    bool waits = sleep_until_news(turn, place);
-    if (!waits)
-        end_waiting(turn, place);
-    return waits;
+    return sleep_until_news(turn, place) ? TURN_LOOK : end_waiting(turn, place);
 }
 
 void turn_take(struct turn *turn, struct turn_place *place)
 {
     const uint64_t nothing = UINT32_MAX; /* pages: no region has so many */
-    if (turn_enter(turn, place, nothing, 0))
+    if (turn_enter(turn, place, (struct turn_request){.pages = nothing}))
         return;
     do
         turn_read(turn, place);
-    while (turn_wait(turn, place));
+    while (turn_wait(turn, place) == TURN_LOOK);
+}
+
+/* ---- serving ---- */
+
+bool turn_serve(struct turn *turn, struct turn_place *place, struct turn_request *request)
+{
+    lock_take(&turn->lock);
+    struct turn_place *next = turn->first == place ? place->next : NULL;
+    bool serves = next && next->request.stream;
+    vpmm_assert(!serves || !turn->served);
+    if (serves) {
+        turn->served = next;
+        *request = next->request;
+        stream_join(request->stream);
+    }
+    pthread_mutex_unlock(&turn->lock);
+    return serves;
+}
+
+bool turn_answer(struct turn *turn, struct turn_place *place, const struct turn_answer *answer)
+{
+    unsigned at = AWAIT_NO_PLACE;
+    lock_take(&turn->lock);
+    struct turn_place *served = turn->served;
+    vpmm_assert(turn->first == place && (!served || (served == place->next && !served->is_served)));
+    if (served && answer) {
+        served->answer = *answer;
+        served->is_served = true;
+        take_out(turn, served);
+        at = at_of(served);
+    }
+    turn->served = NULL;
+    pthread_mutex_unlock(&turn->lock);
+    await_wake(turn->await, at);
+    return served && answer;
+}
+
+/* ---- leaving ---- */
+
+bool turn_withdraw(struct turn *turn, struct turn_place *place)
+{
+    lock_take(&turn->lock);
+    bool is_served = end_service(turn, place);
+    pthread_mutex_unlock(&turn->lock);
+    if (is_served)
+        await_leave(turn->await, place->at);
+    else
+        turn_leave(turn, place);
+    return is_served;
 }
 
 void turn_leave(struct turn *turn, struct turn_place *place)
 {
     unsigned next = AWAIT_NO_PLACE, after_next = AWAIT_NO_PLACE;
     lock_take(&turn->lock);
+    vpmm_assert(!place->is_served && (turn->first != place || !turn->served));
     if (!take_out(turn, place)) {
         store_relaxed_u64(&turn->ended, load_relaxed_u64(&turn->ended) + 1);
         next = at_of(turn->first);

@@ -453,21 +453,33 @@ bool region_take_part(struct space *space, struct stream *stream, uint64_t units
     return false;
 }
 
-/* The best fit among what other streams have freed, and can be waited for. */
+/* The best fit among what other streams have freed, and can be waited for, as `waitable` says. units 0: none. */
+static struct seen_region find_freed_elsewhere(const struct space *space, const struct stream *stream, uint64_t units,
+                                               bool every_bin, bool (*waitable)(const struct streams *, struct fence))
+{
+    struct want want = {units, 1};
+    struct seen_region best = {0}, found;
+    for (uint32_t slot = 1, n = load_acquire_u32(&space->streams->slots); slot < n; slot++) {
+        struct stream *other = stream_at(space->streams, slot);
+        if (other != stream &&
+            hints_best(&other->free[space->level], &space->units, UNIT_FREE, want, every_bin, &found) &&
+            (!best.units || found.units < best.units) &&
+            waitable(space->streams, unit_fence(unit_at(&space->units, found.first))))
+            best = found;
+    }
+    return best;
+}
+
+bool region_may_wait(const struct space *space, const struct stream *stream, uint64_t units)
+{
+    return find_freed_elsewhere(space, stream, units, false, fence_seems_waitable).units > 0;
+}
+
 static bool take_freed_elsewhere(struct space *space, const struct stream *stream, uint64_t units, bool every_bin,
                                  struct region *region)
 {
-    struct want want = {units, 1};
     for (;;) { /* lock-free, as region_take */
-        struct seen_region best = {0}, found;
-        for (uint32_t slot = 1, n = load_acquire_u32(&space->streams->slots); slot < n; slot++) {
-            struct stream *other = stream_at(space->streams, slot);
-            if (other != stream &&
-                hints_best(&other->free[space->level], &space->units, UNIT_FREE, want, every_bin, &found) &&
-                (!best.units || found.units < best.units) &&
-                fence_waitable(space->streams, unit_fence(at(space, found.first))))
-                best = found;
-        }
+        struct seen_region best = find_freed_elsewhere(space, stream, units, every_bin, fence_waitable);
         if (!best.units)
             return false;
         if (region_claim(space, &best, region))

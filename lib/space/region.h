@@ -53,6 +53,9 @@ bool region_take_part(struct space *, struct stream *, uint64_t units, struct re
 enum region_source region_take_waiting(struct space *, struct stream *, uint64_t units, bool every_bin,
                                        struct region *);
 
+/* Whether there seems to be such a region. Makes no call of the driver. */
+bool region_may_wait(const struct space *, const struct stream *, uint64_t units);
+
 /* Takes a FREE region as it was seen; false: it has changed. */
 bool region_claim(struct space *, const struct seen_region *, struct region *);
 

@@ -166,6 +166,13 @@ static inline struct stream *stream_at(const struct streams *streams, uint32_t s
  */
 vpmm_status stream_enter(struct streams *, CUstream, struct stream **);
 
+/* One thread more, by who knows that another one is counted in meanwhile. */
+static inline void stream_join(struct stream *stream)
+{
+    vpmm_assert(peek_u32(&stream->users) > 0);
+    fetch_add_sc_u32(&stream->users, 1);
+}
+
 static inline void stream_leave(struct stream *stream)
 {
     vpmm_assert(peek_u32(&stream->users) > 0);

@@ -24,6 +24,8 @@ static const vpmm_driver *simulated;
 static atomic_bool parks[CALLS];  /* the next such call is not begun before it is let go */
 static atomic_bool parked[CALLS]; /* a thread stands there */
 static atomic_uint creating;      /* handles asked for */
+static atomic_int calls_left;     /* that map or create; at 0 the next is refused. Below 0: none is */
+static atomic_uint strange_waits; /* of a stream, by another thread than that which allocates on it */
 
 static void park_at(int call)
 {
@@ -34,12 +36,35 @@ static void park_at(int call)
         clock_sleep_us(LOOK_US);
 }
 
+static bool is_refused(void)
+{
+    return atomic_load(&calls_left) >= 0 && atomic_fetch_sub(&calls_left, 1) == 0;
+}
+
 static CUresult CUDAAPI create_when_let_go(CUmemGenericAllocationHandle *handle, size_t bytes,
                                            const CUmemAllocationProp *prop, unsigned long long flags)
 {
     park_at(AT_CREATE);
     atomic_fetch_add(&creating, 1);
-    return simulated->cuMemCreate(handle, bytes, prop, flags);
+    return is_refused() ? CUDA_ERROR_OUT_OF_MEMORY : simulated->cuMemCreate(handle, bytes, prop, flags);
+}
+
+static CUresult CUDAAPI map_or_not(CUdeviceptr p, size_t bytes, size_t offset, CUmemGenericAllocationHandle handle,
+                                   unsigned long long flags)
+{
+    return is_refused() ? CUDA_ERROR_UNKNOWN : simulated->cuMemMap(p, bytes, offset, handle, flags);
+}
+
+static CUresult CUDAAPI allow_or_not(CUdeviceptr p, size_t bytes, const CUmemAccessDesc *access, size_t count)
+{
+    return is_refused() ? CUDA_ERROR_UNKNOWN : simulated->cuMemSetAccess(p, bytes, access, count);
+}
+
+static CUresult CUDAAPI wait_by_its_thread(CUstream stream, CUevent event, unsigned flags)
+{
+    if (malloc_thread_stream() && stream != malloc_thread_stream())
+        atomic_fetch_add(&strange_waits, 1);
+    return simulated->cuStreamWaitEvent(stream, event, flags);
 }
 
 static CUresult CUDAAPI synchronize_when_let_go(CUevent event)
@@ -56,11 +81,16 @@ static void open_builders(struct world *w, struct setup *setup)
         atomic_store(&parks[i], false);
         atomic_store(&parked[i], false);
     }
+    atomic_store(&calls_left, -1);
+    atomic_store(&strange_waits, 0);
     world_open_without_pool(w, setup);
     simulated = w->driver;
     driver = *w->driver;
     driver.cuMemCreate = create_when_let_go;
     driver.cuEventSynchronize = synchronize_when_let_go;
+    driver.cuMemMap = map_or_not;
+    driver.cuMemSetAccess = allow_or_not;
+    driver.cuStreamWaitEvent = wait_by_its_thread;
     setup->pool.driver = &driver;
     must_work(vpmm_pool_create(&setup->pool, &w->pool));
 }
@@ -110,6 +140,9 @@ static void expect_nobody_waits(struct world *w)
 {
     cr_expect(turn_of(w)->first == NULL && atomic_load(&turn_of(w)->length) == 0, "the turn was not given back");
     cr_expect_eq(atomic_load(&w->pool->arena.space.await.waiting), 0, "a place was not left");
+    const struct streams *streams = &w->pool->arena.streams;
+    for (uint32_t slot = 1; slot < atomic_load(&streams->slots); slot++)
+        cr_expect_eq(atomic_load(&stream_at(streams, slot)->users), 0, "somebody is counted in with stream %u", slot);
 }
 
 static void close_builders(struct world *w)
@@ -355,6 +388,212 @@ Test(builders, idle_memory_stays_while_one_builds, .timeout = 60)
     world_drain(&w);
     cr_expect_geq(stats_of(&w).decayed_bytes, 40 * PAGE);
     close_builders(&w);
+}
+
+/* ---- who has the turn builds for those who wait ---- */
+
+/* One thread stands still with the turn, and the others wait behind it in this order, each for `more` than the last. */
+struct line {
+    struct world w;
+    struct malloc_thread first, waiter[WAITERS];
+};
+
+static void form_line(struct line *l, const CUstream stream[WAITERS], size_t pages, size_t more)
+{
+    start_and_park(&l->first, &l->w, world_stream(&l->w), 2);
+    for (unsigned i = 0; i < WAITERS; i++) {
+        malloc_thread_start(&l->waiter[i], &l->w, stream[i], pages + i * more);
+        wait_for_waiters(&l->w, i + 1);
+    }
+}
+
+static void open_line(struct line *l, struct setup *setup, CUstream stream[WAITERS])
+{
+    open_builders(&l->w, setup);
+    for (int i = 0; i < WAITERS; i++)
+        stream[i] = world_stream(&l->w);
+}
+
+static void end_line(struct line *l)
+{
+    end(&l->first);
+    for (int i = 0; i < WAITERS; i++)
+        end(&l->waiter[i]);
+}
+
+/* In the first call that creates for another. */
+static void stand_still_while_it_serves(struct line *l)
+{
+    atomic_store(&parks[AT_CREATE], true);
+    let_go(AT_CREATE);
+    while (!atomic_load(&parked[AT_CREATE]))
+        keep_patient(&l->w);
+}
+
+static void expect_served(struct line *l, const struct malloc_thread *waiter)
+{
+    struct turn *turn = turn_of(&l->w);
+    pthread_mutex_lock(&turn->lock);
+    struct turn_request request = turn->served ? turn->served->request : (struct turn_request){0};
+    pthread_mutex_unlock(&turn->lock);
+    cr_assert(request.stream, "nobody is served");
+    cr_expect(request.pages == waiter->pages && request.stream->handle == waiter->stream);
+}
+
+/* The next one has the turn, and builds for who waits after it, and then for itself. */
+Test(builders, who_has_the_turn_builds_for_the_next_one, .timeout = 60)
+{
+    static struct line l;
+    struct setup setup = setup_default();
+    CUstream stream[WAITERS];
+    open_line(&l, &setup, stream);
+    form_line(&l, stream, 3, 1);
+    uint64_t builds = stats_of(&l.w).builds;
+    stand_still_while_it_serves(&l);
+    expect_served(&l, &l.waiter[1]);
+    cr_expect_not(atomic_load(&l.waiter[0].done), "it builds for itself first");
+    let_go(AT_CREATE);
+    end_line(&l);
+    cr_expect_eq(stats_of(&l.w).builds - builds, WAITERS + 1);
+    close_builders(&l.w);
+}
+
+/* Though one thread builds for both: see ends.h. */
+Test(builders, two_that_ask_are_several_builders, .timeout = 60)
+{
+    static struct line l;
+    struct setup setup = setup_default();
+    CUstream stream[WAITERS];
+    struct turn_place mine;
+    open_line(&l, &setup, stream);
+    turn_take(turn_of(&l.w), &mine);
+    for (unsigned i = 0; i < 2; i++) {
+        malloc_thread_start(&l.waiter[i], &l.w, stream[i], 3 + i);
+        wait_for_waiters(&l.w, i + 1);
+    }
+    atomic_store(&parks[AT_CREATE], true);
+    turn_leave(turn_of(&l.w), &mine);
+    while (!atomic_load(&parked[AT_CREATE]))
+        keep_patient(&l.w);
+    expect_served(&l, &l.waiter[1]);
+    cr_expect_eq(atomic_load(&l.w.pool->arena.several_builders), 1);
+    let_go(AT_CREATE);
+    for (int i = 0; i < 2; i++)
+        end(&l.waiter[i]);
+    close_builders(&l.w);
+}
+
+/* It goes with memory that comes free meanwhile. What was built for it is everybody's, as the audit sees. */
+Test(builders, who_is_served_may_find_memory_itself, .timeout = 60)
+{
+    static struct line l;
+    struct setup setup = setup_default();
+    CUstream stream[WAITERS];
+    open_line(&l, &setup, stream);
+    stream[2] = stream[1];
+    CUdeviceptr held = take(&l.w, 5, stream[1]), wall = take(&l.w, 1, stream[1]);
+    form_line(&l, stream, 4, 1);
+    stand_still_while_it_serves(&l);
+    expect_served(&l, &l.waiter[1]);
+    give(&l.w, held, stream[1]);
+    while (!atomic_load(&l.waiter[1].done))
+        keep_patient(&l.w);
+    cr_expect_eq(l.waiter[1].pointer, held);
+    let_go(AT_CREATE);
+    end_line(&l);
+    give(&l.w, wall, stream[1]);
+    close_builders(&l.w);
+}
+
+/* Who is served by a thread that stands still builds beside it, as soon as others would. */
+Test(builders, who_is_served_by_one_that_stands_still_builds_itself, .timeout = 60)
+{
+    static struct line l;
+    struct setup setup = setup_default();
+    CUstream stream[WAITERS];
+    open_line(&l, &setup, stream);
+    form_line(&l, stream, 3, 1);
+    stand_still_while_it_serves(&l);
+    expect_served(&l, &l.waiter[1]);
+    while (!atomic_load(&l.waiter[1].done))
+        clock_sleep_us(LOOK_US);
+    cr_expect(atomic_load(&parked[AT_CREATE]) && !atomic_load(&l.waiter[0].done));
+    let_go(AT_CREATE);
+    end_line(&l);
+    close_builders(&l.w);
+}
+
+/* Each call fails in turn. A thread fails that builds for itself; who is served then does that, too, and has memory. */
+Test(builders, what_fails_for_another_it_tries_itself, .timeout = 60)
+{
+    enum { MOST = 100 };
+    static struct line l;
+    int point = 0, failed_at_once = 0;
+    for (bool all = false; !all && point < MOST; point++) {
+        struct setup setup = setup_default();
+        CUstream stream[WAITERS];
+        open_line(&l, &setup, stream);
+        form_line(&l, stream, 3, 1);
+        stand_still_while_it_serves(&l);
+        atomic_store(&calls_left, point);
+        let_go(AT_CREATE);
+        int failed = 0;
+        pthread_join(l.first.thread, NULL);
+        for (int i = 0; i < WAITERS; i++) {
+            pthread_join(l.waiter[i].thread, NULL);
+            failed += l.waiter[i].status != VPMM_SUCCESS;
+            if (l.waiter[i].status == VPMM_SUCCESS)
+                give(&l.w, l.waiter[i].pointer, l.waiter[i].stream);
+        }
+        cr_expect_leq(failed, 1);
+        failed_at_once += failed;
+        all = atomic_exchange(&calls_left, -1) > 0;
+        give(&l.w, l.first.pointer, l.first.stream);
+        close_builders(&l.w);
+    }
+    cr_expect(point > 9 && point < MOST, "%d calls were refused in turn", point);
+    cr_expect_lt(failed_at_once, point / 2, "of %d requests with a failure %d have failed", point, failed_at_once);
+}
+
+/*
+ * What a stream would have to wait for is left to its thread: its handle may be gone before another has used it. Pieces
+ * are freed behind work that has not run, while requests wait in line that they would serve.
+ */
+static void line_for_what_is_fenced(size_t each, size_t pages)
+{
+    static struct line l;
+    struct setup setup = setup_default();
+    CUstream stream[WAITERS];
+    setup.pool.reuse = VPMM_REUSE_WAIT_DEVICE;
+    open_line(&l, &setup, stream);
+    CUstream s = world_stream(&l.w);
+    CUdeviceptr piece[2 * WAITERS], wall[2 * WAITERS];
+    for (int i = 0; i < 2 * WAITERS; i++) {
+        piece[i] = take(&l.w, each, s);
+        wall[i] = take(&l.w, 1, s);
+    }
+    form_line(&l, stream, pages, 0);
+    keep_busy(&l.w, s);
+    for (int i = 0; i < 2 * WAITERS; i++)
+        give(&l.w, piece[i], s);
+    uint64_t mapped = stats_of(&l.w).mapped_bytes;
+    let_go(AT_CREATE);
+    end_line(&l);
+    cr_expect_eq(stats_of(&l.w).mapped_bytes, mapped + 2 * PAGE, "the pool has grown beside what could be waited for");
+    cr_expect_eq(atomic_load(&strange_waits), 0, "a thread has made another one's stream wait");
+    for (int i = 0; i < 2 * WAITERS; i++)
+        give(&l.w, wall[i], s);
+    close_builders(&l.w);
+}
+
+/* Each is made of two, or is one, which would be dearer than new memory if it were a matter of price. */
+Test(builders, nobody_makes_another_s_stream_wait, .timeout = 60)
+{
+    line_for_what_is_fenced(16, 30);
+}
+Test(builders, nobody_makes_another_s_stream_wait_for_one_piece, .timeout = 60)
+{
+    line_for_what_is_fenced(1, 1);
 }
 
 /* ---- before the pool grows ---- */

@@ -812,7 +812,7 @@ static const quote awaited_quotes[] = {
     {"lib/space/region.c", "    await_published(&space->await, region.units, region.fence);"},
     {"lib/space/units.h", "        store_sc_u64(&unit->word, word);"},
     {"lib/space/hints.c", "    found->word = load_sc_u64(&unit_at(units, found->first)->word);"},
-    {"lib/pool/tiers.c", "        turn_read(turn, place);\n        source = find_pages("},
+    {"lib/pool/tiers.c", "        turn_read(turn, place);\n        answer->source = find_pages("},
     {0, 0}};
 
 /*
@@ -908,7 +908,117 @@ static const quote handed_on_quotes[] = {
      "        return false;\n"
      "    if (ahead == MORE || !await_spin(turn->await, place->at, place->seen, TURN_SPIN_NS))\n"
      "        await_sleep(turn->await, place->at, place->seen, left);"},
-    {"lib/remap/turn.c", "    do\n        turn_read(turn, place);\n    while (turn_wait(turn, place));"},
+    {"lib/remap/turn.c", "    do\n        turn_read(turn, place);\n    while (turn_wait(turn, place) == TURN_LOOK);"},
+    {0, 0}};
+
+/*
+ * The builder answers the next in the queue while that one prepares to wait, sees that it has its answer or sleeps, or
+ * finds memory itself and leaves (turn.c): what was built is one thread's, and who sleeps is woken. `serves` says that
+ * the builder is at it, as turn->served does.
+ */
+struct served : rl::test_suite<served, 2> {
+    enum { NOWHERE, SOMEWHERE };
+    rl::mutex lock;
+    rl::var<int> serves, is_served, at, region;
+    word news;
+    bool finds, has_answer, is_left;
+    int seen;
+
+    void before()
+    {
+        serves($) = 1;
+        is_served($) = 0;
+        at($) = NOWHERE;
+        store(news, 0, mo_relaxed);
+        finds = rl::rand(2);
+        has_answer = is_left = false;
+        seen = 0;
+    }
+
+    void take(int thread)
+    {
+        region($) = thread;
+    }
+
+    void answer()
+    {
+        int woken = NOWHERE;
+        take(0);
+        if (FAULT != 1)
+            lock.lock($);
+        bool given = FAULT == 2 || serves($);
+        if (given) {
+            if (FAULT != 3)
+                is_served($) = 1;
+            woken = at($);
+        }
+        serves($) = 0;
+        if (FAULT != 1)
+            lock.unlock($);
+        if (woken == SOMEWHERE && FAULT != 4)
+            fetch_add(news, 1, mo_acq_rel);
+        if (!given)
+            take(0); /* to publish it */
+    }
+
+    void prepare()
+    {
+        lock.lock($);
+        at($) = SOMEWHERE;
+        lock.unlock($);
+        seen = load(news, mo_acquire);
+    }
+
+    /* As turn_withdraw, and as who_is_ahead, which leaves who serves it. */
+    bool look(bool leaves)
+    {
+        lock.lock($);
+        bool is = is_served($);
+        if (leaves && FAULT != 5)
+            serves($) = 0;
+        lock.unlock($);
+        return is;
+    }
+
+    void thread(unsigned index)
+    {
+        if (index == 0) {
+            answer();
+            return;
+        }
+        prepare();
+        has_answer = look(finds);
+        is_left = finds;
+        if (has_answer)
+            take(1);
+    }
+
+    void after()
+    {
+        bool is_given = is_served($);
+        RL_ASSERT(!is_left || has_answer == is_given); /* what nobody waits for is the builder's */
+        RL_ASSERT(is_left || is_given);                /* who waits has it, */
+        RL_ASSERT(is_left || has_answer || load(news, mo_seq_cst) != seen);
+    }
+};
+
+static const quote served_quotes[] = {
+    {"lib/remap/turn.c", "    if (served && answer) {\n"
+                         "        served->answer = *answer;\n"
+                         "        served->is_served = true;\n"
+                         "        take_out(turn, served);\n"
+                         "        at = at_of(served);\n"
+                         "    }\n"
+                         "    turn->served = NULL;\n"
+                         "    pthread_mutex_unlock(&turn->lock);\n"
+                         "    await_wake(turn->await, at);"},
+    {"lib/remap/turn.c", "    if (turn->served == place)\n"
+                         "        turn->served = NULL;\n"
+                         "    place->request.stream = NULL;\n"
+                         "    return place->is_served;"},
+    {"lib/remap/turn.c", "    lock_take(&turn->lock);\n    bool is_served = end_service(turn, place);\n"
+                         "    pthread_mutex_unlock(&turn->lock);"},
+    {"lib/remap/turn.c", "    lock_take(&turn->lock);\n    if (!place->is_served && turn->first != place)"},
     {0, 0}};
 
 /* Work for a reaper that goes to sleep (bell_ring; reaper.c, sleep_until_work). */
@@ -1141,6 +1251,7 @@ static const model models[] = {
     {"detach", 6, holds_in_all<detach>, detach_quotes},
     {"awaited", 7, holds_in_all<awaited>, awaited_quotes},
     {"handed_on", 5, holds_in_all<handed_on>, handed_on_quotes},
+    {"served", 5, holds_in_all<served>, served_quotes},
     {"asleep", 5, holds_in_all<asleep>, asleep_quotes},
     {"piled", 2, holds_in_all<piled>, piled_quotes},
     {"bits", 5, holds_in_all<bits>, bits_quotes},

@@ -175,6 +175,33 @@ SCHEDULES(two_wait_and_one_is_served)
                                       .act = {leave_at_once, get_three, put_three, get_three}});
 }
 
+/* ---- who has the turn builds for who waits ---- */
+
+/* Two wait for a turn that is given up: the first of them builds for the other, which may find memory itself, or be
+ * done with its stream as soon as it has its answer. */
+SCHEDULES(one_of_two_that_wait_is_served)
+{
+    explore_play("leave, build, build", 0,
+                 (struct exploration){.open = open_with_three,
+                                      .close = close_with_nobody_waiting,
+                                      .prepare = {take_the_turn},
+                                      .act = {leave_at_once, get_two_on_t, get_three}});
+}
+PLAY(get_two_on_t_and_release_it)
+{
+    CUdeviceptr p = get(2, play.t);
+    put(p, play.t);
+    release(play.t);
+}
+SCHEDULES(who_is_served_releases_its_stream)
+{
+    explore_play("leave, build, build and release", 0,
+                 (struct exploration){.open = open_with_three,
+                                      .close = close_with_nobody_waiting,
+                                      .prepare = {take_the_turn},
+                                      .act = {leave_at_once, get_three, get_two_on_t_and_release_it}});
+}
+
 /* ---- a builder, and those who give back or make a pass ---- */
 
 PLAY(open_with_three_free)

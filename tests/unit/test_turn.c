@@ -16,6 +16,7 @@ enum { MANY = AWAIT_PLACES + 6, SLOT = 7, PAGES = 4 };
 static struct builders {
     struct await await;
     struct turn turn;
+    struct stream stream; /* of all that wait for memory, each of which is counted in */
     atomic_uint come; /* of those who had the turn, in this order: */
     unsigned order[MANY];
 } all;
@@ -25,6 +26,8 @@ static void open_queue(void)
     memset(&all, 0, sizeof all);
     await_init(&all.await);
     turn_init(&all.turn, &all.await);
+    all.stream.slot = SLOT;
+    atomic_init(&all.stream.users, MANY);
 }
 
 /* Nobody is left in the queue or has a place. */
@@ -34,6 +37,7 @@ static void close_queue(void)
     cr_expect_eq(atomic_load(&all.await.waiting), 0);
     for (unsigned i = 0; i < AWAIT_PLACES; i++)
         cr_expect_eq(atomic_load(&all.await.place[i].want), 0, "place %u is taken", i);
+    cr_expect_eq(atomic_load(&all.stream.users), MANY);
     turn_destroy(&all.turn);
 }
 
@@ -131,8 +135,9 @@ Test(turn, a_try_succeeds_where_nobody_has_it)
 /* Places of one thread, as so many threads would have them. */
 static void enter_all(struct turn_place *place, unsigned n)
 {
+    const struct turn_request wanted = {&all.stream, PAGES, UINT32_MAX};
     for (unsigned i = 0; i < n; i++)
-        cr_assert_eq(turn_enter(&all.turn, &place[i], PAGES, SLOT), i == 0);
+        cr_assert_eq(turn_enter(&all.turn, &place[i], wanted), i == 0);
 }
 
 /* Who leaves without having had the turn hands none on, and the others keep their order. */
@@ -145,7 +150,7 @@ static void one_that_waits_leaves(unsigned which)
     turn_leave(&all.turn, &place[which]);
     cr_expect_eq(atomic_load(&all.turn.ended), 0, "a turn has ended that nobody had");
     cr_expect(has_turn(&place[0]));
-    cr_expect(!turn_enter(&all.turn, &late, PAGES, SLOT));
+    cr_expect(!turn_enter(&all.turn, &late, (struct turn_request){.pages = PAGES}));
     for (unsigned i = 0; i < PLACES; i++) {
         if (i == which)
             continue;
@@ -178,7 +183,7 @@ Test(turn, who_leaves_wakes_the_next_two)
     turn_leave(&all.turn, &place[HOLDER]);
     for (int i = NEXT; i < PLACES; i++)
         cr_expect_eq(await_read(&all.await, place[i].at) != place[i].seen, i != LAST, "place %d", i);
-    cr_expect(!turn_wait(&all.turn, &place[NEXT]), "it has the turn, and is to wait");
+    cr_expect_eq(turn_wait(&all.turn, &place[NEXT]), TURN_COME, "it has the turn, and is to wait");
     for (int i = NEXT; i < PLACES; i++)
         turn_leave(&all.turn, &place[i]);
     close_queue();
@@ -192,7 +197,7 @@ Test(turn, a_publication_ends_the_wait)
     enter_all(place, 2);
     turn_read(&all.turn, &place[1]);
     await_published(&all.await, PAGES, FENCE_PASSED);
-    cr_expect(turn_wait(&all.turn, &place[1]));
+    cr_expect_eq(turn_wait(&all.turn, &place[1]), TURN_LOOK);
     cr_expect(!has_turn(&place[1]));
     turn_leave(&all.turn, &place[1]);
     turn_leave(&all.turn, &place[0]);
@@ -254,10 +259,10 @@ static bool waits_for_the_next_turn(void)
     open_queue();
     enter_all(place, 3);
     wait_long(&place[2]);
-    cr_expect(!turn_wait(&all.turn, &place[2]), "the patience does not end");
+    cr_expect_eq(turn_wait(&all.turn, &place[2]), TURN_OVERDUE, "the patience does not end");
     wait_long(&place[2]);
     turn_leave(&all.turn, &place[0]);
-    bool waits = turn_wait(&all.turn, &place[2]);
+    bool waits = turn_wait(&all.turn, &place[2]) == TURN_LOOK;
     turn_leave(&all.turn, &place[1]);
     turn_leave(&all.turn, &place[2]);
     close_queue();
@@ -276,15 +281,15 @@ static bool who_comes_late_waits(void)
     open_queue();
     enter_all(place, 3);
     wait_long(&place[1]);
-    cr_expect(!turn_wait(&all.turn, &place[1]));
+    cr_expect_eq(turn_wait(&all.turn, &place[1]), TURN_OVERDUE);
     turn_read(&all.turn, &place[2]);
     await_wake(&all.await, place[2].at); /* it need not sleep here */
-    cr_expect(!turn_wait(&all.turn, &place[2]), "it waits for the same holder");
+    cr_expect_eq(turn_wait(&all.turn, &place[2]), TURN_OVERDUE, "it waits for the same holder");
     turn_leave(&all.turn, &place[0]);
-    cr_expect(!turn_enter(&all.turn, &late, PAGES, SLOT));
+    cr_expect(!turn_enter(&all.turn, &late, (struct turn_request){.pages = PAGES}));
     turn_read(&all.turn, &late);
     await_wake(&all.await, late.at);
-    bool waits = turn_wait(&all.turn, &late);
+    bool waits = turn_wait(&all.turn, &late) == TURN_LOOK;
     for (int i = 1; i < 3; i++)
         turn_leave(&all.turn, &place[i]);
     turn_leave(&all.turn, &late);
@@ -295,6 +300,112 @@ static bool who_comes_late_waits(void)
 Test(turn, nobody_waits_for_one_that_was_waited_for_too_long)
 {
     cr_expect(holds_undisturbed(who_comes_late_waits), "it does not wait for the next holder");
+}
+
+/* ---- who is served ---- */
+
+/* Who has the turn, and builds for the next one. */
+static void serve_the_next(struct turn_place *place, unsigned n)
+{
+    struct turn_request request;
+    open_queue();
+    enter_all(place, n);
+    cr_assert(turn_serve(&all.turn, &place[0], &request));
+    cr_expect(request.stream == &all.stream && request.pages == PAGES && request.longest_handle == UINT32_MAX);
+    cr_expect_eq(atomic_load(&all.stream.users), MANY + 1);
+    stream_leave(&all.stream);
+}
+
+static const struct turn_answer built = {.region = {.first = 17, .units = PAGES}, .source = REGION_NONE};
+
+Test(turn, who_is_served_is_woken_with_its_answer_and_leaves_the_queue)
+{
+    struct turn_place place[3];
+    struct turn_request request;
+    serve_the_next(place, 3);
+    turn_read(&all.turn, &place[1]);
+    cr_expect(turn_answer(&all.turn, &place[0], &built));
+    cr_expect_neq(await_read(&all.await, place[1].at), place[1].seen, "it is not woken");
+    cr_expect_eq(turn_wait(&all.turn, &place[1]), TURN_SERVED);
+    cr_expect_eq(place[1].answer.region.first, 17);
+    cr_expect_eq(atomic_load(&all.turn.ended), 0, "a turn has ended that nobody had");
+    cr_assert(turn_serve(&all.turn, &place[0], &request), "the next one is not served");
+    cr_expect(turn_answer(&all.turn, &place[0], &built));
+    turn_leave(&all.turn, &place[0]);
+    cr_expect_eq(turn_wait(&all.turn, &place[2]), TURN_SERVED);
+    stream_leave(&all.stream);
+    close_queue();
+}
+
+Test(turn, what_cannot_be_built_for_it_it_builds_itself)
+{
+    struct turn_place place[2];
+    serve_the_next(place, 2);
+    turn_read(&all.turn, &place[1]);
+    cr_expect(!turn_answer(&all.turn, &place[0], NULL));
+    turn_leave(&all.turn, &place[0]);
+    cr_expect_eq(turn_wait(&all.turn, &place[1]), TURN_COME);
+    turn_leave(&all.turn, &place[1]);
+    close_queue();
+}
+
+/* It finds memory itself: before it is answered, or after. */
+Test(turn, who_leaves_while_it_is_served_is_answered_no_more)
+{
+    struct turn_place place[2];
+    serve_the_next(place, 2);
+    cr_expect(!turn_withdraw(&all.turn, &place[1]));
+    cr_expect(!turn_answer(&all.turn, &place[0], &built), "the answer has gone to nobody");
+    turn_leave(&all.turn, &place[0]);
+    close_queue();
+}
+Test(turn, who_was_answered_leaves_with_the_answer)
+{
+    struct turn_place place[2];
+    serve_the_next(place, 2);
+    cr_expect(turn_answer(&all.turn, &place[0], &built));
+    turn_leave(&all.turn, &place[0]);
+    cr_expect(turn_withdraw(&all.turn, &place[1]));
+    cr_expect_eq(place[1].answer.region.first, 17);
+    close_queue();
+}
+
+/* A builder that is stopped while it serves: who is served builds itself. */
+static bool who_is_served_goes_beside(void)
+{
+    struct turn_place place[3];
+    struct turn_request request;
+    serve_the_next(place, 3);
+    wait_long(&place[1]);
+    cr_expect_eq(turn_wait(&all.turn, &place[1]), TURN_OVERDUE);
+    bool answered = turn_answer(&all.turn, &place[0], &built);
+    cr_expect(!turn_serve(&all.turn, &place[0], &request), "who builds itself is served");
+    for (int i = 0; i < 3; i++)
+        turn_leave(&all.turn, &place[i]);
+    close_queue();
+    return answered;
+}
+Test(turn, who_is_served_waits_no_longer_than_others)
+{
+    cr_expect(!who_is_served_goes_beside());
+}
+
+/* Neither who waits for the turn alone, nor another's next. */
+Test(turn, nobody_else_is_served)
+{
+    struct turn_place place[3], late;
+    struct turn_request request;
+    open_queue();
+    enter_all(place, 3);
+    cr_expect(!turn_enter(&all.turn, &late, (struct turn_request){.pages = PAGES}));
+    cr_expect(!turn_serve(&all.turn, &place[1], &request), "it is not its turn");
+    turn_leave(&all.turn, &place[0]);
+    turn_leave(&all.turn, &place[1]);
+    cr_expect(!turn_serve(&all.turn, &place[2], &request), "nobody else may build for the next one");
+    turn_leave(&all.turn, &place[2]);
+    cr_expect(!turn_serve(&all.turn, &late, &request), "nobody is next");
+    turn_leave(&all.turn, &late);
+    close_queue();
 }
 
 /* ---- who is woken by what ---- */
