@@ -59,7 +59,7 @@ static bool end_service(struct turn *turn, struct turn_place *place)
 {
     if (turn->served == place)
         turn->served = NULL;
-    place->request.stream = NULL;
+    place->request.may_be_served = false;
     return place->is_served;
 }
 
@@ -171,7 +171,7 @@ bool turn_serve(struct turn *turn, struct turn_place *place, struct turn_request
 {
     lock_take(&turn->lock);
     struct turn_place *next = turn->first == place ? place->next : NULL;
-    bool serves = next && next->request.stream;
+    bool serves = next && next->request.may_be_served;
     vpmm_assert(!serves || !turn->served);
     if (serves) {
         turn->served = next;

@@ -54,9 +54,10 @@
 
 /* The memory that a thread waits for. */
 struct turn_request {
-    struct stream *stream; /* the thread is counted in; NULL: none that another thread might build */
+    struct stream *stream; /* the thread is counted in; NULL: it waits for the turn alone */
     uint64_t pages;
     uint32_t longest_handle; /* pages of one that is created for it, at most */
+    bool may_be_served;      /* by another thread; needs a stream */
 };
 
 /* A region of at least so many pages in the caller's hands, and where it is from (find.h, build.h). */
@@ -67,7 +68,7 @@ struct turn_answer {
 
 struct turn_place {
     struct turn_place *next;     /* under the turn's lock, as are the next three */
-    struct turn_request request; /* its stream NULL: of no use (any more) to who has the turn */
+    struct turn_request request; /* what it waits for; no longer to be served, once it builds itself */
     bool is_served;
     struct turn_answer answer; /* of who is served; the thread's own, once it has seen that it is */
     unsigned at;               /* where its thread is woken, while it waits (await.h); written under the lock */

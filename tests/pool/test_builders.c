@@ -421,7 +421,7 @@ static void end_line(struct line *l)
         end(&l->waiter[i]);
 }
 
-/* In the first call that creates for another. */
+/* In the first call that creates after the first thread, for another if it may be served. */
 static void stand_still_while_it_serves(struct line *l)
 {
     atomic_store(&parks[AT_CREATE], true);
@@ -455,6 +455,21 @@ Test(builders, who_has_the_turn_builds_for_the_next_one, .timeout = 60)
     let_go(AT_CREATE);
     end_line(&l);
     cr_expect_eq(stats_of(&l.w).builds - builds, WAITERS + 1);
+    close_builders(&l.w);
+}
+
+/* More than 256 MiB. */
+Test(builders, what_takes_long_each_builds_itself, .timeout = 60)
+{
+    static struct line l;
+    struct setup setup = setup_default();
+    CUstream stream[WAITERS];
+    open_line(&l, &setup, stream);
+    form_line(&l, stream, ((size_t)256 << 20) / PAGE + 1, 0);
+    stand_still_while_it_serves(&l);
+    cr_expect(!turn_of(&l.w)->served, "it builds for another");
+    let_go(AT_CREATE);
+    end_line(&l);
     close_builders(&l.w);
 }
 

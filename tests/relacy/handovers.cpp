@@ -1014,7 +1014,7 @@ static const quote served_quotes[] = {
                          "    await_wake(turn->await, at);"},
     {"lib/remap/turn.c", "    if (turn->served == place)\n"
                          "        turn->served = NULL;\n"
-                         "    place->request.stream = NULL;\n"
+                         "    place->request.may_be_served = false;\n"
                          "    return place->is_served;"},
     {"lib/remap/turn.c", "    lock_take(&turn->lock);\n    bool is_served = end_service(turn, place);\n"
                          "    pthread_mutex_unlock(&turn->lock);"},

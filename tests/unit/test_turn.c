@@ -135,7 +135,7 @@ Test(turn, a_try_succeeds_where_nobody_has_it)
 /* Places of one thread, as so many threads would have them. */
 static void enter_all(struct turn_place *place, unsigned n)
 {
-    const struct turn_request wanted = {&all.stream, PAGES, UINT32_MAX};
+    const struct turn_request wanted = {&all.stream, PAGES, UINT32_MAX, true};
     for (unsigned i = 0; i < n; i++)
         cr_assert_eq(turn_enter(&all.turn, &place[i], wanted), i == 0);
 }
