@@ -7,45 +7,44 @@
  * The rules, in the order in which they matter. In brackets is what comes of it without the rule, as
  *     stress/policy.py BUILD_DIR TRACE... --rows 1,4
  * prints it: held above in use after the fourth pass, and driver time of all mallocs in the first, of one thread dense
- * | of four threads with a GPU that lags. With all rules 5.6 %, 11.2 ms | 5.6 %, 53.1 ms; of four threads dense 5.4 %.
+ * | of four threads with a GPU that lags. With all rules 5.6 %, 11.2 ms | 5.4 %, 52.9 ms; of four threads dense 6.5 %.
  * Taken on 24 November 2026 with four traces that are not in this repository: llama_serving, llama_two_streams,
  * llama_four_threads, resnet_train (stress/README.md says what they are). 1 % more or less with four threads says
  * little: what is planned once has a bearing on all that follows.
  *
  * 1. A miss extends a free run into the hole beside it, where it can: only the missing pages are mapped.
- *    [a fresh place always: 5.5 %, 18.4 ms | 6.6 %, 78.3 ms]
+ *    [a fresh place always: 5.5 %, 18.4 ms | 6.4 %, 79.3 ms]
  * 2. The missing pages are extents that move, longest first, a last longer one covering the rest, or new memory: every
  *    such end is priced, and a page created is dearer than one that moves alone. So is each candidate for the place;
  *    the cheapest wins.
- *    [a page created costs its driver time alone: 21.6 %, 10.3 ms | 18.2 %, 39.5 ms; it is worth 8 us, less than a
- *    move: 5.7 %, 10.9 ms | 5.5 %, 49.2 ms, and rule 7 is in vain]
+ *    [a page created costs its driver time alone: 21.6 %, 10.3 ms | 19.5 %, 38.7 ms; it is worth 8 us, less than a
+ *    move: 5.7 %, 10.9 ms | 5.5 %, 48.1 ms, and rule 7 is in vain]
  * 3. New memory is created in equal handles: of 40 pages while nothing is stuck in partly free extents, of 10 when 2 %
  *    is; in fewer where a malloc would take longer than 0.9 ms.
- *    [always 40: 8.7 %, 5.5 ms | 10.2 %, 27.8 ms; always 10: 5.3 %, 14.9 ms | 4.3 %, 70.2 ms]
+ *    [always 40: 8.7 %, 5.5 ms | 10.9 %, 28.8 ms; always 10: 5.3 %, 14.9 ms | 5.2 %, 67.7 ms]
  * 4. But no handle is longer than 48 pages, or a 32nd of the growth, however long the malloc takes: what is left of a
  *    long one is stuck beside whatever lives in it. A 32nd: a giant request moves in as many handles.
- *    [no bound: 6.4 %, 11.0 ms | 6.8 %, 52.8 ms, dense 10.0 %; 48 without the 32nd: the longest malloc 0.96 ms for
+ *    [no bound: 6.4 %, 11.0 ms | 8.2 %, 52.8 ms, dense 9.1 %; 48 without the 32nd: the longest malloc 0.96 ms for
  *    0.84]
  * 5. Memory behind another stream's fence is planned with before the pool grows, where the stream may wait for it. It
  *    is dearer by 40 us, for the stream that waits.
- *    [never: 5.6 %, 11.2 ms | 15.6 %, 40.3 ms; no dearer: 5.6 %, 11.2 ms | 5.4 %, 55.1 ms]
+ *    [never: 5.6 %, 11.2 ms | 19.1 %, 40.5 ms; no dearer: 5.6 %, 11.2 ms | 5.4 %, 56.1 ms]
  * 6. A fresh place is in the lowest hole with ample room, at its front or near it: one arena that grows at its top,
  *    and comes back to low addresses once they are empty. Growth is never rounded up.
- *    [the lowest hole that will do: 5.6 %, 11.2 ms | 5.5 %, 53.0 ms, dense 8.5 %]
+ *    [the lowest hole that will do: 5.6 %, 11.2 ms | 5.2 %, 53.8 ms, dense 6.9 %]
  * 7. Memory that is to be cut for small requests is created in handles of a page (the view says so), since its pages
  *    become free one by one.
- *    [handles as of any growth: 5.5 %, 11.0 ms | 5.2 %, 49.7 ms; but vpmm-fragment's large requests find nothing of
+ *    [handles as of any growth: 5.5 %, 11.0 ms | 5.2 %, 49.0 ms; but vpmm-fragment's large requests find nothing of
  *    the emptied pages that could move, and it holds 1.76 for 1.33]
  * 8. Where several threads build a fresh place leaves room before it, so that what lies there can be extended
  *    downwards; and a request takes that end of a free region which leaves fewer handles broken (ends.h).
- *    [no room: 5.6 %, 11.2 ms | 5.3 %, 58.9 ms, dense 8.1 %; the front always: 5.6 %, 11.2 ms | 5.5 %, 54.1 ms, dense
- *    6.4 %; neither: 5.6 %, 11.2 ms | 5.9 %, 62.7 ms, dense 6.7 %; both with one thread too: 4.9 %, 13.5 ms, and the
- *    longest malloc 1.4 ms for 0.8; room of twice what is built, or four times: 5.3 %, 53 ms, dense 6.6 and 6.4 %]
+ *    [no room: 5.6 %, 11.2 ms | 5.8 %, 57.6 ms, dense 6.9 %; the front always: 5.6 %, 11.2 ms | 5.7 %, 53.8 ms, dense
+ *    9.5 %; both with one thread too: 4.9 %, 13.5 ms, and the longest malloc 1.4 ms for 0.8]
  *
- * On an H200 the replays of stress/README.md hold less with rule 8 by sixteen threads (1.13, 1.10, 1.08 became 1.10,
- * 1.06, 1.07) and take longer in their first pass, by four threads 15 % in sum, by sixteen 25 %, resnet_train 65 %, of
- * which the simulated GPU shows a part. A PyTorch server with four workers held 1.09 and 1.11, and with rule 8 1.07
- * and 1.08, at the same number of tokens a second.
+ * On an H200 the room costs time in a first pass and saves memory: without it llama_two_streams by sixteen threads held
+ * 1.11 for 1.07 and took 10.7 s for 12.6, by four 1.07 for 1.05 and 0.62 s for 0.65; resnet_train by four 1.01 for 1.00
+ * and 0.26 s for 0.37. A PyTorch server with four workers held 1.09 and 1.11 without rule 8, and with it 1.07 and 1.08,
+ * at the same number of tokens a second.
  *
  * Driver time beyond 0.9 ms once counted three times: it bought a longest malloc of 3.1 ms instead of 3.9, on average,
  * with four threads and a GPU that lags, and nothing elsewhere. Prices of a surplus page and of a stuck page that is
