@@ -201,7 +201,7 @@ static vpmm_status find_or_build(struct arena *arena, const struct turn_request 
         keep_what_was_asked_for(arena, request->pages, &answer->region);
         return VPMM_SUCCESS;
     }
-    if (!has_turn)
+    if (!has_turn && !limits->is_short)
         serve_others(arena, &place);
     vpmm_status status = build_at_turn(arena, request, may_wait, limits, answer);
     if (status == VPMM_SUCCESS)
@@ -247,6 +247,7 @@ static vpmm_status settle_and_find(struct arena *arena, const struct turn_reques
 static vpmm_status reclaim(struct arena *arena, const struct turn_request *request, struct build_limits usable,
                            struct turn_answer *answer)
 {
+    usable.is_short = true;
     struct build_limits all = usable;
     all.reach = VIEW_ALL;
     stats_count(arena->stats, STAT_reclaims);

@@ -26,6 +26,7 @@ struct build_limits {
     uint32_t longest_handle;  /* pages of one that is created, at most; UINT32_MAX: the policy's to say */
     bool keep_size;           /* a plan that makes new memory is not carried out: OUT_OF_MEMORY */
     bool for_another;         /* the stream is another thread's: one that would make it wait is not either (turn.h) */
+    bool is_short;            /* tier 6: what memory there is, this request may take before others do */
     uint64_t since_ns;        /* when the request was first found to need the driver; 0: not yet */
 };
 
