@@ -7,7 +7,8 @@
  *
  *   FAKE_MEMORY    bytes of each device; 1 GiB
  *   FAKE_DEVICES   1
- *   FAKE_STEPPED   1: streams stand still until somebody waits for them
+ *   FAKE_STEPPED   1: streams stand still until somebody waits for them. An event on a stream that had nothing to do
+ *                  passes as on a GPU, in a moment: once the stream has been asked
  *
  * The functions fake_... are for the test's program.
  */
@@ -27,6 +28,7 @@ static struct plain {
     CUdeviceptr at;
     size_t bytes;
 } plains[PLAIN]; /* of cuMemAlloc */
+static CUstream passing; /* FAKE_STEPPED: it has an event alone */
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 
 static uint64_t setting(const char *name, uint64_t otherwise)
@@ -76,6 +78,29 @@ static CUresult CUDAAPI note_free(CUdeviceptr memory)
     return vpmm_sim_driver(sim)->cuMemFree(memory);
 }
 
+static CUresult CUDAAPI note_record(CUevent event, CUstream stream)
+{
+    pthread_mutex_lock(&lock);
+    bool was_idle = vpmm_sim_pending(sim, stream) == 0;
+    CUresult result = vpmm_sim_driver(sim)->cuEventRecord(event, stream);
+    if (was_idle)
+        passing = stream;
+    pthread_mutex_unlock(&lock);
+    return result;
+}
+
+static CUresult CUDAAPI pass_when_asked(CUstream stream)
+{
+    pthread_mutex_lock(&lock);
+    CUresult result = vpmm_sim_driver(sim)->cuStreamQuery(stream);
+    if (stream == passing) {
+        vpmm_sim_step(sim, stream, 1);
+        passing = NULL;
+    }
+    pthread_mutex_unlock(&lock);
+    return result;
+}
+
 static void start(void)
 {
     vpmm_sim_config config = vpmm_sim_config_default();
@@ -90,6 +115,10 @@ static void start(void)
     table.cuDevicePrimaryCtxRelease = count_release;
     table.cuMemAlloc = note_alloc;
     table.cuMemFree = note_free;
+    if (config.stepped) {
+        table.cuEventRecord = note_record;
+        table.cuStreamQuery = pass_when_asked;
+    }
 }
 
 static const vpmm_driver *driver(void)
