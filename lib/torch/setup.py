@@ -1,6 +1,9 @@
 """Builds libvpmm_torch.so against the installed PyTorch:  pip install --no-build-isolation ./lib/torch
 
 VPMM_LIBRARY  a libvpmm.a that is built already; without it the one of this repository is built by CMake
+
+A libvpmm_exporter.a beside it is linked too: then VPMM_TORCH_METRICS serves metrics. CMake builds one where
+libmicrohttpd, GnuTLS, zlib and libcrypt are found.
 """
 import os
 import pathlib
@@ -17,12 +20,21 @@ ROOT = HERE.parent.parent
 def build_vpmm(folder, cuda_home):
     if "VPMM_LIBRARY" in os.environ:
         return os.environ["VPMM_LIBRARY"]
-    options = ["-DCMAKE_BUILD_TYPE=Release", "-DVPMM_BUILD_TESTS=OFF"]
+    options = ["-DCMAKE_BUILD_TYPE=Release"]
+    options += [f"-DVPMM_BUILD_{part}=OFF" for part in ("TESTS", "EXAMPLES", "STRESS", "PRELOAD")]
     if cuda_home and os.path.exists(os.path.join(cuda_home, "include", "cuda.h")):
         options.append(f"-DCUDA_INCLUDE_DIR={cuda_home}/include")
     subprocess.check_call(["cmake", "-S", str(ROOT), "-B", folder, *options])
-    subprocess.check_call(["cmake", "--build", folder, "--target", "vpmm", "--parallel"])
+    subprocess.check_call(["cmake", "--build", folder, "--parallel"])
     return os.path.join(folder, "libvpmm.a")
+
+
+def libraries_of(vpmm):
+    """What is linked of vpmm's: the library, and before it the exporter, with what that stands on, if it was built."""
+    exporter = pathlib.Path(vpmm).with_name("libvpmm_exporter.a")
+    if not exporter.exists():
+        return [vpmm]
+    return ["-DVPMM_TORCH_EXPORTER", str(exporter), vpmm, "-lmicrohttpd", "-lgnutls", "-lz", "-lcrypt"]
 
 
 def build_back_end(out):
@@ -37,7 +49,7 @@ def build_back_end(out):
     with tempfile.TemporaryDirectory() as folder:
         vpmm = build_vpmm(folder, cpp_extension.CUDA_HOME)
         sources = sorted(str(path) for path in (HERE / "src").glob("*.cpp"))
-        subprocess.check_call([os.environ.get("CXX", "g++"), "-shared", *flags, "-o", out, *sources, vpmm,
+        subprocess.check_call([os.environ.get("CXX", "g++"), "-shared", *flags, "-o", out, *sources, *libraries_of(vpmm),
                                "-Wl,--exclude-libs,ALL", f"-L{libraries}", "-lc10", "-lc10_cuda", "-lpthread", "-ldl"])
 
 

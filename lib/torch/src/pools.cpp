@@ -1,5 +1,7 @@
 #include "pools.h"
 
+#include "metrics.h"
+
 #include <algorithm>
 #include <cstdlib>
 
@@ -15,6 +17,8 @@ void check(vpmm_status status, const char* what) {
 Pool::~Pool() {
   for (const auto& [address, allocation] : wanted.parked())
     vpmm_free(pool, reinterpret_cast<CUdeviceptr>(address), allocation.stream);
+  if (pool)
+    metrics_remove(pool);
   if (pool && is_private() && vpmm_pool_destroy(pool) != VPMM_SUCCESS) {
     TORCH_WARN("vpmm: a private pool could not be given back: ", vpmm_last_error());
   }
@@ -63,7 +67,9 @@ std::shared_ptr<Pool> Pools::make(MempoolId_t id) {
   made->id = id;
   vpmm_config config = configuration(device_, made->is_private());
   made->configured_cap = config.max_mapped;
+  metrics_begin();
   check(vpmm_pool_create(&config, &made->pool), "a pool");
+  metrics_add(made->pool, id);
   return made;
 }
 

@@ -5,6 +5,7 @@
 """
 import gc
 import os
+import socket
 import subprocess
 import sys
 import threading
@@ -156,6 +157,21 @@ class Statistics(unittest.TestCase):
             t = torch.empty(3 * MIB, dtype=torch.int8, device="cuda")
         self.assertEqual(sum(e.self_device_memory_usage for e in profile.key_averages()), 3 * MIB)
         del t
+
+    def test_metrics_are_served_where_they_are_asked_for(self):
+        code = ("import torch, urllib.request, vpmm_torch; vpmm_torch.enable()\n"
+                "t = torch.ones(64 << 20, device='cuda')\n"
+                "url = 'http://' + __import__('os').environ['VPMM_TORCH_METRICS'] + '/metrics'\n"
+                "print(urllib.request.urlopen(url).read().decode())\n")
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
+        environment = {**os.environ, "VPMM_TORCH_METRICS": f"127.0.0.1:{port}"}
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False,
+                              env=environment)
+        if "built without the exporter" in done.stderr:
+            self.skipTest("vpmm_torch was built without the exporter")
+        self.assertRegex(done.stdout, r'vpmm_mapped_bytes\{[^}]*pool="pytorch"[^}]*\} \d{9}', done.stderr)
 
     def test_history_has_the_program_s_metadata(self):
         torch.cuda.memory._set_memory_metadata("of this test")

@@ -7,10 +7,13 @@
  */
 #include "pytorch.h"
 
+#include <atomic>
+#include <chrono>
 #include <cstdio>
 #include <cstdlib>
 #include <mutex>
 #include <random>
+#include <string>
 #include <thread>
 #include <unordered_set>
 #include <vector>
@@ -275,6 +278,32 @@ static void check_refusals(Back& back) {
   REQUIRE(back.allocate(0).get() == nullptr);
 }
 
+/* What VPMM_TORCH_METRICS serves; "" if it serves nothing. */
+static std::string scrape() {
+  std::string out, where = std::getenv("VPMM_TORCH_METRICS");
+  std::string command = "curl -s --max-time 10 http://" + where + "/metrics";
+  char part[4096];
+  FILE* from = popen(command.c_str(), "r");
+  REQUIRE(from);
+  while (size_t length = std::fread(part, 1, sizeof part, from))
+    out.append(part, length);
+  pclose(from);
+  return out;
+}
+
+/* Beside all that goes on, while pools come and go. */
+static void scrape_until(const std::atomic<bool>& over) {
+  bool has_private = false;
+  while (!over) {
+    std::string metrics = scrape();
+    REQUIRE(metrics.find("vpmm_mapped_bytes{") != std::string::npos);
+    REQUIRE(metrics.find("pool=\"pytorch\"") != std::string::npos);
+    has_private = has_private || metrics.find("pool=\"pytorch (") != std::string::npos;
+    std::this_thread::sleep_for(std::chrono::milliseconds(30)); // one client has 50 answers a second
+  }
+  std::printf("metrics were scraped, of private pools too: %s\n", has_private ? "yes" : "no");
+}
+
 int main(int count, char** arguments) {
   int threads = count > 1 ? std::atoi(arguments[1]) : 4, steps = count > 2 ? std::atoi(arguments[2]) : 2000;
   uint64_t seed = count > 3 ? std::strtoull(arguments[3], nullptr, 0) : 1;
@@ -285,11 +314,18 @@ int main(int count, char** arguments) {
   back.init(1);
   REQUIRE(back.initialized() && back.name() == "vpmm");
   check_refusals(back);
+  std::atomic<bool> over{false};
+  std::thread scraper;
+  if (const char* where = std::getenv("VPMM_TORCH_METRICS"); where && *where)
+    scraper = std::thread(scrape_until, std::cref(over));
   std::vector<std::thread> running;
   for (int i = 0; i < threads; i++)
     running.emplace_back(work, seed * 1000 + static_cast<uint64_t>(i), steps);
   for (std::thread& thread : running)
     thread.join();
+  over = true;
+  if (scraper.joinable())
+    scraper.join();
   DRIVE(cuCtxSynchronize()); // not by a thread that ends, which would break the capture of another
   pile.clear();
   back.allocate(4).clear(); // what was to be freed later is now

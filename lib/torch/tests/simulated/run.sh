@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # run.sh: the back end on the simulated GPU, with threads in no order. It needs PyTorch's headers (of a PyTorch with
-# CUDA), CUDA's, and a build of vpmm; neither a GPU nor PyTorch's libraries.
+# CUDA), CUDA's, and a build of vpmm; neither a GPU nor PyTorch's libraries. Where the exporter is built the metrics of
+# its pools are scraped meanwhile, with curl.
 set -euo pipefail
 
 usage="usage: run.sh BUILD_DIR TORCH_INCLUDE [CUDA_INCLUDE [SEED...]]
@@ -19,8 +20,15 @@ work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 
 read -ra flags <<<"-std=c++17 -O1 -g -Wall -Wextra -Wno-unused-parameter ${CXXFLAGS-}"
+exporter=()
+if [ -e "$build/libvpmm_exporter.a" ]; then
+  flags+=(-DVPMM_TORCH_EXPORTER)
+  exporter=(-lvpmm_exporter -lmicrohttpd -lgnutls -lz -lcrypt)
+  port=$(python3 -c 'import socket; s = socket.socket(); s.bind(("127.0.0.1", 0)); print(s.getsockname()[1])')
+  export VPMM_TORCH_METRICS=127.0.0.1:$port
+fi
 "${CXX:-g++}" "${flags[@]}" -isystem "$torch" -isystem "$cuda" -I"$here/../../../../include" -o "$work/random" \
-  "$here"/*.cpp "$here"/../../src/*.cpp -Wl,--wrap=vpmm_pool_create -L"$build" -lvpmm_sim -lvpmm -lpthread -ldl
+  "$here"/*.cpp "$here"/../../src/*.cpp -Wl,--wrap=vpmm_pool_create -L"$build" "${exporter[@]}" -lvpmm_sim -lvpmm -lpthread -ldl
 for seed in "${seeds[@]:-1}"; do
   echo "seed $seed"
   timeout 600 "$work/random" 4 1000 "$seed"
