@@ -73,6 +73,8 @@ static void open_site(void)
     site.resident = sample(again.body, "process_resident_memory_bytes");
     reply_free(&reply), reply_free(&again);
     require(pthread_create(&site.thread, NULL, work, NULL) == 0, "a thread");
+    while (!atomic_load(&site.mallocs) && !site.failed)
+        sched_yield();
 }
 
 /* `ours`: descriptors that the test itself holds. */

@@ -7,8 +7,8 @@
  *
  *   FAKE_MEMORY    bytes of each device; 1 GiB
  *   FAKE_DEVICES   1
- *   FAKE_STEPPED   1: streams stand still until somebody waits for them. An event on a stream that had nothing to do
- *                  passes as on a GPU, in a moment: once the stream has been asked
+ *   FAKE_STEPPED   1: streams stand still until somebody waits for them. Events on a stream that has nothing else to do
+ *                  pass as on a GPU, in a moment: once the stream has been asked
  *
  * The functions fake_... are for the test's program.
  */
@@ -18,7 +18,7 @@
 
 #include <vpmm/sim.h>
 
-enum { DEVICES = 8, PLAIN = 256 };
+enum { DEVICES = 8, PLAIN = 256, STREAMS = 16 };
 
 static vpmm_sim *sim;
 static vpmm_driver table;             /* the simulator's, but for what is counted here */
@@ -28,7 +28,10 @@ static struct plain {
     CUdeviceptr at;
     size_t bytes;
 } plains[PLAIN]; /* of cuMemAlloc */
-static CUstream passing; /* FAKE_STEPPED: it has an event alone */
+static struct passing {
+    CUstream stream;
+    size_t events; /* queued on it, and nothing before them; of a stream that never has work, as vpmm's own */
+} passing[STREAMS];
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 
 static uint64_t setting(const char *name, uint64_t otherwise)
@@ -78,13 +81,25 @@ static CUresult CUDAAPI note_free(CUdeviceptr memory)
     return vpmm_sim_driver(sim)->cuMemFree(memory);
 }
 
+/* Under the lock. NULL: there are too many. */
+static struct passing *passing_of(CUstream stream)
+{
+    for (int i = 0; i < STREAMS; i++)
+        if (passing[i].stream == stream || !passing[i].stream) {
+            passing[i].stream = stream;
+            return &passing[i];
+        }
+    return NULL;
+}
+
 static CUresult CUDAAPI note_record(CUevent event, CUstream stream)
 {
     pthread_mutex_lock(&lock);
-    bool was_idle = vpmm_sim_pending(sim, stream) == 0;
+    struct passing *of = passing_of(stream);
+    size_t pending = vpmm_sim_pending(sim, stream);
     CUresult result = vpmm_sim_driver(sim)->cuEventRecord(event, stream);
-    if (was_idle)
-        passing = stream;
+    if (of && pending <= of->events)
+        of->events = pending + 1;
     pthread_mutex_unlock(&lock);
     return result;
 }
@@ -92,10 +107,11 @@ static CUresult CUDAAPI note_record(CUevent event, CUstream stream)
 static CUresult CUDAAPI pass_when_asked(CUstream stream)
 {
     pthread_mutex_lock(&lock);
+    struct passing *of = passing_of(stream);
     CUresult result = vpmm_sim_driver(sim)->cuStreamQuery(stream);
-    if (stream == passing) {
-        vpmm_sim_step(sim, stream, 1);
-        passing = NULL;
+    if (of) {
+        vpmm_sim_step(sim, stream, of->events);
+        of->events = 0;
     }
     pthread_mutex_unlock(&lock);
     return result;
