@@ -7,7 +7,7 @@
  * The rules, in the order in which they matter. In brackets is what comes of it without the rule, as
  *     stress/policy.py BUILD_DIR TRACE... --rows 1,4
  * prints it: held above in use after the fourth pass, and driver time of all mallocs in the first, of one thread dense
- * | of four threads with a GPU that lags. With all rules 5.6 %, 11.2 ms | 5.4 %, 52.9 ms; of four threads dense 6.5 %.
+ * | of four threads with a GPU that lags. With all rules 5.4 %, 11.3 ms | 5.4 %, 53.0 ms; of four threads dense 6.1 %.
  * Taken on 24 November 2026 with four traces that are not in this repository: llama_serving, llama_two_streams,
  * llama_four_threads, resnet_train (stress/README.md says what they are). 1 % more or less with four threads says
  * little: what is planned once has a bearing on all that follows.
@@ -17,29 +17,29 @@
  * 2. The missing pages are extents that move, longest first, a last longer one covering the rest, or new memory: every
  *    such end is priced, and a page created is dearer than one that moves alone. So is each candidate for the place;
  *    the cheapest wins.
- *    [a page created costs its driver time alone: 21.6 %, 10.3 ms | 19.5 %, 38.7 ms; it is worth 8 us, less than a
- *    move: 5.7 %, 10.9 ms | 5.5 %, 48.1 ms, and rule 7 is in vain]
+ *    [a page created costs its driver time alone: 15.4 %, 10.5 ms | 15.4 %, 38.9 ms; it is worth 8 us, less than a
+ *    move: 5.3 %, 11.0 ms | 5.3 %, 48.2 ms, dense 9.1 %, and rule 7 is in vain]
  * 3. New memory is created in equal handles: of 40 pages while nothing is stuck in partly free extents, of 10 when 2 %
  *    is; in fewer where a malloc would take longer than 0.9 ms.
- *    [always 40: 8.7 %, 5.5 ms | 10.9 %, 28.8 ms; always 10: 5.3 %, 14.9 ms | 5.2 %, 67.7 ms]
- * 4. But no handle is longer than 48 pages, or a 32nd of the growth, however long the malloc takes: what is left of a
- *    long one is stuck beside whatever lives in it. A 32nd: a giant request moves in as many handles.
- *    [no bound: 6.4 %, 11.0 ms | 8.2 %, 52.8 ms, dense 9.1 %; 48 without the 32nd: the longest malloc 0.96 ms for
- *    0.84]
+ *    [always 40: 8.4 %, 5.6 ms | 11.0 %, 29.0 ms; always 10: 4.9 %, 15.1 ms | 4.5 %, 67.7 ms]
+ * 4. But no handle is longer than 48 pages, or a 64th of the growth, however long the malloc takes: what is left of a
+ *    long one is stuck beside whatever lives in it. A 64th: a giant request moves in as many handles.
+ *    [no bound: 6.4 %, 11.0 ms | 8.2 %, 52.8 ms, dense 9.1 %; a 32nd: the longest malloc 0.84 ms for 0.95, and of one
+ *    thread dense 8.4 % after the eighth pass for 7.5 %, of llama_four_threads 15 % for 12 %]
  * 5. Memory behind another stream's fence is planned with before the pool grows, where the stream may wait for it. It
  *    is dearer by 40 us, for the stream that waits.
- *    [never: 5.6 %, 11.2 ms | 19.1 %, 40.5 ms; no dearer: 5.6 %, 11.2 ms | 5.4 %, 56.1 ms]
+ *    [never: 5.4 %, 11.3 ms | 17.2 %, 40.7 ms; no dearer: 5.4 %, 11.3 ms | 5.2 %, 56.1 ms]
  * 6. A fresh place is in the lowest hole with ample room, at its front or near it: one arena that grows at its top,
  *    and comes back to low addresses once they are empty. Growth is never rounded up.
- *    [the lowest hole that will do: 5.6 %, 11.2 ms | 5.2 %, 53.8 ms, dense 6.9 %]
+ *    [the lowest hole that will do: 5.4 %, 11.3 ms | 5.4 %, 53.9 ms, dense 7.0 %]
  * 7. Memory that is to be cut for small requests is created in handles of a page (the view says so), since its pages
  *    become free one by one.
- *    [handles as of any growth: 5.5 %, 11.0 ms | 5.2 %, 49.0 ms; but vpmm-fragment's large requests find nothing of
+ *    [handles as of any growth: 5.3 %, 11.1 ms | 5.2 %, 49.0 ms; but vpmm-fragment's large requests find nothing of
  *    the emptied pages that could move, and it holds 1.76 for 1.33]
  * 8. Where several threads build a fresh place leaves room before it, so that what lies there can be extended
  *    downwards; and a request takes that end of a free region which leaves fewer handles broken (ends.h).
- *    [no room: 5.6 %, 11.2 ms | 5.8 %, 57.6 ms, dense 6.9 %; the front always: 5.6 %, 11.2 ms | 5.7 %, 53.8 ms, dense
- *    9.5 %; both with one thread too: 4.9 %, 13.5 ms, and the longest malloc 1.4 ms for 0.8]
+ *    [no room: 5.4 %, 11.3 ms | 5.5 %, 57.9 ms, dense 5.8 %; the front always: 5.4 %, 11.3 ms | 6.0 %, 53.8 ms, dense
+ *    7.6 %; both with one thread too: 4.9 %, 13.4 ms, and the longest malloc 1.5 ms for 0.95]
  *
  * On an H200 the room costs time in a first pass and saves memory: without it llama_two_streams by sixteen threads held
  * 1.11 for 1.07 and took 10.7 s for 12.6, by four 1.07 for 1.05 and 0.62 s for 0.65; resnet_train by four 1.01 for 1.00
@@ -70,7 +70,7 @@ static const double FRESH_SHARE = 0.5; /* and this share of what is mapped */
 enum { ROOM_TIMES = 3 }; /* room before a fresh place, where several build: so many times what is built */
 
 enum { HANDLE_LONGEST = 48 }; /* pages of a handle, however short the time for it, */
-enum { GROWTH_HANDLES = 32 }; /* or this part of the growth */
+enum { GROWTH_HANDLES = 64 }; /* or this part of the growth */
 enum { CANDIDATES = 32 };     /* runs looked at for extension, the longest: a bound; 16, all: the same */
 
 /*

@@ -421,10 +421,11 @@ Test(policy, growth_is_cut_into_equal_pieces)
           {"*1000", NO_CAP, 400, "fresh 0: create 4x100"});
 }
 
-/* Rule 4: however short the time, a piece has at most 48 pages, or a 32nd of the growth. */
+/* Rule 4: however short the time, a piece has at most 48 pages, or a 64th of the growth. */
 Test(policy, no_piece_is_longer_than_can_be_used_again)
 {
-    TABLE(0, {"*8000", NO_CAP, 1536, "fresh 0: create 48x32"}, {"*8000", NO_CAP, 3072, "fresh 0: create 96x32"});
+    TABLE(0, {"*8000", NO_CAP, 1536, "fresh 0: create 48x32"}, {"*8000", NO_CAP, 3072, "fresh 0: create 48x64"},
+          {"*8000", NO_CAP, 6144, "fresh 0: create 96x64"});
 }
 
 /* Rule 5: an extent that must be waited for is 40 us dearer, and so is a run; a page created is 20. */
