@@ -40,6 +40,17 @@ static struct view_region in_reach(const struct collector *collector, const stru
     return region;
 }
 
+/* What add_run will look at, when all regions are known: the descriptors around the region, and its first extent. */
+static void prefetch_around(const struct units *units, const struct view_region *region)
+{
+    uint64_t end = region->page + region->pages;
+    __builtin_prefetch(load_relaxed_ptr(&unit_at(units, region->page)->extent));
+    if (unit_index(units, region->page))
+        __builtin_prefetch(unit_at(units, region->page - 1));
+    if (unit_index(units, end))
+        __builtin_prefetch(unit_at(units, end));
+}
+
 static bool add_region(const struct seen_region *found, void *data)
 {
     const struct collector *collector = data;
@@ -52,6 +63,7 @@ static bool add_region(const struct seen_region *found, void *data)
         return false;
     }
     view->region[view->regions++] = region;
+    prefetch_around(&collector->arena->space.units, &region);
     return true;
 }
 
@@ -204,10 +216,13 @@ bool view_make(struct view *view, struct arena *arena, const struct stream *stre
     if (reach == VIEW_USABLE)
         hints_each(&stream->free[SPACE_PAGES], &arena->space.units, UNIT_FREE, add_region, &collector);
     bool others = reach == VIEW_ALL || load_relaxed_u32(&arena->space.mixed);
-    for (uint32_t slot = 1; others && slot < load_acquire_u32(&arena->streams.slots); slot++)
+    for (uint32_t slot = 1, slots = load_acquire_u32(&arena->streams.slots); others && slot < slots; slot++) {
+        if (slot + 1 < slots)
+            hints_prefetch(&stream_at(&arena->streams, slot + 1)->free[SPACE_PAGES]);
         if (reach != VIEW_USABLE || slot != stream->slot)
             hints_each(&stream_at(&arena->streams, slot)->free[SPACE_PAGES], &arena->space.units, UNIT_FREE, add_region,
                        &collector);
+    }
     add_holes(view, arena, hole_pages);
     if (view->out_of_memory)
         return false;

@@ -260,6 +260,16 @@ bool hints_best(const struct hints *set, const struct units *units, enum unit_st
     return false;
 }
 
+/* The descriptors of a block's hints are read from memory side by side, not one after another. */
+static void prefetch_units(const struct units *units, const struct hint_block *block)
+{
+    for (uint64_t used = load_relaxed_u64(&block->used); used; used &= used - 1) {
+        uint32_t entry = peek_u32(&block->slot[__builtin_ctzll(used)]);
+        if (entry)
+            __builtin_prefetch(unit_at(units, entry - 1));
+    }
+}
+
 void hints_each_from(const struct hints *hints, const struct units *table, enum unit_state state, uint64_t units,
                      bool (*visit)(const struct seen_region *, void *), void *data)
 {
@@ -267,13 +277,15 @@ void hints_each_from(const struct hints *hints, const struct units *table, enum 
         if (!load_sc_u32(&hints->count[bin]))
             continue;
         for (const struct hint_block *block = load_acquire_ptr(&hints->bin[bin].first); block;
-             block = next_block(block))
+             block = next_block(block)) {
+            prefetch_units(table, block);
             for (uint64_t used = load_relaxed_u64(&block->used); used; used &= used - 1) {
                 struct seen_region found;
                 if (look(table, block, __builtin_ctzll(used), state, &found) && found.units >= units &&
                     !visit(&found, data))
                     return;
             }
+        }
     }
 }
 

@@ -93,6 +93,14 @@ void hints_each(const struct hints *, const struct units *, enum unit_state stat
 void hints_each_from(const struct hints *, const struct units *, enum unit_state state, uint64_t units,
                      bool (*visit)(const struct seen_region *, void *), void *data);
 
+/* For who is about to visit all regions: the counts are read from memory meanwhile, which other threads write. */
+static inline void hints_prefetch(const struct hints *hints)
+{
+    const char *counts = (const char *)hints->count;
+    for (size_t byte = 0; byte < sizeof hints->count; byte += 64)
+        __builtin_prefetch(counts + byte);
+}
+
 uint64_t hints_count(const struct hints *);
 bool hints_holds(const struct hints *, const struct unit *, uint64_t unit);          /* for the audit */
 uint64_t hints_longest(const struct hints *, const struct units *, enum unit_state); /* units; 0: none */
