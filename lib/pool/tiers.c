@@ -151,7 +151,7 @@ static void serve_others(struct arena *arena, struct turn_place *place)
     struct turn_request request;
     uint64_t end = clock_now_ns() + TURN_SERVES_NS;
     bool goes_on = true;
-    for (uint32_t n = turn_others(&arena->turn); goes_on && n > 0 && clock_now_ns() < end; n--)
+    for (uint32_t n = turn_waiters(&arena->turn); goes_on && n > 0 && clock_now_ns() < end; n--)
         goes_on = turn_serve(&arena->turn, place, &request) && serve_one(arena, place, &request);
 }
 

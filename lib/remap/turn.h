@@ -118,10 +118,17 @@ void turn_take(struct turn *, struct turn_place *);
 /* Enters if nobody has the turn, and so has it. Waits for nothing: false also while another thread has the lock. */
 bool turn_try(struct turn *, struct turn_place *);
 
-/* How many others are in the queue of who has the turn; a hint. */
-static inline uint32_t turn_others(const struct turn *turn)
+/* Whether a thread has the turn; a hint. */
+static inline bool turn_is_taken(const struct turn *turn)
 {
-    return load_relaxed_u32(&turn->length) - 1;
+    return load_relaxed_u32(&turn->length);
+}
+
+/* How many wait in the queue behind who has the turn; a hint. */
+static inline uint32_t turn_waiters(const struct turn *turn)
+{
+    uint32_t length = load_relaxed_u32(&turn->length);
+    return length ? length - 1 : 0;
 }
 
 /*
