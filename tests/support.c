@@ -144,6 +144,17 @@ size_t world_step(struct world *w)
     }
 }
 
+void world_become_steady(struct world *w, size_t pages)
+{
+    enum { FREES = 17000 }; /* STEADY_FREES, cache.c, and some */
+    CUstream stream = world_stream(w);
+    if (pages)
+        give(w, take(w, pages, stream), stream);
+    for (int i = 0; i < FREES; i++)
+        give(w, take(w, 1, stream), stream);
+    must_work(vpmm_trim(w->pool, SIZE_MAX, NULL));
+}
+
 void world_drain(struct world *w)
 {
     vpmm_stats last = stats_of(w);

@@ -95,6 +95,12 @@ uint64_t world_calls(struct world *, const char *call);
 /* world_step and the reaper's due work, again and again until nothing changes any more. */
 void world_drain(struct world *);
 
+/*
+ * From here on the calling thread's caches hold as much as they may, until the pool maps memory again: so many pages are
+ * mapped for what the test will ask for. 0: none.
+ */
+void world_become_steady(struct world *, size_t pages);
+
 /* The audit, the identities of the statistics, and the simulator's own findings. */
 #define world_audit(w) world_audit_at((w), __FILE__, __LINE__)
 void world_audit_at(struct world *, const char *file, int line);

@@ -193,8 +193,9 @@ typedef struct vpmm_config {
     size_t extent_size;        /* bytes of the largest handle; 0: chosen by the policy; page_size gives the
                                   specification's one handle a page                                  VPMM_EXTENT_SIZE */
     size_t max_mapped;         /* cap on mapped and quarantined bytes; 0: none                       VPMM_MAX_MAPPED */
-    size_t cache_bytes;        /* most that one thread's front cache holds once the pool no longer grows;
-                                  64 MiB of it until then. Of pieces of pages it holds at most 64 MiB besides.
+    size_t cache_bytes;        /* most that one thread's front cache holds once the pool keeps its shape;
+                                  8 MiB of it until then. Of pieces of pages it holds as much besides, at
+                                  most 64 MiB.
                                   0: none. CU_STREAM_PER_THREAD has none, and no pool has where the process has no
                                   pthread key left: see vpmm_malloc                                VPMM_CACHE_BYTES */
     vpmm_small small;          /*                                                  VPMM_SMALL=slab|async */

@@ -351,9 +351,11 @@ static bool stock_is_right(const struct front *front)
 
 /*
  * A front's limit. Small while the pool is taking shape: memory in a cache is not merged with what lies beside it, and
- * is found by a search only when a build has flushed it, so much of it makes a pool that grows hold a few hundredths
- * more. A thread that has freed so many regions since the pool last grew is in a steady state, in which nothing is
- * gained by giving memory back; and what a thread frees on a stream that others use too, they are about to ask for.
+ * is found by a search only when a build has flushed it, so much of it makes a pool hold a few hundredths more (with
+ * 64 MiB, and moves no matter, 6.1 % above what is in use by one thread after four passes, for 4.5: policy.py, nine
+ * scales). A thread that has freed so much since a part of the pool was last mapped is in a steady state, in which
+ * nothing is gained by giving memory back; and what a thread frees on a stream that others use too, they are about to
+ * ask for.
  */
 enum { STEADY_FREES = 16384 };
 
@@ -362,10 +364,10 @@ void front_adjust_limit(struct front *front, bool shared)
     const struct fronts *fronts = front->fronts;
     vpmm_assert(front_is_own(front));
     vpmm_assert_walk(stock_is_right(front));
-    uint32_t growths = load_relaxed_u32(fronts->space->growths);
+    uint32_t rebuilds = load_relaxed_u32(fronts->space->rebuilds);
     uint64_t frees = load_relaxed_u64(&front->tally.frees) + front->refused;
-    if (!front->limit || growths != front->growths) {
-        front->growths = growths;
+    if (!front->limit || rebuilds != front->rebuilds) {
+        front->rebuilds = rebuilds;
         front->steady_at = frees + STEADY_FREES;
         front->limit = fronts->first_limit;
     }

@@ -85,15 +85,15 @@ static vpmm_status open_device(struct vpmm_pool *pool)
 }
 
 /*
- * Caches of pieces have one limit: thousands of small frees say nothing about whether the pool still grows, and pieces
- * that fill more are of several pages, which are as good free as cached.
+ * What a front holds while the pool is taking shape, and once it has. Pieces that fill more than this much are of
+ * several pages, which are as good free as cached.
  */
 static vpmm_status init_fronts(struct vpmm_pool *pool)
 {
     const vpmm_config *config = pool->paged ? &pool->config : NULL;
-    const size_t FIRST_BYTES = (size_t)64 << 20;
+    const size_t FIRST_BYTES = (size_t)8 << 20, PIECES_BYTES = (size_t)64 << 20;
     const struct front_limits pages = {pool->config.page_size, FIRST_BYTES, SIZE_MAX};
-    const struct front_limits pieces = {GRANULE_BYTES, FIRST_BYTES, FIRST_BYTES};
+    const struct front_limits pieces = {GRANULE_BYTES, FIRST_BYTES, PIECES_BYTES};
     bool cuts = pool->paged && config->small == VPMM_SMALL_SLAB;
     vpmm_status status = fronts_init(&pool->fronts, &pool->arena.space, config, pages);
     if (status == VPMM_SUCCESS)

@@ -18,7 +18,7 @@ static void init_space(struct arena *arena, struct space *space, enum space_leve
     space->stats = arena->stats;
     space->streams = &arena->streams;
     space->bell = &arena->bell;
-    space->growths = &arena->growths;
+    space->rebuilds = &arena->rebuilds;
     space->reuse = &arena->reuse;
     space->level = level;
     space->live_stat = live[level];

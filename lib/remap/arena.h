@@ -81,8 +81,8 @@ struct arena {
     _Atomic(uint32_t) several_builders; /* another one has since: set once, under the plan lock; read relaxed, a hint */
 
     struct pile zombies;
-    _Atomic(uint64_t) grown_pages; /* new memory since the growth that was last counted */
-    _Atomic(uint32_t) growths;     /* by 1/64 of the pool: no cache is in a steady state after one (front.h) */
+    _Atomic(uint64_t) built_pages; /* mapped by builds since the last of these: */
+    _Atomic(uint32_t) rebuilds;    /* of 1/64 of the pool: no cache is in a steady state after one (front.h) */
     _Atomic(uint32_t) builders;    /* threads between claiming and publishing */
     struct bell bell;              /* the reaper's */
 

@@ -396,16 +396,17 @@ static void bury_donors(struct build *build)
     }
 }
 
-/* Little by little is no growth: see front_adjust_limit. Two threads at once may count one as two. */
-static void note_growth(struct arena *arena, uint64_t pages)
+/* Pages created or moved. Few of them change no shape: see front_adjust_limit. Two threads at once may count one as two.
+ */
+static void note_rebuild(struct arena *arena, uint64_t pages)
 {
     enum { SHARE = 64 };
     uint64_t mapped = stats_sum(arena->stats, STAT_mapped_bytes) >> arena->space.units.unit_shift;
-    uint64_t grown = fetch_add_relaxed_u64(&arena->grown_pages, pages) + pages;
-    if (grown * SHARE < mapped)
+    uint64_t built = fetch_add_relaxed_u64(&arena->built_pages, pages) + pages;
+    if (built * SHARE < mapped)
         return;
-    exchange_acq_rel_u64(&arena->grown_pages, 0);
-    fetch_add_relaxed_u32(&arena->growths, 1);
+    exchange_acq_rel_u64(&arena->built_pages, 0);
+    fetch_add_relaxed_u32(&arena->rebuilds, 1);
 }
 
 static void count_commit(struct build *build)
@@ -413,8 +414,7 @@ static void count_commit(struct build *build)
     struct stats *stats = build->arena->stats;
     stats_add(stats, STAT_mapped_bytes, build->new_pages << build->arena->space.units.unit_shift);
     stats_add(stats, STAT_pages_created, build->new_pages);
-    if (build->new_pages)
-        note_growth(build->arena, build->new_pages);
+    note_rebuild(build->arena, build->target.units);
     stats_add(stats, STAT_extents_created, build->extents - build->moved);
     stats_add(stats, STAT_extents_remapped, build->moved);
     stats_note_peak_mapped(stats);

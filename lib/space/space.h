@@ -30,7 +30,7 @@ struct space {
     struct streams *streams;
     struct fronts *fronts;
     struct bell *bell;                /* the reaper's: something was published */
-    const _Atomic(uint32_t) *growths; /* of the pool: see front.h, */
+    const _Atomic(uint32_t) *rebuilds; /* of the pool: see front.h, */
     const _Atomic(uint32_t) *reuse;   /* and its vpmm_reuse */
     enum space_level level;           /* which of a stream's hints are of this space */
     enum stat live_stat, cached_stat; /* the levels of bytes handed out, and in caches */

@@ -594,11 +594,11 @@ Test(idle, caches_in_use_are_left_alone, .timeout = 60)
     struct world w;
     world_open(&w, &setup);
     CUstream s = world_stream(&w);
-    give(&w, take(&w, 8, s), s);
+    give(&w, take(&w, 4, s), s);
     uint64_t released = stats_of(&w).extents_released, misses = 0;
     for (int i = 0; i < 300; i++) {
         uint64_t hits = stats_of(&w).hits_cache;
-        give(&w, take(&w, 8, s), s);
+        give(&w, take(&w, 4, s), s);
         misses += stats_of(&w).hits_cache == hits;
         sleep_ms(1);
     }

@@ -113,7 +113,7 @@ static void peaks_of_hits(size_t bytes, size_t rounded, size_t count)
     start_other(&other, &w, bytes);
     static struct rise r;
     r = (struct rise){.w = &w, .stream = world_stream(&w), .bytes = bytes, .count = count};
-    for (int i = 0; i < 3; i++) { /* what the cache gives back while it fills is in it at last */
+    for (size_t i = 0; i < 3 + 17000 / count; i++) { /* till the cache holds as much as it may, and has all of it */
         up(&r);
         down(&r);
     }
@@ -351,9 +351,11 @@ Test(peaks, first_frees_on_many_streams_are_told)
     struct setup setup = cached();
     struct world w;
     world_open(&w, &setup);
+    world_become_steady(&w, (STREAMS + 1) * LENGTH);
     static struct other other[2];
     static struct rise r;
     r = (struct rise){.w = &w, .stream = world_stream(&w), .bytes = LENGTH * PAGE, .count = STREAMS};
+    uint64_t before = stats_of(&w).frees_cache;
     start_other(&other[0], &w, PAGE);
     up(&r);
     must_work(r.status);
@@ -362,7 +364,7 @@ Test(peaks, first_frees_on_many_streams_are_told)
     begin_again(&w);
     start_other(&other[1], &w, PAGE);
     vpmm_stats stats = stats_of(&w);
-    cr_expect_eq(stats.frees_cache, STREAMS + 2);
+    cr_expect_eq(stats.frees_cache - before, STREAMS + 2);
     cr_expect_leq(stats.peak_live_bytes, PAGE + 2 * slacks_now(&w));
     end_other(&other[0]);
     end_other(&other[1]);
