@@ -57,6 +57,7 @@ vpmm_status arena_init(struct arena *arena, struct device *device, struct stats 
     wakeup_init(&arena->bell.work);
     arena->has_reaper = config->reaper;
     policy_init(&arena->policy, config->page_size, (uint32_t)(config->extent_size / config->page_size));
+    pace_init(&arena->pace);
     arena->view = calloc(1, sizeof *arena->view);
     arena->plan = calloc(1, sizeof *arena->plan);
     arena->note = reserve_zeros(STREAMS_MAX * sizeof *arena->note);

@@ -7,6 +7,7 @@
  *   streams    records of streams and of their fences                         lock-free (stream.h)
  *   holes      hints of HOLE regions                                          under the plan lock
  *   policy     where to build and of what                                     under the plan lock
+ *   pace       how slow the driver is, for the policy                         lock-free (pace.h)
  *   zombies    old addresses, pushed by builders, taken by the reaper         lock-free (queue.h)
  *   ending     freed memory, pushed by frees, taken by passes                 lock-free, and the event lock (ending.h)
  *
@@ -35,6 +36,7 @@
 #include "driver/async_pool.h"
 #include "driver/device.h"
 #include "remap/decay.h"
+#include "remap/pace.h"
 #include "remap/policy.h"
 #include "remap/turn.h"
 #include "space/space.h"
@@ -72,6 +74,7 @@ struct arena {
     pthread_mutex_t plan_lock;
     struct hints holes;
     struct policy policy;
+    struct pace pace;
     struct view *view;          /* under the plan lock: scratch of the plan that is being made */
     struct policy_plan *plan;   /* likewise */
     uint64_t budgeted_pages;    /* mapped, and promised to builds under way; under the plan lock, as is the next: */

@@ -30,6 +30,8 @@ struct build {
     struct donor *donor;
     size_t donors, donor_places;
     uint64_t new_pages;
+    double cost_us;    /* of its driver calls, by the policy's cost model, */
+    uint64_t calls_ns; /* and what they have taken so far */
 };
 
 /* ---- what is allocated before anything is claimed, so that no later step can want for host memory ---- */
@@ -285,19 +287,21 @@ static vpmm_status step_failed(const struct build *build, const char *doing, enu
 
 static vpmm_status create_handles(struct build *build)
 {
+    uint64_t begin = clock_now_ns();
     for (size_t i = build->moved; i < build->extents; i++) {
         CUresult result = create_handle(build->arena, build->extent[i]);
         build->created += result == CUDA_SUCCESS || build->extent[i]->handle;
         if (result != CUDA_SUCCESS)
             return step_failed(build, "creating physical memory", STAT_unwound_create);
     }
+    build->calls_ns += clock_now_ns() - begin;
     return VPMM_SUCCESS;
 }
 
 static vpmm_status map_all(struct build *build)
 {
     struct arena *arena = build->arena;
-    uint64_t page = build->target.first;
+    uint64_t page = build->target.first, begin = clock_now_ns();
     for (size_t i = 0; i < build->extents; i++) {
         struct extent *extent = build->extent[i];
         build->mapped = i + 1; /* an attempt counts: unmapping what is not mapped does no harm */
@@ -307,6 +311,7 @@ static vpmm_status map_all(struct build *build)
     }
     if (mapping_allow(arena, build->target.first, build->target.units) != CUDA_SUCCESS)
         return step_failed(build, "giving the device access to a mapping", STAT_unwound_access);
+    build->calls_ns += clock_now_ns() - begin;
     return VPMM_SUCCESS;
 }
 
@@ -428,6 +433,7 @@ static void commit(struct build *build, bool waited, struct region *result)
     bury_donors(build); /* before their extents learn a new place: a page of the old address names none */
     place_extents(build);
     count_commit(build);
+    pace_note(&arena->pace, build->cost_us, build->calls_ns);
     struct region *first = &build->target, *second = &build->base;
     if (build->base_first) {
         first = &build->base;
@@ -636,6 +642,7 @@ static enum claim_result claim_plan(struct build *build, const struct view *view
     if (!claim_regions(build, view, plan))
         return CLAIM_AGAIN;
     carve(build, view, plan);
+    build->cost_us = plan->cost_us;
     fetch_add_sc_u32(&build->arena->builders, 1);
     return CLAIM_DONE;
 }
@@ -656,6 +663,8 @@ static enum claim_result plan_and_claim(struct build *build, uint64_t pages, con
     shown.mapped_pages = arena->budgeted_pages;
     shown.creatable_pages = creatable(arena, limits);
     shown.longest_handle = limits->longest_handle;
+    shown.waiters = turn_waiters(&arena->turn);
+    shown.slowness = pace_slowness(&arena->pace);
     /* Who makes the pool builds for nobody. */
     shown.several_builders = build->stream && ends_note_builder(arena, limits->for_another);
     if (!policy_plan(&arena->policy, &shown, (uint32_t)pages, plan)) {

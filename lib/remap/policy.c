@@ -40,6 +40,11 @@
  *    downwards; and a request takes that end of a free region which leaves fewer handles broken (ends.h).
  *    [no room: 5.4 %, 11.3 ms | 5.5 %, 57.9 ms, dense 5.8 %; the front always: 5.4 %, 11.3 ms | 6.0 %, 53.8 ms, dense
  *    7.6 %; both with one thread too: 4.9 %, 13.4 ms, and the longest malloc 1.5 ms for 0.95]
+ * 9. The time that a malloc may take is the driver's own, which the cost model only guesses: what builds take of late
+ *    over what they should have taken shortens it (pace.h). In virtual time they take what they should.
+ * 10. Who builds while others wait keeps them all waiting: with each, up to 16, its time is shorter by a tenth, and
+ *    driver time dearer by a fifth beside memory.
+ *    [NUMBERS]
  *
  * On an H200 the room costs time in a first pass and saves memory: without it llama_two_streams by sixteen threads held
  * 1.11 for 1.07 and took 10.7 s for 12.6, by four 1.07 for 1.05 and 0.62 s for 0.65; resnet_train by four 1.01 for 1.00
@@ -60,12 +65,16 @@ static const double STUCK_HIGH = 0.02;
 
 static const double CREATED_PAGE_US = 20; /* what a page created is worth, beside its driver time */
 
-static const double SLOW_US = 900; /* driver time of one malloc, beyond which growth is created in fewer handles */
+static const double SLOW_US = 900;     /* driver time of one malloc, beyond which growth is created in fewer handles, */
+static const double SLOW_SHARE = 0.1;  /* where nobody waits: for each who does it is shorter by this, in shares, */
+static const double WAITER_COST = 0.2; /* and driver time dearer by this */
 
 static const double WAIT_US = 40; /* what an extent that the stream must wait for is dearer than another */
 
 static const double FRESH_TIMES = 16;  /* ample room: so many times what is built, more than 1 + ROOM_TIMES, */
 static const double FRESH_SHARE = 0.5; /* and this share of what is mapped */
+
+enum { WAITERS_MOST = 16 }; /* who counts among those who wait: as many as was tried */
 
 enum { ROOM_TIMES = 3 }; /* room before a fresh place, where several build: so many times what is built */
 
@@ -444,16 +453,28 @@ static double wait_us(const struct policy_view *v, uint32_t extent)
     return v->run[v->extent[extent].run].waits ? WAIT_US : 0;
 }
 
-static double price_of(const struct filling *f)
+static uint32_t waiters_of(const struct policy_view *v)
 {
-    return f->us + f->wait_us + CREATED_PAGE_US * f->grow;
+    return v->waiters < WAITERS_MOST ? v->waiters : WAITERS_MOST;
+}
+
+/* Others wait out the driver's calls of this malloc, and so they pay for them too. */
+static double price_of(const struct policy_view *v, const struct filling *f)
+{
+    return f->us * (1 + WAITER_COST * waiters_of(v)) + f->wait_us + CREATED_PAGE_US * f->grow;
+}
+
+/* Driver time for one malloc, by the cost model. */
+static double slow_us(const struct policy_view *v)
+{
+    return SLOW_US / v->slowness / (1 + SLOW_SHARE * waiters_of(v));
 }
 
 enum { NO_RUN = -1 };
 
-static void consider(struct filling *best, struct filling f, uint64_t room)
+static void consider(const struct policy_view *v, struct filling *best, struct filling f, uint64_t room)
 {
-    if (f.pages > room || (best->possible && price_of(&f) >= price_of(best)))
+    if (f.pages > room || (best->possible && price_of(v, &f) >= price_of(v, best)))
         return;
     f.possible = true;
     *best = f;
@@ -466,11 +487,11 @@ static void finish(const struct policy *p, const struct policy_view *v, struct f
     struct filling g = f;
     g.cover = UINT32_MAX;
     g.grow = rest;
-    g.handles = handles_within(p, v, rest, SLOW_US - f.us);
+    g.handles = handles_within(p, v, rest, slow_us(v) - f.us);
     g.us += growth_us(p, rest, g.handles);
     g.pages += rest;
     if (rest <= v->creatable_pages)
-        consider(best, g, room);
+        consider(v, best, g, room);
     if (rest == 0 || longer == UINT32_MAX)
         return;
     uint32_t pages = v->extent[longer].pages;
@@ -478,7 +499,7 @@ static void finish(const struct policy *p, const struct policy_view *v, struct f
     f.us += move_us(p, pages);
     f.wait_us += wait_us(v, longer);
     f.pages += pages;
-    consider(best, f, room);
+    consider(v, best, f, room);
 }
 
 /* Whether the next of the sorted extents after the ith that may move is longer than that, too. */
@@ -550,7 +571,7 @@ static void try_candidate(const struct policy *p, const struct policy_view *v, s
                           struct candidate *best)
 {
     c.filling = fill(p, v, c.missing, c.run, c.room);
-    if (c.filling.possible && (!best->filling.possible || price_of(&c.filling) < price_of(&best->filling)))
+    if (c.filling.possible && (!best->filling.possible || price_of(v, &c.filling) < price_of(v, &best->filling)))
         *best = c;
 }
 

@@ -50,6 +50,8 @@ struct policy_view {
     uint64_t creatable_pages; /* what the cap, or a device found full, leaves; UINT64_MAX: no cap */
     uint32_t longest_handle;  /* pages of one that is created, at most; UINT32_MAX: no limit */
     bool several_builders;    /* more than one thread builds in this pool */
+    uint32_t waiters;         /* threads that will build after this one, and wait for it */
+    double slowness;          /* what driver calls take of late, over what the cost model says: at least 1 */
 };
 
 enum policy_place {
@@ -74,7 +76,7 @@ struct policy_plan {
     uint32_t *create; /* pages of each new extent */
     size_t creates;
     size_t move_capacity, create_capacity; /* of the arrays, which the policy grows and the caller keeps */
-    double cost_us;                        /* driver time, by the cost model */
+    double cost_us;                        /* driver time, by the cost model: slowness 1 */
 };
 
 struct policy {

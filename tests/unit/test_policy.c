@@ -123,7 +123,8 @@ static const struct policy_view *map_view(struct map *m, uint64_t creatable)
                                    .extent = m->extent,
                                    .hole = m->hole,
                                    .creatable_pages = creatable,
-                                   .longest_handle = UINT32_MAX};
+                                   .longest_handle = UINT32_MAX,
+                                   .slowness = 1};
     for (uint32_t i = 0; i < m->cells; i++)
         m->view.mapped_pages += m->cell[i].extent != HOLE;
     for (uint32_t page = 0; page < m->cells;)
@@ -142,7 +143,9 @@ static const char *read_word(struct map *m, const char *text, char in)
         times = (uint32_t)strtoul(end + 1, &end, 10);
     for (; times > 0; times--)
         map_add(m, pages,
-                (struct cell){.extent = kind == '*' ? HOLE : kind == 's' ? STUCK : m->extents++,
+                (struct cell){.extent = kind == '*'   ? HOLE
+                                        : kind == 's' ? STUCK
+                                                      : m->extents++,
                               .live = !in_run && kind != '*',
                               .waits = in == '['});
     return end;
@@ -254,7 +257,7 @@ static const struct measured creating[] = {{2, 5.7}, {32, 7.7}, {256, 12}, {1024
 static const struct measured allowing[] = {{2, 18}, {32, 21}, {128, 25}, {256, 31}, {1024, 51}};
 static const double mapping = 0.45;
 
-static const double created_page = 20, slow = 900;
+static const double created_page = 20, slow = 900, waiter = 0.2, share_of_waiter = 0.1;
 
 #define MEASURED(of, pages) measured(of, sizeof(of) / sizeof *(of), (double)(pages)*2)
 
@@ -319,7 +322,14 @@ struct row {
     const char *plan;
 };
 
-static void table(const struct row *row, size_t rows, uint32_t max_extent, bool several_builders)
+/* Of the view, but for the map. */
+struct builders {
+    bool several;
+    uint32_t waiters;
+    double slowness;
+};
+
+static void table(const struct row *row, size_t rows, uint32_t max_extent, struct builders builders)
 {
     static struct map m;
     struct policy_plan plan = {0};
@@ -327,7 +337,9 @@ static void table(const struct row *row, size_t rows, uint32_t max_extent, bool 
         struct policy p;
         policy_init(&p, PAGE_BYTES, max_extent);
         struct policy_view view = *map_read(&m, row[i].map, row[i].creatable);
-        view.several_builders = several_builders;
+        view.several_builders = builders.several;
+        view.waiters = builders.waiters;
+        view.slowness = builders.slowness;
         cr_assert(policy_plan(&p, &view, row[i].pages, &plan));
         struct words w = words_of(&plan);
         cr_expect_str_eq(w.text, row[i].plan, "%" PRIu32 " pages in '%s': %s, not %s", row[i].pages, row[i].map, w.text,
@@ -337,13 +349,15 @@ static void table(const struct row *row, size_t rows, uint32_t max_extent, bool 
     policy_plan_free(&plan);
 }
 
-#define TABLE_OF(max_extent, several_builders, ...)                                                                    \
+#define TABLE_OF(max_extent, builders, ...)                                                                            \
     do {                                                                                                               \
         const struct row rows[] = {__VA_ARGS__};                                                                       \
-        table(rows, sizeof rows / sizeof *rows, max_extent, several_builders);                                         \
+        table(rows, sizeof rows / sizeof *rows, max_extent, builders);                                                 \
     } while (0)
 
-#define TABLE(max_extent, ...) TABLE_OF(max_extent, false, __VA_ARGS__)
+static const struct builders one_builder = {.slowness = 1}, two_builders = {.several = true, .slowness = 1};
+
+#define TABLE(max_extent, ...) TABLE_OF(max_extent, one_builder, __VA_ARGS__)
 
 Test(policy, a_run_is_extended_where_it_can_be)
 {
@@ -421,6 +435,28 @@ Test(policy, growth_is_cut_into_equal_pieces)
           {"*1000", NO_CAP, 400, "fresh 0: create 4x100"});
 }
 
+/* Rule 9. */
+Test(policy, a_slow_driver_leaves_time_for_fewer_pieces)
+{
+    TABLE_OF(0, ((struct builders){.slowness = 3}), {"97 (s2) 1 *1000", NO_CAP, 310, "fresh 100: create 34x5 35x4"},
+             {"97 (s2) 1 *1000", NO_CAP, 110, "fresh 100: create 10x11"},
+             {"97 (s2) 1 *1000", NO_CAP, 120, "fresh 100: create 12x10"});
+}
+
+/* Rule 10: each has a tenth of one's time, and makes the driver's time dearer by a fifth. */
+Test(policy, who_waits_shares_the_time_and_pays_for_it)
+{
+    TABLE_OF(0, ((struct builders){.slowness = 1, .waiters = 10}),
+             {"97 (s2) 1 *1000", NO_CAP, 310, "fresh 100: create 20x5 21x10"});
+    TABLE_OF(0, ((struct builders){.slowness = 1, .waiters = 4}),
+             {"1 (s4) *20 1 (1x3) 1", NO_CAP, 7, "up 0: move 0..2"});
+    TABLE_OF(0, ((struct builders){.slowness = 1, .waiters = 5}),
+             {"1 (s4) *20 1 (1x3) 1", NO_CAP, 7, "up 0: create 3"});
+    /* More than 16 count as so many: 4.2 times 18.5 and 22.6 us a page, against 20 and 4.2 times 24.3, and 7.4. */
+    TABLE_OF(0, ((struct builders){.slowness = 1, .waiters = 60}), {"1 (s4) *20 1 (1) 1", NO_CAP, 5, "up 0: move 0"},
+             {"1 (s4) *20 1 (5) 1", NO_CAP, 9, "up 0: move 0"});
+}
+
 /* Rule 4: however short the time, a piece has at most 48 pages, or a 64th of the growth. */
 Test(policy, no_piece_is_longer_than_can_be_used_again)
 {
@@ -465,7 +501,7 @@ Test(policy, a_fresh_place_is_the_lowest_with_ample_room)
 /* Rule 8: three times what is built, with the surplus. */
 Test(policy, where_several_build_a_fresh_place_has_room_before_it)
 {
-    TABLE_OF(0, true, {"1 *160 1 *200 1", NO_CAP, 10, "fresh 31: create 10"},
+    TABLE_OF(0, two_builders, {"1 *160 1 *200 1", NO_CAP, 10, "fresh 31: create 10"},
              {"1 (12) 1 *192 1", NO_CAP, 11, "fresh 50: move 0"},
              /* None in a hole that is only the longest, and none before what is extended. */
              {"1 *20 1 *150 1", NO_CAP, 10, "fresh 22: create 10"}, {"1 (s4) *20 1", NO_CAP, 10, "up 0: create 6"});
@@ -708,9 +744,21 @@ static double growing_us(uint32_t pages, uint32_t pieces)
     return pieces ? pieces * us_to_create((pages + pieces - 1) / pieces) : 0;
 }
 
-static double priced(double us, uint32_t created)
+static uint32_t counted_waiters(const struct trial *t)
 {
-    return us + created_page * created;
+    return t->map.view.waiters < 16 ? t->map.view.waiters : 16;
+}
+
+/* Who waits for the driver's time pays for it too. */
+static double priced(const struct trial *t, double us, uint32_t created)
+{
+    return us * (1 + waiter * counted_waiters(t)) + created_page * created;
+}
+
+/* The driver's time that one malloc may take, if it is as slow as it is said to be. */
+static double time_of_one(const struct trial *t)
+{
+    return slow / t->map.view.slowness / (1 + share_of_waiter * counted_waiters(t));
 }
 
 static uint32_t stuck_of(const struct policy_view *v, size_t run)
@@ -726,7 +774,7 @@ static double price_of_plan(const struct trial *t)
     const struct policy_view *v = &t->map.view;
     const struct policy_plan *plan = &t->plan;
     uint32_t created = created_pages(plan);
-    return priced(moving_us(v, plan) + growing_us(created, (uint32_t)plan->creates), created);
+    return priced(t, moving_us(v, plan) + growing_us(created, (uint32_t)plan->creates), created);
 }
 
 /* A place and what it misses, and the extents that could move there, longest first. */
@@ -769,12 +817,13 @@ static double share_stuck(const struct policy_view *v)
     return v->mapped_pages ? (double)stuck / (double)v->mapped_pages : 0;
 }
 
-/* Rule 3: by how much is stuck; fewer than would take longer than is left; as the largest handle says. */
+/* Rules 3 and 4: by how much is stuck; fewer than would take longer than is left; as the largest handle says. */
 static uint32_t pieces_of(const struct offer *o, uint32_t pages, double us_left)
 {
     double share = share_stuck(&o->t->map.view), length = share >= 0.02 ? 10 : 40 - share / 0.02 * 30;
     length = floor(fmin(length, o->max_extent));
-    uint32_t pieces = (uint32_t)ceil(pages / length), fewest = (uint32_t)ceil((double)pages / o->max_extent);
+    double longest = fmin(o->max_extent, fmax(48, floor(pages / 64.0)));
+    uint32_t pieces = (uint32_t)ceil(pages / length), fewest = (uint32_t)ceil(pages / longest);
     while (pieces > fewest && growing_us(pages, pieces) > us_left)
         pieces--;
     return pieces;
@@ -800,9 +849,9 @@ static void price_ends(struct offer *o, double us, uint32_t rest)
 {
     const struct policy_extent *longer = rest ? cover(o, rest) : NULL;
     if (rest <= o->t->map.view.creatable_pages)
-        offer_price(o, priced(us + growing_us(rest, pieces_of(o, rest, slow - us)), rest));
+        offer_price(o, priced(o->t, us + growing_us(rest, pieces_of(o, rest, time_of_one(o->t) - us)), rest));
     if (longer && o->missing - rest + longer->pages <= o->room)
-        offer_price(o, priced(us + us_to_move(longer->pages), 0));
+        offer_price(o, priced(o->t, us + us_to_move(longer->pages), 0));
 }
 
 /* Rule 2: each number of the extents that fit, longest first, with each end. */
@@ -880,6 +929,8 @@ static void plan_is_sound_and_cheapest(struct trial *t)
     if (by_view && max_extent != UINT32_MAX)
         max_extent--; /* 1 is a mode if it is the policy's */
     t->map.view.longest_handle = by_view ? max_extent : UINT32_MAX;
+    t->map.view.waiters = draw(t, 2) ? (uint32_t)draw(t, 20) : 0;
+    t->map.view.slowness = draw(t, 2) ? 1 + (double)draw(t, 70) / 10 : 1;
     draw_request(t);
     plan_fresh(t, v, by_view ? UINT32_MAX : max_extent, &t->plan);
     check_plan(t, max_extent);
