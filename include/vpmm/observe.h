@@ -1,6 +1,7 @@
 /*
  * vpmm/observe.h - what who watches pools asks beside vpmm_stats: driver calls by name, how long mallocs take that go
- * to the driver, whether the reaper works, and which device it is. The exporter is made of these.
+ * to the driver, whether the reaper works, which device it is, and where memory is mapped. The exporter is made of
+ * these.
  *
  * Threads: any, while others allocate. Nothing here takes a lock, makes a driver call or writes to memory that a malloc
  * or free reads. Each number is right, but two of them may be of different instants. All work on a pool whose device
@@ -60,6 +61,29 @@ typedef struct vpmm_device {
 } vpmm_device;
 
 vpmm_status vpmm_device_get(vpmm_pool *, vpmm_device *);
+
+/* What a mapped range of a pool's address space is: what vpmm_dump writes as [X] and [-X]. */
+typedef enum vpmm_range_state {
+    VPMM_RANGE_LIVE, /* one allocation of whole pages */
+    VPMM_RANGE_CUT,  /* a page that is cut into pieces, live and free ones; the last may go on in the next page */
+    VPMM_RANGE_FREE, /* reusable */
+    VPMM_RANGE_BUSY, /* in the hands of a call under way: free, or being mapped or unmapped */
+} vpmm_range_state;
+
+typedef struct vpmm_range {
+    CUdeviceptr address;
+    size_t bytes; /* whole pages */
+    vpmm_range_state state;
+} vpmm_range;
+
+/*
+ * Calls visit, on this thread, for each mapped range, in ascending order within each chunk of address space; `data` is
+ * the caller's. Two free ranges may be neighbours. It may call any function of the pool but vpmm_pool_destroy. Beside
+ * other threads' calls each range is as it was at one instant, and two of them may be of different ones: a range that
+ * changes meanwhile may be missed, or be there twice. Takes as long as there are regions, holes included. A pool without
+ * pages has none.
+ */
+vpmm_status vpmm_ranges_visit(vpmm_pool *, void (*visit)(void *data, const vpmm_range *), void *data);
 
 /*
  * Sets the calling thread's vpmm_last_error() and returns the status: for libraries that stand on this one and fail in

@@ -123,6 +123,49 @@ vpmm_status vpmm_device_get(vpmm_pool *pool, vpmm_device *out)
     return VPMM_SUCCESS;
 }
 
+/* false: nothing is mapped there. */
+static bool is_mapped(enum unit_state state, vpmm_range_state *out)
+{
+    static const int range[] = {
+        [UNIT_LIVE] = VPMM_RANGE_LIVE,
+        [UNIT_USED] = VPMM_RANGE_LIVE,
+        [UNIT_NOTING] = VPMM_RANGE_LIVE,
+        [UNIT_CUT] = VPMM_RANGE_CUT,
+        [UNIT_FREE] = VPMM_RANGE_FREE,
+        [UNIT_CACHED] = VPMM_RANGE_FREE,
+        [UNIT_ENDING] = VPMM_RANGE_FREE,
+        [UNIT_OWN] = VPMM_RANGE_BUSY,
+        [UNIT_NONE] = -1,
+        [UNIT_HOLE] = -1,
+        [UNIT_ZOMBIE] = -1,
+    };
+    *out = (vpmm_range_state)range[state];
+    return range[state] >= 0;
+}
+
+static void visit_chunk(const struct units *units, uint64_t first, void (*visit)(void *, const vpmm_range *),
+                        void *data)
+{
+    for (uint64_t unit = first, length; unit < first + units->chunk_units; unit += length) {
+        uint64_t word = load_acquire_u64(&unit_at(units, unit)->word);
+        vpmm_range range = {.address = unit_address(units, unit)};
+        length = word_units(word) ? word_units(word) : 1;
+        range.bytes = length << units->unit_shift;
+        if (is_mapped(word_state(word), &range.state))
+            visit(data, &range);
+    }
+}
+
+vpmm_status vpmm_ranges_visit(vpmm_pool *pool, void (*visit)(void *, const vpmm_range *), void *data)
+{
+    if (!pool || !visit)
+        return fail(VPMM_ERROR_INVALID_VALUE, "vpmm_ranges_visit: the %s is NULL", pool ? "function" : "pool");
+    const struct units *units = &pool->arena.space.units;
+    for (uint32_t chunk = 0; pool->paged && chunk < load_acquire_u32(&units->chunks); chunk++)
+        visit_chunk(units, (uint64_t)chunk << units->chunk_shift, visit, data);
+    return VPMM_SUCCESS;
+}
+
 const vpmm_driver *vpmm_pool_driver(vpmm_pool *pool)
 {
     return pool ? &pool->device.driver : NULL;

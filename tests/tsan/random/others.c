@@ -25,8 +25,14 @@ void operation_poll(struct worker *worker)
 
 /* ---- looking ---- */
 
+static void add_bytes(void *sum, const vpmm_range *range)
+{
+    *(uint64_t *)sum += range->bytes;
+}
+
 static void look_at_all(void)
 {
+    uint64_t mapped = 0;
     vpmm_stats stats;
     vpmm_call_counts calls[VPMM_DRIVER_CALLS];
     vpmm_latency latency;
@@ -37,6 +43,7 @@ static void look_at_all(void)
     vpmm_must(vpmm_latency_get(current.pool, &latency));
     vpmm_must(vpmm_device_get(current.pool, &device));
     vpmm_must(vpmm_health_get(current.pool, &health));
+    vpmm_must(vpmm_ranges_visit(current.pool, add_bytes, &mapped));
     needs(!health.lost);
 }
 
