@@ -25,7 +25,8 @@ namespace vpmm_torch {
 struct Pool;
 
 struct Allocation {
-  size_t bytes;
+  size_t bytes; // as the program asked for them
+  size_t block; // what counts as allocated: see statistics.h
   int device;
   cudaStream_t stream; // the one it was allocated for, and is freed behind
   std::shared_ptr<Pool> pool;

@@ -17,6 +17,7 @@
 #include "history.h"
 #include "lender.h"
 #include "pools.h"
+#include "statistics.h"
 
 #include <c10/cuda/CUDAException.h>
 #include <c10/cuda/CUDAFunctions.h>
@@ -37,51 +38,12 @@ using c10::cuda::CUDAStream;
 namespace back_end = c10::cuda::CUDACachingAllocator;
 
 constexpr size_t EXBIBYTE = size_t{1} << 60;
-constexpr auto AGGREGATE = static_cast<size_t>(c10::CachingAllocator::StatType::AGGREGATE);
-
-/* A level, how high it was, and what was added and taken in sum. */
-class Level {
- public:
-  void add(int64_t amount) {
-    int64_t now = current_.fetch_add(amount, std::memory_order_relaxed) + amount;
-    int64_t peak = peak_.load(std::memory_order_relaxed);
-    while (now > peak && !peak_.compare_exchange_weak(peak, now, std::memory_order_relaxed)) {
-    }
-    added_.fetch_add(amount, std::memory_order_relaxed);
-  }
-
-  void take(int64_t amount) {
-    current_.fetch_sub(amount, std::memory_order_relaxed);
-    taken_.fetch_add(amount, std::memory_order_relaxed);
-  }
-
-  void reset_peak() {
-    peak_.store(current_.load(std::memory_order_relaxed), std::memory_order_relaxed);
-  }
-
-  void reset_accumulated() {
-    added_.store(0, std::memory_order_relaxed);
-    taken_.store(0, std::memory_order_relaxed);
-  }
-
-  c10::CachingAllocator::Stat stat() const {
-    c10::CachingAllocator::Stat stat;
-    stat.current = current_.load(std::memory_order_relaxed);
-    stat.peak = peak_.load(std::memory_order_relaxed);
-    stat.allocated = added_.load(std::memory_order_relaxed);
-    stat.freed = taken_.load(std::memory_order_relaxed);
-    return stat;
-  }
-
- private:
-  std::atomic<int64_t> current_{0}, peak_{0}, added_{0}, taken_{0};
-};
 
 struct Device {
   explicit Device(int index) : pools(index) {}
 
   Pools pools;
-  Level allocations, bytes;
+  Statistics statistics;
   std::atomic<int64_t> retries{0}, shortages{0};
   std::atomic<double> fraction{1};
   Frees frees{pools};
@@ -234,8 +196,7 @@ class BackEnd final : public back_end::CUDAAllocator {
       out.num_device_free += static_cast<int64_t>(stats.extents_released);
       out.num_sync_all_streams += static_cast<int64_t>(stats.reclaims);
     }
-    out.allocation[AGGREGATE] = out.active[AGGREGATE] = device.allocations.stat();
-    out.allocated_bytes[AGGREGATE] = out.active_bytes[AGGREGATE] = out.requested_bytes[AGGREGATE] = device.bytes.stat();
+    device.statistics.write(out);
     out.reserved_bytes[AGGREGATE].current = mapped;
     out.reserved_bytes[AGGREGATE].peak = std::max(mapped, peak_mapped);
     out.segment[AGGREGATE].current = out.num_device_alloc - out.num_device_free;
@@ -247,16 +208,14 @@ class BackEnd final : public back_end::CUDAAllocator {
 
   void resetAccumulatedStats(DeviceIndex index) override {
     Device& device = at(index);
-    device.allocations.reset_accumulated();
-    device.bytes.reset_accumulated();
+    device.statistics.reset_accumulated();
     device.retries.store(0);
     device.shortages.store(0);
   }
 
   void resetPeakStats(DeviceIndex index) override {
     Device& device = at(index);
-    device.allocations.reset_peak();
-    device.bytes.reset_peak();
+    device.statistics.reset_peaks();
     for (const auto& pool : device.pools.all())
       if (!pool->is_lent())
         vpmm_pool_set_attribute(pool->pool, VPMM_ATTRIBUTE_PEAK_MAPPED, 0);
@@ -400,7 +359,7 @@ class BackEnd final : public back_end::CUDAAllocator {
     auto checkpoint = std::make_shared<Checkpoint>(pool, device.frees);
     allocations_.each([&](void* address, const Allocation& allocation) {
       if (allocation.pool == pool)
-        checkpoint->add(*pool, address, allocation.bytes);
+        checkpoint->add(*pool, address, allocation);
     });
     return checkpoint;
   }
@@ -420,8 +379,8 @@ class BackEnd final : public back_end::CUDAAllocator {
     for (void* address : live)
       if (try_free(address)) // not so: another thread has, meanwhile
         delta.ptrs_freed.push_back(address);
-    for (const auto& [address, bytes] : checkpoint->live())
-      delta.dataptrs_allocd.push_back(allocate_again(index, pool, address, bytes));
+    for (const Checkpoint::Live& live : checkpoint->live())
+      delta.dataptrs_allocd.push_back(allocate_again(index, pool, live));
     return delta;
   }
 
@@ -559,17 +518,18 @@ class BackEnd final : public back_end::CUDAAllocator {
     device.frees.try_again();
     std::shared_ptr<Pool> pool = device.pools.for_request(stream);
     void* address = nullptr;
+    size_t length = rounded_up(bytes);
     if (pool->is_lent())
       address = pool->keeper->raw_alloc_with_stream(bytes, stream); // throws if there is no memory
     else if (pool->is_private())
-      address = pool->wanted.reuse(bytes, stream);
+      address = pool->wanted.reuse(length, stream);
     if (!address)
-      address = try_malloc(*pool, bytes, stream);
+      address = try_malloc(*pool, length, stream);
     if (!address)
-      address = malloc_in_shortage(device, index, pool, bytes, stream);
+      address = malloc_in_shortage(device, index, pool, length, stream);
     if (!address)
       refuse(device, index, bytes, stream, *pool, context);
-    begin(device, address, {bytes, index, stream, std::move(pool), context, {}});
+    begin(device, address, {bytes, block_of(length), index, stream, std::move(pool), context, {}});
     return address;
   }
 
@@ -582,29 +542,30 @@ class BackEnd final : public back_end::CUDAAllocator {
       device.frees.free(address, allocation);
       throw;
     }
-    device.allocations.add(1);
-    device.bytes.add(static_cast<int64_t>(allocation.bytes));
+    device.statistics.add(allocation.bytes, allocation.block);
     if (history_.is_watched())
       history_.add(TraceEntry::ALLOC, allocation.device, address, allocation.bytes, allocation.stream,
                    allocation.pool->id, allocation.context);
-    tell_profiler(device, address, static_cast<int64_t>(allocation.bytes), allocation.device);
+    tell_profiler(device, address, static_cast<int64_t>(allocation.block), allocation.device);
   }
 
   /* torch.profiler, where the calling thread is profiled with profile_memory. */
   void tell_profiler(Device& device, void* address, int64_t bytes, int index) {
     if (!c10::memoryProfilingEnabled())
       return;
-    auto allocated = static_cast<size_t>(std::max<int64_t>(device.bytes.stat().current, 0));
+    auto allocated = static_cast<size_t>(std::max<int64_t>(device.statistics.allocated(), 0));
     c10::reportMemoryUsageToProfiler(address, bytes, allocated, reserved(device, index),
                                      c10::Device(c10::DeviceType::CUDA, static_cast<DeviceIndex>(index)));
   }
 
   /* Of a checkpoint: at its address. */
-  DataPtr allocate_again(DeviceIndex index, const std::shared_ptr<Pool>& pool, void* address, size_t bytes) {
+  DataPtr allocate_again(DeviceIndex index, const std::shared_ptr<Pool>& pool, const Checkpoint::Live& live) {
+    void* address = live.address;
     std::optional<Allocation> parked = pool->wanted.unpark(address);
     TORCH_CHECK(parked, "vpmm: ", address, " of a checkpoint is in use: another thread allocates from its memory pool");
     parked->pool = pool;
-    parked->bytes = bytes;
+    parked->bytes = live.bytes;
+    parked->block = live.block;
     begin(at(index), address, *parked);
     return {address, address, &delete_at, c10::Device(c10::DeviceType::CUDA, index)};
   }
@@ -613,7 +574,7 @@ class BackEnd final : public back_end::CUDAAllocator {
                            const Context& context) {
     std::string why = vpmm_last_error();
     auto [free, total] = getMemoryInfo(static_cast<DeviceIndex>(index));
-    int64_t allocated = device.bytes.stat().current, held = static_cast<int64_t>(reserved(device, index));
+    int64_t allocated = device.statistics.allocated(), held = static_cast<int64_t>(reserved(device, index));
     device.shortages.fetch_add(1, std::memory_order_relaxed);
     if (history_.is_watched())
       history_.add(TraceEntry::OOM, index, reinterpret_cast<void*>(free), bytes, stream, pool.id,
@@ -671,9 +632,8 @@ class BackEnd final : public back_end::CUDAAllocator {
     if (!allocations_.take(address, allocation))
       return false;
     Device& device = at(allocation.device);
-    device.allocations.take(1);
-    device.bytes.take(static_cast<int64_t>(allocation.bytes));
-    tell_profiler(device, address, -static_cast<int64_t>(allocation.bytes), allocation.device);
+    device.statistics.take(allocation.bytes, allocation.block);
+    tell_profiler(device, address, -static_cast<int64_t>(allocation.block), allocation.device);
     if (history_.is_watched()) {
       Context context = history_.context(RecordContext::ALL);
       for (auto action : {TraceEntry::FREE_REQUESTED, TraceEntry::FREE_COMPLETED})

@@ -20,6 +20,11 @@ namespace vpmm_torch {
 
 class Checkpoint final : public c10::cuda::CUDACachingAllocator::AllocatorState {
  public:
+  struct Live {
+    void* address;
+    size_t bytes, block; // as its Allocation has them
+  };
+
   Checkpoint(std::shared_ptr<Pool> pool, Frees& frees) : pool_(std::move(pool)), frees_(frees) {}
   Checkpoint(const Checkpoint&) = delete;
   Checkpoint& operator=(const Checkpoint&) = delete;
@@ -28,18 +33,18 @@ class Checkpoint final : public c10::cuda::CUDACachingAllocator::AllocatorState 
   ~Checkpoint() override {
     std::shared_ptr<Pool> pool = pool_.lock();
     for (size_t i = 0; pool && i < live_.size(); i++)
-      if (auto parked = pool->wanted.unwant(live_[i].first)) {
+      if (auto parked = pool->wanted.unwant(live_[i].address)) {
         parked->pool = pool;
         pool->live.fetch_add(1, std::memory_order_relaxed);
-        frees_.free(live_[i].first, std::move(*parked));
+        frees_.free(live_[i].address, std::move(*parked));
       }
   }
 
   /* A live allocation of the pool; its shard is locked, so that no free comes between. */
-  void add(Pool& pool, void* address, size_t bytes) {
-    live_.emplace_back(address, bytes);
+  void add(Pool& pool, void* address, const Allocation& allocation) {
+    live_.push_back({address, allocation.bytes, allocation.block});
     try {
-      pool.wanted.want(address, bytes);
+      pool.wanted.want(address, allocation.bytes);
     } catch (...) {
       live_.pop_back();
       throw;
@@ -50,14 +55,14 @@ class Checkpoint final : public c10::cuda::CUDACachingAllocator::AllocatorState 
     return pool_.lock();
   }
 
-  const std::vector<std::pair<void*, size_t>>& live() const {
+  const std::vector<Live>& live() const {
     return live_;
   }
 
  private:
   const std::weak_ptr<Pool> pool_;
   Frees& frees_;
-  std::vector<std::pair<void*, size_t>> live_; // address, bytes
+  std::vector<Live> live_;
 };
 
 } // namespace vpmm_torch

@@ -144,6 +144,37 @@ class Statistics(unittest.TestCase):
         self.assertEqual(torch.cuda.max_memory_allocated(), before)
         self.assertIn("CUDA", torch.cuda.memory_summary())
 
+    def test_blocks_are_of_512_bytes_small_and_large(self):
+        def figures(pool):
+            stats = torch.cuda.memory_stats()
+            return [stats[f"{name}.{pool}.current"] for name in
+                    ("allocation", "active", "allocated_bytes", "active_bytes", "requested_bytes")]
+
+        def added(bytes, pool):
+            before = figures("all"), figures(pool)
+            t = torch.empty(bytes, dtype=torch.int8, device="cuda")
+            after = figures("all"), figures(pool)
+            del t
+            self.assertEqual((figures("all"), figures(pool)), before)
+            return [[y - x for x, y in zip(*pair)] for pair in zip(before, after)]
+
+        gc.collect()
+        for bytes, block, pool in ((1, 512, "small_pool"), (513, 1024, "small_pool"), (MIB, MIB, "small_pool"),
+                                   (MIB + 1, MIB + 512, "large_pool"), (7 * MIB, 7 * MIB, "large_pool")):
+            self.assertEqual(added(bytes, pool), [[1, 1, block, block, bytes]] * 2)
+
+    def test_requests_are_rounded_up_as_the_settings_say(self):
+        gc.collect()
+        before = in_use()
+        torch.cuda.memory._set_allocator_settings("roundup_power2_divisions:4")
+        try:
+            t = torch.empty(84 * MIB, dtype=torch.int8, device="cuda")
+        finally:
+            torch.cuda.memory._set_allocator_settings("")
+        u = torch.empty(84 * MIB, dtype=torch.int8, device="cuda")
+        self.assertEqual(in_use(), before + 96 * MIB + 84 * MIB)
+        del t, u
+
     def test_an_empty_cache_is_given_back(self):
         t = torch.empty(512 * MIB, dtype=torch.int8, device="cuda")
         del t
@@ -471,7 +502,7 @@ class PoolsOverAnotherAllocator(unittest.TestCase):
         self.assertEqual(len(segments), 2)
         self.assertTrue(all(bool((t == n).all()) for n, t in enumerate(small)))
         self.assertTrue(bool((large == 3).all()) and bool((outside == 4).all()))
-        self.assertEqual(in_use(), self.before + 20 * 8000 + 64 * MIB)
+        self.assertEqual(in_use(), self.before + 20 * 8192 + 64 * MIB)
         address = large.data_ptr()
         del large
         with torch.cuda.use_mem_pool(self.pool):

@@ -1,5 +1,6 @@
 #include "pytorch.h"
 
+#include <c10/core/AllocatorConfig.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 #include <c10/cuda/CUDAException.h>
 #include <c10/cuda/CUDAFunctions.h>
@@ -16,6 +17,7 @@ using c10::Stream;
 namespace caching = c10::cuda::CUDACachingAllocator;
 
 simulated_gpu simulated;
+torch_settings settings;
 static thread_local CUstream current;
 
 /* ---- the driver under vpmm: see the linker's option --wrap ---- */
@@ -142,6 +144,20 @@ ApproximateClockToUnixTimeConverter::ApproximateClockToUnixTimeConverter() {}
 std::function<time_t(approx_time_t)> ApproximateClockToUnixTimeConverter::makeConverter() {
   return [](approx_time_t) { return time_t{0}; };
 }
+
+/* The settings are the test's, not an environment variable's. */
+namespace CachingAllocator {
+AcceleratorAllocatorConfig::AcceleratorAllocatorConfig() = default;
+
+AcceleratorAllocatorConfig& AcceleratorAllocatorConfig::instance() {
+  static AcceleratorAllocatorConfig made;
+  return made;
+}
+
+size_t AcceleratorAllocatorConfig::roundup_power2_divisions(size_t) {
+  return settings.roundup_power2_divisions;
+}
+} // namespace CachingAllocator
 
 namespace detail {
 void torchCheckFail(const char*, const char*, uint32_t, const char* message) {
