@@ -303,7 +303,7 @@ class BackEnd final : public back_end::CUDAAllocator {
     if (Keeper* keeper = at(device).pools.keeper(id))
       keeper->endAllocateToPool(device, id);
     at(device).pools.end(id);
-    at(device).frees.try_again();
+    at(device).frees.end();
   }
 
   void releasePool(DeviceIndex device, c10::MempoolId_t id) override {
@@ -521,8 +521,10 @@ class BackEnd final : public back_end::CUDAAllocator {
     size_t length = rounded_up(bytes);
     if (pool->is_lent())
       address = pool->keeper->raw_alloc_with_stream(bytes, stream); // throws if there is no memory
-    else if (pool->is_private())
+    else if (pool->is_private()) {
+      device.frees.free_joined(*pool, stream);
       address = pool->wanted.reuse(length, stream);
+    }
     if (!address)
       address = try_malloc(*pool, length, stream);
     if (!address)

@@ -1,5 +1,7 @@
 #include "frees.h"
 
+#include <c10/cuda/CUDAAllocatorConfig.h>
+
 namespace vpmm_torch {
 
 static CUdeviceptr address_of(void* address) {
@@ -90,10 +92,60 @@ bool Frees::try_one(Freed& freed) {
   return done;
 }
 
+/* Its memory counts as live until then. */
+bool Frees::finish(Freed& freed) {
+  bool done = try_one(freed);
+  if (done)
+    freed.allocation.pool->live.fetch_sub(1, std::memory_order_release);
+  return done;
+}
+
 void Frees::keep(std::list<Freed> freed) {
   std::lock_guard<std::mutex> guard(lock_);
+  for (const Freed& one : freed)
+    if (one.point.capture)
+      joining_.store(true, std::memory_order_relaxed);
   kept_.splice(kept_.end(), freed);
   later_.store(kept_.size(), std::memory_order_relaxed);
+}
+
+/* Of memory of the pool that the capture goes to: other memory is nobody's before the capture has ended. */
+void Frees::note_point(Freed& freed) {
+  const Allocation& allocation = freed.allocation;
+  if (allocation.used.empty() || !pools_.is_underway(allocation.pool->id) ||
+      !c10::cuda::CUDACachingAllocator::CUDAAllocatorConfig::graph_capture_record_stream_reuse())
+    return;
+  std::vector<cudaStream_t> streams = allocation.used;
+  streams.push_back(allocation.stream);
+  freed.point = CaptureOrder::point(streams);
+}
+
+/* The thread need not be the one that began the capture: this meets no stream but the one that it works on. */
+void Frees::free_all_joined(const Pool& pool, cudaStream_t stream) {
+  std::list<Freed> mine;
+  bool others = false;
+  {
+    std::lock_guard<std::mutex> guard(lock_);
+    for (auto it = kept_.begin(); it != kept_.end();) {
+      auto freed = it++;
+      bool is_mine = freed->allocation.pool.get() == &pool && freed->allocation.stream == stream;
+      if (freed->point.capture && is_mine)
+        mine.splice(mine.end(), kept_, freed);
+      else
+        others = others || freed->point.capture;
+    }
+    later_.store(kept_.size(), std::memory_order_relaxed);
+    joining_.store(others, std::memory_order_relaxed);
+  }
+  for (auto it = mine.begin(); it != mine.end();) {
+    if (order_.is_behind(stream, it->point)) {
+      it->allocation.used.clear();
+      it->point = {};
+    }
+    it = !it->point.capture && finish(*it) ? mine.erase(it) : std::next(it);
+  }
+  if (!mine.empty())
+    keep(std::move(mine));
 }
 
 void Frees::free(void* address, Allocation allocation) {
@@ -107,11 +159,11 @@ void Frees::free(void* address, Allocation allocation) {
     pool->live.fetch_sub(1, std::memory_order_release);
     return;
   }
-  Freed freed{address, std::move(allocation), {}};
-  if (try_one(freed)) {
-    pool->live.fetch_sub(1, std::memory_order_release);
+  Freed freed{address, std::move(allocation), {}, {}};
+  if (finish(freed))
     return;
-  }
+  if (pool->is_private())
+    note_point(freed);
   std::list<Freed> one;
   one.push_back(std::move(freed));
   keep(std::move(one));
@@ -124,15 +176,8 @@ void Frees::try_all() {
     kept.swap(kept_);
     later_.store(0, std::memory_order_relaxed);
   }
-  for (auto it = kept.begin(); it != kept.end();) {
-    std::shared_ptr<Pool> pool = it->allocation.pool;
-    if (!try_one(*it)) {
-      ++it;
-      continue;
-    }
-    it = kept.erase(it);
-    pool->live.fetch_sub(1, std::memory_order_release);
-  }
+  for (auto it = kept.begin(); it != kept.end();)
+    it = finish(*it) ? kept.erase(it) : std::next(it);
   if (!kept.empty())
     keep(std::move(kept));
 }

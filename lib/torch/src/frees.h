@@ -9,6 +9,10 @@
  *             that asks for nothing keeps the others' frees, even if a request fails for it
  *   ending    memory of a private pool that further streams used: vpmm would keep it to the pool's end, because nothing
  *             passes there. An event on each of these streams is recorded at the free; it is freed when all have passed
+ *   joining   the same where they all capture, and the program wants such memory back within the capture
+ *             (graph_capture_record_stream_reuse): where they are in the capture is noted at the free. A request of the
+ *             stream of the allocation looks whether that stream has come behind it (capture.h); then it is freed. If
+ *             the capture ends before, it is as all else that waits
  *
  *   lent      memory of a pool that is lent (lender.h): its keeper ends the use
  *
@@ -18,6 +22,7 @@
 #define VPMM_TORCH_FREES_H
 
 #include "allocations.h"
+#include "capture.h"
 #include "pools.h"
 
 #include <atomic>
@@ -39,24 +44,42 @@ class Frees {
       try_all();
   }
 
+  /* Before a request of the stream to a private pool: frees what is joining, and may be used by it. Never throws. */
+  void free_joined(const Pool& pool, cudaStream_t stream) {
+    if (joining_.load(std::memory_order_relaxed))
+      free_all_joined(pool, stream);
+  }
+
+  /* A capture or another use of a pool has ended. */
+  void end() {
+    order_.forget();
+    try_again();
+  }
+
  private:
   struct Freed {
     void* address;
     Allocation allocation;
     std::vector<cudaEvent_t> events; // once it is ending
+    CapturePoint point;              // while it is joining
   };
 
+  bool finish(Freed& freed);
   bool try_one(Freed& freed);
   bool try_main(Freed& freed);
   bool try_private(Freed& freed);
   bool record_events(Freed& freed);
   void try_all();
+  void note_point(Freed& freed);
+  void free_all_joined(const Pool& pool, cudaStream_t stream);
   void keep(std::list<Freed> freed);
 
   Pools& pools_;
   std::mutex lock_;
-  std::list<Freed> kept_;        // waiting and ending
-  std::atomic<size_t> later_{0}; // how many
+  std::list<Freed> kept_;            // waiting, ending and joining
+  std::atomic<size_t> later_{0};     // how many
+  std::atomic<bool> joining_{false}; // whether one of them may be joining
+  CaptureOrder order_;
 };
 
 } // namespace vpmm_torch

@@ -328,6 +328,38 @@ class Graphs(unittest.TestCase):
             self.assertTrue(bool((y == n + 3).all()))
         self.assertLess(in_use(), before + (4 << 20) + 4096)  # the first capture's seeds are there, too
 
+    def test_what_has_joined_is_used_again_where_that_is_asked_for(self):
+        """And what has not is not. The work that used it is not changed by what comes after, in each replay."""
+
+        def addresses(reuse):
+            graph, stream, x = torch.cuda.CUDAGraph(), torch.cuda.Stream(), torch.ones(1 << 18, device="cuda")
+            torch.cuda.memory._set_allocator_settings(f"graph_capture_record_stream_reuse:{reuse}")
+            try:
+                torch.cuda.synchronize()
+                with torch.cuda.graph(graph):
+                    used = x + 1
+                    address = used.data_ptr()
+                    stream.wait_stream(torch.cuda.current_stream())
+                    with torch.cuda.stream(stream):
+                        result = used + 2
+                        used.record_stream(stream)
+                    del used
+                    before = torch.full_like(x, 50)
+                    torch.cuda.current_stream().wait_stream(stream)
+                    x.add_(1)
+                    after = torch.full_like(x, 60)
+            finally:
+                torch.cuda.memory._set_allocator_settings("graph_capture_record_stream_reuse:False")
+            for n in (5, 9):
+                x.fill_(n)
+                graph.replay()
+                torch.cuda.synchronize()
+                self.assertTrue(bool((result == n + 3).all()))
+            return before.data_ptr() == address, after.data_ptr() == address
+
+        self.assertEqual(addresses(True), (False, True))
+        self.assertEqual(addresses(False), (False, False))
+
     def test_three_share_a_pool(self):
         pool = torch.cuda.graph_pool_handle()
         x = torch.ones(1 << 20, device="cuda")

@@ -2,13 +2,18 @@
 
 #include <c10/core/AllocatorConfig.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>
+#include <c10/cuda/CUDAAllocatorConfig.h>
 #include <c10/cuda/CUDAException.h>
 #include <c10/cuda/CUDAFunctions.h>
 
-#include <cstdio>
-#include <cstdlib>
+#include <algorithm>
+#include <map>
+#include <memory>
+#include <mutex>
 #include <ostream>
+#include <set>
 #include <stdexcept>
+#include <vector>
 
 using c10::Device;
 using c10::DeviceIndex;
@@ -72,6 +77,10 @@ cudaError_t cudaMemGetInfo(size_t* free, size_t* total) {
   return cudaSuccess;
 }
 
+cudaError_t cudaGetLastError() {
+  return cudaSuccess;
+}
+
 /* No test copies. */
 cudaError_t cudaMemcpy(void*, const void*, size_t, cudaMemcpyKind) {
   abort();
@@ -84,6 +93,151 @@ cudaError_t cudaMemcpyAsync(void*, const void*, size_t, cudaMemcpyKind, cudaStre
 cudaError_t cudaMemcpyPeerAsync(void*, int, const void*, int, size_t, cudaStream_t) {
   abort();
 }
+}
+
+/* ---- captured graphs ---- */
+
+struct Node {
+  std::vector<Node*> dependencies;
+};
+
+struct Captured {
+  unsigned long long id = 0;
+  std::vector<Node*> frontier;
+};
+
+static std::mutex graph_lock;                 // of the rest
+static std::map<CUstream, Captured> captured; // streams that capture now
+static std::map<unsigned long long, std::vector<std::unique_ptr<Node>>> nodes; // of each capture under way
+static unsigned long long capture_ids;
+
+/* Whether one of them is it, or depends on it. */
+static bool depend_on(std::vector<Node*> next, const Node* node) {
+  std::set<Node*> seen;
+  while (!next.empty()) {
+    Node* one = next.back();
+    next.pop_back();
+    if (one == node)
+      return true;
+    if (seen.insert(one).second)
+      next.insert(next.end(), one->dependencies.begin(), one->dependencies.end());
+  }
+  return false;
+}
+
+void capture_begin(CUstream stream, CUstreamCaptureMode mode) {
+  DRIVE(cuStreamBeginCapture(stream, mode));
+  std::lock_guard<std::mutex> guard(graph_lock);
+  captured[stream] = {++capture_ids, {}};
+}
+
+void capture_end(CUstream stream) {
+  CUgraph graph = nullptr;
+  DRIVE(cuStreamEndCapture(stream, &graph));
+  DRIVE(cuGraphDestroy(graph));
+  std::lock_guard<std::mutex> guard(graph_lock);
+  unsigned long long id = captured.at(stream).id;
+  for (auto it = captured.begin(); it != captured.end();)
+    it = it->second.id == id ? captured.erase(it) : std::next(it);
+  nodes.erase(id);
+}
+
+bool captures(CUstream stream) {
+  std::lock_guard<std::mutex> guard(graph_lock);
+  return captured.count(stream);
+}
+
+void capture_work(CUstream stream, CUdeviceptr address, size_t bytes) {
+  DRIVE(cuMemsetD32Async(address, 1, bytes / 4, stream));
+  std::lock_guard<std::mutex> guard(graph_lock);
+  auto found = captured.find(stream);
+  if (found == captured.end())
+    return;
+  auto& made = nodes[found->second.id];
+  made.push_back(std::make_unique<Node>(Node{found->second.frontier}));
+  found->second.frontier = {made.back().get()};
+}
+
+void capture_wait(CUstream stream, CUstream on) {
+  CUevent event;
+  DRIVE(cuEventCreate(&event, CU_EVENT_DISABLE_TIMING));
+  DRIVE(cuEventRecord(event, on));
+  DRIVE(cuStreamWaitEvent(stream, event, 0));
+  DRIVE(cuEventDestroy(event));
+  std::lock_guard<std::mutex> guard(graph_lock);
+  auto found = captured.find(on);
+  if (found == captured.end())
+    return;
+  Captured& waits = captured[stream];
+  waits.id = found->second.id;
+  for (Node* node : found->second.frontier)
+    if (std::find(waits.frontier.begin(), waits.frontier.end(), node) == waits.frontier.end())
+      waits.frontier.push_back(node);
+}
+
+void capture_set_frontier(CUstream stream, cudaGraphNode_t node) {
+  std::lock_guard<std::mutex> guard(graph_lock);
+  captured.at(stream).frontier = {as<Node*>(node)};
+}
+
+cudaGraphNode_t capture_last(CUstream stream) {
+  std::lock_guard<std::mutex> guard(graph_lock);
+  const std::vector<Node*>& frontier = captured.at(stream).frontier;
+  return frontier.empty() ? nullptr : as<cudaGraphNode_t>(frontier.back());
+}
+
+bool capture_is_behind(CUstream stream, cudaGraphNode_t node) {
+  std::lock_guard<std::mutex> guard(graph_lock);
+  return depend_on(captured.at(stream).frontier, as<Node*>(node));
+}
+
+extern "C" {
+/* The nodes that are given stay as they are until the thread's next question. */
+static cudaError_t get_capture_info(cudaStream_t stream, cudaStreamCaptureStatus* status, unsigned long long* id,
+                                    const cudaGraphNode_t** frontier, size_t* count) {
+  static thread_local std::vector<Node*> answer;
+  std::lock_guard<std::mutex> guard(graph_lock);
+  auto found = captured.find(as<CUstream>(stream));
+  *status = found == captured.end() ? cudaStreamCaptureStatusNone : cudaStreamCaptureStatusActive;
+  if (found == captured.end())
+    return cudaSuccess;
+  answer = found->second.frontier;
+  *id = found->second.id;
+  *frontier = reinterpret_cast<const cudaGraphNode_t*>(answer.data());
+  *count = answer.size();
+  return cudaSuccess;
+}
+
+static cudaError_t get_dependencies(cudaGraphNode_t node, cudaGraphNode_t* out, size_t* count) {
+  std::lock_guard<std::mutex> guard(graph_lock);
+  const std::vector<Node*>& dependencies = as<Node*>(node)->dependencies;
+  for (size_t i = 0; out && i < *count && i < dependencies.size(); i++)
+    out[i] = as<cudaGraphNode_t>(dependencies[i]);
+  *count = dependencies.size();
+  return cudaSuccess;
+}
+
+#if CUDART_VERSION >= 13000
+cudaError_t cudaStreamGetCaptureInfo(cudaStream_t stream, cudaStreamCaptureStatus* status, unsigned long long* id,
+                                     cudaGraph_t*, const cudaGraphNode_t** frontier, const cudaGraphEdgeData**,
+                                     size_t* count) {
+  return get_capture_info(stream, status, id, frontier, count);
+}
+
+cudaError_t cudaGraphNodeGetDependencies(cudaGraphNode_t node, cudaGraphNode_t* out, cudaGraphEdgeData*,
+                                         size_t* count) {
+  return get_dependencies(node, out, count);
+}
+#else
+cudaError_t cudaStreamGetCaptureInfo_v2(cudaStream_t stream, cudaStreamCaptureStatus* status, unsigned long long* id,
+                                        cudaGraph_t*, const cudaGraphNode_t** frontier, size_t* count) {
+  return get_capture_info(stream, status, id, frontier, count);
+}
+
+cudaError_t cudaGraphNodeGetDependencies(cudaGraphNode_t node, cudaGraphNode_t* out, size_t* count) {
+  return get_dependencies(node, out, count);
+}
+#endif
 }
 
 /* ---- c10 ---- */
@@ -159,6 +313,10 @@ size_t AcceleratorAllocatorConfig::roundup_power2_divisions(size_t) {
 }
 } // namespace CachingAllocator
 
+std::optional<std::string> utils::get_env(const char*) noexcept {
+  return std::nullopt;
+}
+
 namespace detail {
 void torchCheckFail(const char*, const char*, uint32_t, const char* message) {
   throw std::runtime_error(message);
@@ -195,6 +353,11 @@ DeviceIndex current_device() {
 void c10_cuda_check_implementation(const int32_t error, const char*, const char*, const uint32_t, const bool) {
   if (error != cudaSuccess)
     throw std::runtime_error("the CUDA runtime refuses");
+}
+
+/* Knows one setting. */
+void caching::CUDAAllocatorConfig::parseArgs(const std::string& text) {
+  m_graph_capture_record_stream_reuse = text == "graph_capture_record_stream_reuse:True";
 }
 
 std::atomic<caching::CUDAAllocator*> caching::allocator;
@@ -257,6 +420,11 @@ struct Unused : caching::CUDAAllocator {
     abort();
   }
 };
+
+void set_reuse_in_captures(bool reuse) {
+  caching::CUDAAllocatorConfig::instance().parseArgs(
+      reuse ? "graph_capture_record_stream_reuse:True" : "graph_capture_record_stream_reuse:False");
+}
 
 void torch_set_current_stream(CUstream stream) {
   current = stream;

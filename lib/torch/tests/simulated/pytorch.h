@@ -39,7 +39,21 @@ extern torch_settings settings;
 
 using Back = c10::cuda::CUDACachingAllocator::CUDAAllocator;
 
-void check_cases(Back&); // cases.cpp
+void check_cases(Back&);           // cases.cpp
+void set_reuse_in_captures(bool); // graph_capture_record_stream_reuse
+
+/*
+ * Captures, with the graph that they make: the simulated GPU counts captured work and drops it. Each of these makes the
+ * driver's call, and none by any other way is in the graph. A capture's streams are the caller's, joined at its end.
+ */
+void capture_begin(CUstream, CUstreamCaptureMode);
+void capture_end(CUstream);
+bool captures(CUstream);
+void capture_work(CUstream, CUdeviceptr, size_t bytes); // a write, also where nothing is captured
+void capture_wait(CUstream, CUstream on);               // likewise
+void capture_set_frontier(CUstream, cudaGraphNode_t);   // as cudaStreamUpdateCaptureDependencies does
+cudaGraphNode_t capture_last(CUstream);                 // node; NULL: it has none
+bool capture_is_behind(CUstream, cudaGraphNode_t);      // whether the stream's next work comes after the node
 
 void torch_open();                            // a simulated GPU, and an allocator of PyTorch's that was not used yet
 void torch_set_current_stream(CUstream);      // of the calling thread

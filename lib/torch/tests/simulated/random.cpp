@@ -9,6 +9,7 @@
 
 #include <atomic>
 #include <chrono>
+#include <map>
 #include <mutex>
 #include <random>
 #include <string>
@@ -27,44 +28,63 @@ struct Held {
   void* address;
 };
 
+struct CapturedUse {
+  size_t bytes;
+  cudaGraphNode_t node;
+};
+
 struct Worker {
   Back& back;
   std::mt19937_64 random;
   CUstream stream[2];
   std::vector<Held> held;
   std::vector<std::shared_ptr<CheckpointState>> checkpoints; // whose pools may have ended
+  std::multimap<uintptr_t, CapturedUse> captured;            // by address: of the capture under way
 };
 
 static std::mutex pile_lock;
 static std::vector<Held> pile; // of all workers: who takes something from it frees it
 
-static std::atomic<uint64_t> pool_ids{1}, captures, pools, trees, uses, refused;
+static std::atomic<uint64_t> pool_ids{1}, graphs, pools, trees, uses, refused;
 
 static uint64_t draw(Worker& w, uint64_t below) {
   return w.random() % below;
 }
 
 static void write(const Held& held, CUstream stream) {
-  DRIVE(cuMemsetD32Async(reinterpret_cast<CUdeviceptr>(held.address), 1, held.bytes / 4, stream));
+  capture_work(stream, reinterpret_cast<CUdeviceptr>(held.address), held.bytes);
+}
+
+/* What the capture has done to the memory before is before all that the stream will do. */
+static void note_captured_use(Worker& w, const Held& held, CUstream stream, bool is_new) {
+  auto begin = reinterpret_cast<uintptr_t>(held.address);
+  for (const auto& [address, use] : w.captured)
+    if (is_new && address < begin + held.bytes && begin < address + use.bytes)
+      REQUIRE(capture_is_behind(stream, use.node));
+  write(held, stream);
+  w.captured.emplace(begin, CapturedUse{held.bytes, capture_last(stream)});
+}
+
+static void use(Worker& w, const Held& held, CUstream stream, bool is_new) {
+  if (captures(stream))
+    note_captured_use(w, held, stream, is_new);
+  else
+    write(held, stream);
 }
 
 static Held allocate(Worker& w, size_t bytes, CUstream stream) {
   torch_set_current_stream(stream);
   Held held{w.back.allocate(bytes), bytes, stream, nullptr};
   held.address = held.memory.get();
-  write(held, stream);
+  use(w, held, stream, true);
   return held;
 }
 
 /* On the worker's other stream, behind its own; record_stream is all that tells of it. */
 static void use_on_other(Worker& w, const Held& held) {
   CUstream other = held.stream == w.stream[0] ? w.stream[1] : w.stream[0];
-  CUevent event;
-  DRIVE(cuEventCreate(&event, CU_EVENT_DISABLE_TIMING));
-  DRIVE(cuEventRecord(event, held.stream));
-  DRIVE(cuStreamWaitEvent(other, event, 0));
-  DRIVE(cuEventDestroy(event));
-  write(held, other);
+  capture_wait(other, held.stream);
+  use(w, held, other, false);
   w.back.recordStream(held.memory, torch_stream(other));
   uses++;
 }
@@ -92,9 +112,11 @@ static std::vector<Held> work_in_pool(Worker& w, bool is_capture) {
   std::vector<Held> inner;
   for (int i = 0; i < 20; i++) {
     size_t bytes = 4 + draw(w, draw(w, 2) ? 3 << 20 : 20000);
-    inner.push_back(allocate(w, bytes, w.stream[is_capture ? 0 : draw(w, 2)]));
-    if (!is_capture && draw(w, 3) == 0)
+    inner.push_back(allocate(w, bytes, w.stream[is_capture && !captures(w.stream[1]) ? 0 : draw(w, 2)]));
+    if (draw(w, 3) == 0)
       use_on_other(w, inner.back());
+    if (is_capture && captures(w.stream[1]) && draw(w, 3) == 0)
+      capture_wait(w.stream[0], w.stream[1]);
     if (draw(w, 2))
       drop_one(w, inner);
     if (draw(w, 3) == 0)
@@ -105,25 +127,25 @@ static std::vector<Held> work_in_pool(Worker& w, bool is_capture) {
 
 static void capture(Worker& w) {
   const c10::MempoolId_t id{0, pool_ids++};
-  CUgraph graph = nullptr;
-  std::atomic<bool> is_capturing{false};
+  set_reuse_in_captures(draw(w, 3) != 0);
   w.back.beginAllocateToPool(0, id, [&](cudaStream_t stream) {
-    return is_capturing.load() && reinterpret_cast<CUstream>(stream) == w.stream[0];
+    auto is = [=](CUstream own) { return own == reinterpret_cast<CUstream>(stream) && captures(own); };
+    return is(w.stream[0]) || is(w.stream[1]);
   });
-  DRIVE(cuStreamBeginCapture(w.stream[0], static_cast<CUstreamCaptureMode>(draw(w, 3))));
-  is_capturing = true;
+  capture_begin(w.stream[0], static_cast<CUstreamCaptureMode>(draw(w, 3)));
   std::vector<Held> inner = work_in_pool(w, true);
-  is_capturing = false;
-  DRIVE(cuStreamEndCapture(w.stream[0], &graph));
+  if (captures(w.stream[1]))
+    capture_wait(w.stream[0], w.stream[1]);
+  capture_end(w.stream[0]);
+  w.captured.clear();
   w.back.endAllocateToPool(0, id);
-  DRIVE(cuGraphDestroy(graph));
   for (Held& held : inner) {
     write(held, held.stream);
     if (draw(w, 2))
       w.held.push_back(std::move(held)); // its pool is released before it
   }
   w.back.releasePool(0, id);
-  captures++;
+  graphs++;
 }
 
 /* As torch.cuda.use_mem_pool: what the thread allocates. */
@@ -245,7 +267,7 @@ static void step(Worker& w) {
 }
 
 static void work(uint64_t seed, int steps) {
-  Worker w{*c10::cuda::CUDACachingAllocator::get(), std::mt19937_64(seed), {}, {}, {}};
+  Worker w{*c10::cuda::CUDACachingAllocator::get(), std::mt19937_64(seed), {}, {}, {}, {}};
   DRIVE(cuCtxSetCurrent(simulated.context));
   for (CUstream& stream : w.stream)
     DRIVE(cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING));
@@ -307,7 +329,7 @@ int main(int count, char** arguments) {
   back.emptyCache({0, 0});
   auto stats = back.getDeviceStats(0);
   std::printf("captures %llu, pools %llu, trees %llu, uses %llu, refused %llu; races %llu, misuses %llu, live %lld, held %lld\n",
-              (unsigned long long)captures, (unsigned long long)pools, (unsigned long long)trees,
+              (unsigned long long)graphs, (unsigned long long)pools, (unsigned long long)trees,
               (unsigned long long)uses,
               (unsigned long long)refused, (unsigned long long)vpmm_sim_races(simulated.sim),
               (unsigned long long)vpmm_sim_misuses(simulated.sim), (long long)stats.allocation[0].current,
