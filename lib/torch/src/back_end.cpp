@@ -13,6 +13,7 @@
  */
 #include "allocations.h"
 #include "checkpoint.h"
+#include "direct.h"
 #include "frees.h"
 #include "history.h"
 #include "lender.h"
@@ -27,6 +28,7 @@
 #include <algorithm>
 #include <cinttypes>
 #include <cstdio>
+#include <cstdlib>
 
 namespace vpmm_torch {
 
@@ -55,16 +57,16 @@ class BackEnd final : public back_end::CUDAAllocator {
 
   DataPtr allocate(size_t bytes) override {
     int device = c10::cuda::current_device();
-    void* address = bytes ? malloc(device, bytes, c10::cuda::getCurrentCUDAStream()) : nullptr;
+    void* address = bytes ? obtain(device, bytes, c10::cuda::getCurrentCUDAStream()) : nullptr;
     return {address, address, &delete_at, c10::Device(c10::DeviceType::CUDA, static_cast<DeviceIndex>(device))};
   }
 
   void* raw_alloc(size_t bytes) override {
-    return bytes ? malloc(c10::cuda::current_device(), bytes, c10::cuda::getCurrentCUDAStream()) : nullptr;
+    return bytes ? obtain(c10::cuda::current_device(), bytes, c10::cuda::getCurrentCUDAStream()) : nullptr;
   }
 
   void* raw_alloc_with_stream(size_t bytes, cudaStream_t stream) override {
-    return bytes ? malloc(c10::cuda::current_device(), bytes, stream) : nullptr;
+    return bytes ? obtain(c10::cuda::current_device(), bytes, stream) : nullptr;
   }
 
   void raw_delete(void* address) override {
@@ -119,10 +121,12 @@ class BackEnd final : public back_end::CUDAAllocator {
     return initialized_.load(std::memory_order_acquire);
   }
 
-  void enable(bool) override {}
+  void enable(bool on) override {
+    enabled_.store(on, std::memory_order_relaxed);
+  }
 
   bool isEnabled() const override {
-    return true;
+    return enabled_.load(std::memory_order_relaxed);
   }
 
   std::string name() override {
@@ -510,6 +514,12 @@ class BackEnd final : public back_end::CUDAAllocator {
     return nullptr;
   }
 
+  /* From CUDA itself while that is asked for: torch.cuda.caching_allocator_enable(False), and a variable for tools. */
+  void* obtain(int device, size_t bytes, cudaStream_t stream) {
+    static const bool never = std::getenv("PYTORCH_NO_CUDA_MEMORY_CACHING");
+    return never || !isEnabled() ? direct_.malloc(bytes) : malloc(device, bytes, stream);
+  }
+
   /* Python may be asked for a stack, so that comes first: it may fail. */
   void* malloc(int index, size_t bytes, cudaStream_t stream) {
     Device& device = at(index);
@@ -625,7 +635,7 @@ class BackEnd final : public back_end::CUDAAllocator {
   }
 
   void free(void* address) {
-    TORCH_CHECK(try_free(address), "invalid device pointer: ", address);
+    TORCH_CHECK(try_free(address) || direct_.free(address), "invalid device pointer: ", address);
   }
 
   /* False: it is no live allocation. */
@@ -647,6 +657,8 @@ class BackEnd final : public back_end::CUDAAllocator {
   }
 
   Allocations allocations_;
+  Direct direct_;
+  std::atomic<bool> enabled_{true};
   History history_;
   Lender lender_;
   std::mutex lent_lock_; // over a request to a lent pool in a shortage, with another memory fraction of its keeper's

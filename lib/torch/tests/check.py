@@ -76,6 +76,21 @@ class Plain(unittest.TestCase):
         done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
         self.assertEqual(done.returncode, 0, done.stderr)
 
+    def test_it_may_be_disabled(self):
+        gc.collect()
+        before = in_use()
+        torch.cuda.caching_allocator_enable(False)
+        try:
+            t = torch.full((MIB,), 3, dtype=torch.int8, device="cuda")
+            self.assertEqual(in_use(), before)
+        finally:
+            torch.cuda.caching_allocator_enable(True)
+        u = torch.full((MIB,), 4, dtype=torch.int8, device="cuda")
+        self.assertEqual(in_use(), before + MIB)
+        self.assertTrue(bool((t == 3).all()) and bool((u == 4).all()))
+        del t, u
+        self.assertEqual(in_use(), before)
+
     def test_enable_is_refused_too_late(self):
         code = ("import torch; torch.ones(1, device='cuda'); import vpmm_torch\n"
                 "try: vpmm_torch.enable()\n"

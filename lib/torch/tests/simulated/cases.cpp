@@ -72,6 +72,32 @@ static void rounds_up_as_the_settings_say(Back& back) {
   }
 }
 
+/* While it is disabled memory is CUDA's own, which is freed as such afterwards too. */
+static void may_be_disabled(Back& back) {
+  back.resetAccumulatedStats(0);
+  back.enable(false);
+  REQUIRE(!back.isEnabled());
+  uint64_t before = vpmm_sim_used_bytes(simulated.sim);
+  void* memory = back.raw_alloc(4 << 20);
+  c10::DataPtr other = back.allocate(4 << 20);
+  REQUIRE(back.getDeviceStats(0).requested_bytes[0].allocated == 0);
+  REQUIRE(vpmm_sim_used_bytes(simulated.sim) >= before + (8 << 20));
+  back.raw_delete(memory);
+  back.enable(true);
+  other.clear();
+  REQUIRE(vpmm_sim_used_bytes(simulated.sim) == before);
+  memory = back.raw_alloc(4 << 20);
+  REQUIRE(back.isEnabled() && back.getDeviceStats(0).requested_bytes[0].allocated == 4 << 20);
+  back.raw_delete(memory);
+  std::string why;
+  try {
+    back.raw_delete(memory);
+  } catch (const std::exception& error) {
+    why = error.what();
+  }
+  REQUIRE(why.find("invalid device pointer") == 0);
+}
+
 /* ---- graph_capture_record_stream_reuse ---- */
 
 /* A capture on the first of some streams, which all of its requests name. */
@@ -190,6 +216,7 @@ void check_cases(Back& back) {
   refuses(back);
   counts_blocks(back);
   rounds_up_as_the_settings_say(back);
+  may_be_disabled(back);
   reuses_what_has_joined(back, true);
   reuses_what_has_joined(back, false);
   waits_for_all_to_join(back);

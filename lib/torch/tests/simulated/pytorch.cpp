@@ -77,6 +77,14 @@ cudaError_t cudaMemGetInfo(size_t* free, size_t* total) {
   return cudaSuccess;
 }
 
+cudaError_t cudaMalloc(void** memory, size_t bytes) {
+  return answer(simulated.driver->cuMemAlloc(as<CUdeviceptr*>(memory), bytes));
+}
+
+cudaError_t cudaFree(void* memory) {
+  return answer(simulated.driver->cuMemFree(as<CUdeviceptr>(memory)));
+}
+
 cudaError_t cudaGetLastError() {
   return cudaSuccess;
 }
