@@ -18,8 +18,10 @@
 #include "history.h"
 #include "lender.h"
 #include "pools.h"
+#include "segments.h"
 #include "statistics.h"
 
+#include <c10/cuda/CUDAAllocatorConfig.h>
 #include <c10/cuda/CUDAException.h>
 #include <c10/cuda/CUDAFunctions.h>
 #include <c10/util/Exception.h>
@@ -29,6 +31,8 @@
 #include <cinttypes>
 #include <cstdio>
 #include <cstdlib>
+#include <iterator>
+#include <map>
 
 namespace vpmm_torch {
 
@@ -134,12 +138,15 @@ class BackEnd final : public back_end::CUDAAllocator {
   }
 
   void emptyCache(c10::MempoolId_t id = {0, 0}) override {
-    for (auto& device : devices_) {
-      device->frees.try_again();
-      for (const auto& pool : device->pools.all())
-        if (!pool->is_lent() && (id == c10::MempoolId_t{0, 0} || pool->id == id))
+    Context context = history_.is_recording() ? history_.context(RecordContext::ALL) : nullptr;
+    for (size_t i = 0; i < devices_.size(); i++) {
+      Device& device = *devices_[i];
+      device.frees.try_again();
+      for (const auto& pool : device.pools.all())
+        if (!pool->is_lent() && is_meant(id, *pool))
           vpmm_trim(pool->pool, 0, nullptr); // what stays is in use, or its work has not ended
-      device->pools.end_idle();
+      note_all_mapped(device, static_cast<int>(i), context);
+      end_idle(device, static_cast<int>(i), context);
     }
     if (Keeper* keeper = lender_.keeper_if_used())
       keeper->emptyCache(id);
@@ -227,27 +234,26 @@ class BackEnd final : public back_end::CUDAAllocator {
       keeper->resetPeakStats(index);
   }
 
-  /*
-   * Each allocation is a segment of its own: the pages that it lies in may move to others once it is freed. Those of
-   * lent pools are in segments of the keeper's.
-   */
+  /* Those of lent pools are segments of the keeper's. */
   back_end::SnapshotInfo snapshot(c10::MempoolId_t id = {0, 0}, bool include_traces = true) override {
     back_end::SnapshotInfo out;
+    std::map<const Pool*, std::vector<Occupant>> occupants;
     allocations_.each([&](void* address, const Allocation& allocation) {
-      if (!allocation.pool->is_lent() && (id == c10::MempoolId_t{0, 0} || allocation.pool->id == id))
-        out.segments.push_back(segment_of(address, allocation, *allocation.pool, true));
+      if (is_meant(id, *allocation.pool))
+        occupants[allocation.pool.get()].push_back({reinterpret_cast<size_t>(address), allocation, true});
     });
+    for (size_t i = 0; i < devices_.size(); i++)
+      for (const auto& pool : devices_[i]->pools.all())
+        if (!pool->is_lent() && is_meant(id, *pool))
+          add_segments(out, *pool, static_cast<int>(i), std::move(occupants[pool.get()]));
     if (Keeper* keeper = lender_.keeper_if_used()) {
       std::vector<SegmentInfo> lent = keeper->snapshot(id, false).segments;
       std::move(lent.begin(), lent.end(), std::back_inserter(out.segments));
     }
-    for (auto& device : devices_)
-      for (const auto& pool : device->pools.all())
-        if (id == c10::MempoolId_t{0, 0} || pool->id == id)
-          for (const auto& [address, allocation] : pool->wanted.parked())
-            out.segments.push_back(segment_of(address, allocation, *pool, false));
     std::sort(out.segments.begin(), out.segments.end(),
               [](const SegmentInfo& a, const SegmentInfo& b) { return a.address < b.address; });
+    for (size_t i = 0; i < devices_.size(); i++)
+      note_all_mapped(*devices_[i], static_cast<int>(i), nullptr);
     auto to_unix = clock_.makeConverter();
     for (size_t i = 0; i < devices_.size(); i++) {
       out.device_traces.emplace_back();
@@ -256,8 +262,7 @@ class BackEnd final : public back_end::CUDAAllocator {
       for (TraceEntry& entry : out.device_traces.back())
         entry.time_.t_ = to_unix(entry.time_.approx_t_);
     }
-    out.config_metadata = {};
-    out.config_metadata.last_allocator_settings = "backend:vpmm";
+    out.config_metadata = configuration();
     return out;
   }
 
@@ -267,6 +272,11 @@ class BackEnd final : public back_end::CUDAAllocator {
 
   void recordHistory(bool enabled, CreateContextFn context, size_t entries, RecordContext when, bool clear,
                      const std::vector<std::string>& skip) override {
+    bool begins = enabled && !history_.is_recording();
+    for (auto& device : devices_)
+      for (const auto& pool : device->pools.all())
+        if (begins && !pool->is_lent())
+          pool->mapped.look(pool->pool, [](bool, const Interval&) {}); // what is mapped by now is no event
     history_.record(enabled, context, entries, when, clear, skip);
   }
 
@@ -423,23 +433,53 @@ class BackEnd final : public back_end::CUDAAllocator {
     return bytes;
   }
 
-  /* `lives`: the program has it; not so, it is parked. */
-  static SegmentInfo segment_of(void* address, const Allocation& allocation, const Pool& pool, bool lives) {
-    SegmentInfo segment;
-    c10::CachingDeviceAllocator::BlockInfo block;
-    block.size = block.requested_size = allocation.bytes;
-    block.allocated = block.active = lives;
-    block.context_when_allocated = allocation.context;
-    segment.device = static_cast<DeviceIndex>(allocation.device);
-    segment.address = reinterpret_cast<size_t>(address);
-    segment.total_size = allocation.bytes;
-    segment.requested_size = segment.allocated_size = segment.active_size = lives ? allocation.bytes : 0;
-    segment.stream = allocation.stream;
-    segment.is_large = allocation.bytes > (1 << 20);
-    segment.owner_private_pool_id = pool.id;
-    segment.context_when_allocated = allocation.context;
-    segment.blocks.push_back(std::move(block));
-    return segment;
+  /* {0, 0}: all are. */
+  static bool is_meant(c10::MempoolId_t id, const Pool& pool) {
+    return id == c10::MempoolId_t{0, 0} || pool.id == id;
+  }
+
+  static void add_segments(back_end::SnapshotInfo& out, Pool& pool, int device, std::vector<Occupant> occupants) {
+    for (auto& [address, allocation] : pool.wanted.parked())
+      occupants.push_back({reinterpret_cast<size_t>(address), std::move(allocation), false});
+    std::vector<SegmentInfo> segments = segments_of(pool.pool, device, pool.id, std::move(occupants));
+    std::move(segments.begin(), segments.end(), std::back_inserter(out.segments));
+  }
+
+  /* Of PyTorch's settings those that mean something here. */
+  static back_end::AllocatorConfigInfo configuration() {
+    back_end::AllocatorConfigInfo out = {};
+    std::string settings = c10::CachingAllocator::getAllocatorSettings();
+    out.last_allocator_settings = settings.empty() ? "backend:vpmm" : "backend:vpmm," + settings;
+    out.roundup_power2_divisions = c10::CachingAllocator::AcceleratorAllocatorConfig::roundup_power2_divisions();
+    out.graph_capture_record_stream_reuse =
+        back_end::CUDAAllocatorConfig::graph_capture_record_stream_reuse();
+    return out;
+  }
+
+  /* ---- what is mapped, in the history ---- */
+
+  Mapped::Tell teller(const Pool& pool, int index, cudaStream_t stream, const Context& context) {
+    return [this, index, stream, id = pool.id, &context](bool is_mapped, const Interval& one) {
+      history_.add(is_mapped ? TraceEntry::SEGMENT_MAP : TraceEntry::SEGMENT_UNMAP, index,
+                   reinterpret_cast<void*>(one.begin), one.end - one.begin, stream, id, context);
+    };
+  }
+
+  void note_mapped(Pool& pool, int index, cudaStream_t stream, const Context& context) {
+    if (history_.is_recording() && !pool.is_lent())
+      pool.mapped.look_if_changed(pool.pool, teller(pool, index, stream, context));
+  }
+
+  void note_all_mapped(Device& device, int index, const Context& context) {
+    if (history_.is_recording())
+      for (const auto& pool : device.pools.all())
+        note_mapped(*pool, index, nullptr, context);
+  }
+
+  void end_idle(Device& device, int index, const Context& context) {
+    for (const auto& pool : device.pools.take_idle())
+      if (history_.is_recording() && !pool->is_lent())
+        pool->mapped.end(pool->pool, teller(*pool, index, nullptr, context));
   }
 
   Device& at(int device) {
@@ -499,7 +539,7 @@ class BackEnd final : public back_end::CUDAAllocator {
     for (const auto& name : c10::FreeCudaMemoryCallbacksRegistry()->Keys())
       c10::FreeCudaMemoryCallbacksRegistry()->Create(name)->Execute();
     device.frees.try_again();
-    device.pools.end_idle();
+    end_idle(device, index, nullptr);
     void* address = try_malloc(*pool, bytes, stream);
     if (address || pool->is_private())
       return address;
@@ -549,6 +589,7 @@ class BackEnd final : public back_end::CUDAAllocator {
   void begin(Device& device, void* address, const Allocation& allocation) {
     allocation.pool->live.fetch_add(1, std::memory_order_relaxed);
     try {
+      note_mapped(*allocation.pool, allocation.device, allocation.stream, allocation.context);
       allocations_.add(address, allocation);
     } catch (...) {
       device.frees.free(address, allocation);

@@ -212,8 +212,8 @@ bool Pools::enter(size_t shard) {
   return false;
 }
 
-void Pools::end_idle() {
-  std::vector<std::shared_ptr<Pool>> idle; // they end without the lock: that waits for the device
+std::vector<std::shared_ptr<Pool>> Pools::take_idle() {
+  std::vector<std::shared_ptr<Pool>> idle;
   std::lock_guard<std::mutex> guard(lock_);
   for (auto it = private_.begin(); it != private_.end();) {
     bool is_idle = it->second->users == 0 && it->second->live.load(std::memory_order_acquire) == 0;
@@ -221,6 +221,7 @@ void Pools::end_idle() {
       idle.push_back(std::move(it->second));
     it = is_idle ? private_.erase(it) : std::next(it);
   }
+  return idle;
 }
 
 } // namespace vpmm_torch

@@ -19,6 +19,7 @@
 #ifndef VPMM_TORCH_POOLS_H
 #define VPMM_TORCH_POOLS_H
 
+#include "segments.h"
 #include "wanted.h"
 
 #include <array>
@@ -48,6 +49,7 @@ struct Pool {
   int users = 0;                // under the lock
   bool use_on_oom = false;      // under the lock
   Wanted wanted;                // of a private one
+  Mapped mapped;                // while history is recorded
 
   bool is_private() const {
     return id != MempoolId_t{0, 0};
@@ -87,7 +89,8 @@ class Pools {
     entered_[shard % entered_.size()].count.fetch_sub(1);
   }
 
-  void end_idle(); // the pools without users and without anything live
+  /* The pools without users and without anything live: they end when the caller lets go, which waits for the device. */
+  std::vector<std::shared_ptr<Pool>> take_idle();
 
  private:
   struct Underway {

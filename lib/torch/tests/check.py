@@ -233,14 +233,49 @@ class Statistics(unittest.TestCase):
         t = torch.empty(3 * MIB, dtype=torch.int8, device="cuda")
         address = t.data_ptr()
         snapshot = torch.cuda.memory._snapshot()
-        lives = [s for s in snapshot["segments"] if s["address"] == address]
-        self.assertEqual([s["allocated_size"] for s in lives], [3 * MIB])
-        self.assertTrue(lives[0]["blocks"][0]["frames"])
+        lives = [b for s in snapshot["segments"] for b in s["blocks"] if b["address"] == address]
+        self.assertEqual([(b["size"], b["requested_size"], b["state"]) for b in lives],
+                         [(3 * MIB, 3 * MIB, "active_allocated")])
+        self.assertTrue(lives[0]["frames"])
         del t
         snapshot = torch.cuda.memory._snapshot()
-        actions = [e["action"] for e in snapshot["device_traces"][0] if e["addr"] == address]
+        actions = [e["action"] for e in snapshot["device_traces"][0]
+                   if e["addr"] == address and not e["action"].startswith("segment")]
         self.assertEqual(actions, ["alloc", "free_requested", "free_completed"])
         torch.cuda.memory._record_memory_history(enabled=None)
+
+
+    def test_a_snapshot_is_what_is_counted(self):
+        kept = [torch.empty(n, dtype=torch.int8, device="cuda") for n in (1000, 100 << 10, 3 * MIB, 40 * MIB)]
+        del kept[3:]
+        segments = torch.cuda.memory_snapshot()
+        self.assertEqual(sum(s["total_size"] for s in segments), torch.cuda.memory_reserved())
+        self.assertEqual(sum(s["allocated_size"] for s in segments), in_use())
+        for s in segments:
+            self.assertEqual(sum(b["size"] for b in s["blocks"]), s["total_size"])
+        for t in kept:
+            self.assertIn(t.data_ptr(), [b["address"] for s in segments for b in s["blocks"]
+                                         if b["state"] == "active_allocated"])
+
+    def test_history_has_what_is_mapped(self):
+        gc.collect()
+        torch.cuda.synchronize()
+        torch.cuda.empty_cache()
+        torch.cuda.memory._record_memory_history(context="all")
+        try:
+            t = torch.empty(300 * MIB, dtype=torch.int8, device="cuda")
+            address = t.data_ptr()
+            del t
+            torch.cuda.empty_cache()
+            trace = torch.cuda.memory._snapshot()["device_traces"][0]
+        finally:
+            torch.cuda.memory._record_memory_history(enabled=None)
+        actions = [e["action"] for e in trace]
+        maps = [e for e in trace if e["action"] == "segment_map"]
+        self.assertTrue(any(e["addr"] <= address < e["addr"] + e["size"] for e in maps))
+        self.assertLess(actions.index("segment_map"), actions.index("alloc"))
+        self.assertEqual(actions[-1], "segment_unmap")
+        self.assertIn("empty_cache", str(trace[-1]["frames"]))
 
 
 class Streams(unittest.TestCase):
@@ -480,7 +515,8 @@ class Compiled(unittest.TestCase):
         gc.collect()
         torch.cuda.synchronize()
         torch.cuda.empty_cache()
-        self.assertEqual([s for s in torch.cuda.memory_snapshot() if s["segment_pool_id"] != (0, 0)], [])
+        self.assertEqual([s for s in torch.cuda.memory_snapshot()
+                          if s["segment_pool_id"] != (0, 0) and s["active_size"]], [])
 
 
 class Pools(unittest.TestCase):
@@ -493,6 +529,9 @@ class Pools(unittest.TestCase):
         self.assertEqual([s["address"] for s in segments], [t.data_ptr()])
         self.assertTrue(bool((t == 5).all()) and bool((u == 6).all()))
         del t, u
+        free = pool.snapshot()  # it keeps it
+        self.assertEqual([(s["address"], s["total_size"], s["active_size"]) for s in free],
+                         [(segments[0]["address"], 4 * MIB, 0)])
         del pool
 
     def test_memory_that_further_streams_used_is_used_again(self):

@@ -98,6 +98,169 @@ static void may_be_disabled(Back& back) {
   REQUIRE(why.find("invalid device pointer") == 0);
 }
 
+/* ---- snapshots and history ---- */
+
+using c10::CachingDeviceAllocator::SegmentInfo;
+using c10::CachingDeviceAllocator::TraceEntry;
+
+/* Each segment is its blocks, one after the other; in sum they are what is allocated and what is mapped. */
+static std::vector<SegmentInfo> segments_of(Back& back, c10::MempoolId_t id = {0, 0}) {
+  std::vector<SegmentInfo> segments = back.snapshot(id, false).segments;
+  size_t total = 0, allocated = 0, end = 0;
+  for (const SegmentInfo& segment : segments) {
+    size_t size = 0, active = 0;
+    for (const auto& block : segment.blocks) {
+      REQUIRE(block.size && block.allocated == block.active);
+      size += block.size;
+      active += block.active ? block.size : 0;
+    }
+    REQUIRE(size == segment.total_size && active == segment.active_size && active == segment.allocated_size);
+    REQUIRE(segment.address >= end && segment.is_expandable);
+    end = segment.address + segment.total_size;
+    total += segment.total_size;
+    allocated += segment.allocated_size;
+  }
+  auto stats = back.getDeviceStats(0);
+  bool is_all = id == c10::MempoolId_t{0, 0};
+  REQUIRE(!is_all || (total == static_cast<size_t>(stats.reserved_bytes[0].current) &&
+                      allocated == static_cast<size_t>(stats.allocated_bytes[0].current)));
+  return segments;
+}
+
+/* As torch.cuda.use_mem_pool. */
+struct InPool {
+  Back& back;
+  const c10::MempoolId_t id;
+
+  InPool(Back& back, c10::MempoolId_t id) : back(back), id(id) {
+    back.beginAllocateToPool(0, id, [](cudaStream_t) { return true; });
+  }
+
+  ~InPool() {
+    back.endAllocateToPool(0, id);
+    back.releasePool(0, id);
+  }
+};
+
+static void shows_what_lives_and_what_is_free(Back& back) {
+  back.emptyCache({0, 0});
+  REQUIRE(segments_of(back).empty());
+  c10::DataPtr small = back.allocate(1000), large = back.allocate(8 << 20), other = back.allocate(4 << 20);
+  void* address = large.get();
+  std::vector<SegmentInfo> segments = segments_of(back);
+  REQUIRE(segments.size() == 3);
+  bool found_small = false, found_large = false;
+  for (const SegmentInfo& segment : segments) {
+    const auto& block = segment.blocks.front();
+    found_small = found_small || (segment.address == reinterpret_cast<size_t>(small.get()) && !segment.is_large &&
+                                  block.size == 1024 && block.requested_size == 1000 && segment.blocks.size() == 2);
+    found_large = found_large || (segment.address == reinterpret_cast<size_t>(address) && segment.is_large &&
+                                  block.size == 8 << 20 && segment.blocks.size() == 1);
+  }
+  REQUIRE(found_small && found_large);
+  large.clear();
+  segments = segments_of(back);
+  REQUIRE(segments.size() == 3);
+  for (const SegmentInfo& segment : segments)
+    REQUIRE((segment.address == reinterpret_cast<size_t>(address)) == (segment.active_size == 0));
+  small.clear();
+  other.clear();
+  back.emptyCache({0, 0});
+  REQUIRE(segments_of(back).empty());
+}
+
+/* A page that is cut is a segment, and several are one where a piece lies in two. */
+static void shows_pages_that_are_cut(Back& back) {
+  std::vector<c10::DataPtr> pieces;
+  for (int i = 0; i < 4; i++)
+    pieces.push_back(back.allocate(1 << 20));
+  std::vector<SegmentInfo> segments = segments_of(back);
+  REQUIRE(segments.size() == 2 && segments[0].total_size == 2 << 20 && segments[1].total_size == 2 << 20);
+  pieces.clear();
+  back.emptyCache({0, 0});
+  for (int i = 0; i < 3; i++)
+    pieces.push_back(back.allocate(1200 << 10));
+  size_t blocks = 0;
+  for (const SegmentInfo& segment : segments_of(back))
+    for (const auto& block : segment.blocks)
+      blocks += block.active && block.size == 1200 << 10;
+  REQUIRE(blocks == 3);
+  pieces.clear();
+  back.emptyCache({0, 0});
+}
+
+/* What a private pool keeps is there when nothing of it lives, and what another stream has freed beside what lives. */
+static void shows_the_free_memory_of_private_pools(Back& back) {
+  const c10::MempoolId_t one{7, 2}, other{7, 3};
+  CUstream stream;
+  DRIVE(cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING));
+  back.createOrIncrefPool(0, one);
+  back.createOrIncrefPool(0, other);
+  {
+    InPool in(back, one);
+    back.allocate(16).clear();
+  }
+  back.emptyCache({0, 0});
+  REQUIRE(segments_of(back, one).size() == 1 && segments_of(back, one)[0].active_size == 0);
+  c10::DataPtr kept;
+  {
+    InPool in(back, other);
+    kept = back.allocate(40960000);
+    torch_set_current_stream(stream);
+    back.allocate(40960000).clear();
+    torch_set_current_stream(nullptr);
+  }
+  std::vector<SegmentInfo> segments = segments_of(back, other);
+  REQUIRE(segments.size() == 2 && segments[0].owner_private_pool_id == other);
+  REQUIRE(segments[0].active_size + segments[1].active_size == 40960000);
+  REQUIRE(segments_of(back).size() == 3);
+  kept.clear();
+  back.releasePool(0, one);
+  back.releasePool(0, other);
+  back.emptyCache({0, 0});
+  REQUIRE(segments_of(back).empty());
+  DRIVE(cuStreamDestroy(stream));
+}
+
+static std::vector<TraceEntry> history_of(Back& back) {
+  return back.snapshot({0, 0}, true).device_traces.at(0);
+}
+
+/* What is mapped and unmapped while history is recorded, and no more than that. */
+static void records_what_is_mapped(Back& back) {
+  const c10::MempoolId_t id{7, 4};
+  c10::DataPtr earlier = back.allocate(6 << 20);
+  back.recordHistory(true, nullptr, 1000, c10::CachingDeviceAllocator::RecordContext::NEVER, true, {});
+  REQUIRE(history_of(back).empty());
+  c10::DataPtr memory = back.allocate(8 << 20);
+  std::vector<TraceEntry> history = history_of(back);
+  REQUIRE(history.size() == 2 && history[0].action_ == TraceEntry::SEGMENT_MAP && history[0].size_ == 8 << 20);
+  REQUIRE(history[1].action_ == TraceEntry::ALLOC && history[1].addr_ == history[0].addr_);
+  memory.clear();
+  back.allocate(8 << 20).clear(); // of what is mapped by now
+  REQUIRE(history_of(back).size() == 2 + 2 + 3);
+  back.emptyCache({0, 0});
+  history = history_of(back);
+  REQUIRE(history.size() == 2 + 2 + 3 + 1 && history.back().action_ == TraceEntry::SEGMENT_UNMAP);
+  REQUIRE(history.back().addr_ == history[0].addr_ && history.back().size_ == 8 << 20);
+  earlier.clear();
+  back.createOrIncrefPool(0, id);
+  {
+    InPool in(back, id);
+    back.allocate(4 << 20).clear();
+  }
+  back.releasePool(0, id);
+  back.emptyCache({0, 0});
+  size_t mapped = 6 << 20;
+  history = history_of(back);
+  for (const TraceEntry& entry : history)
+    mapped += entry.action_ == TraceEntry::SEGMENT_MAP     ? entry.size_
+              : entry.action_ == TraceEntry::SEGMENT_UNMAP ? -entry.size_
+                                                           : 0;
+  REQUIRE(mapped == 0 && history_of(back).back().mempool_ == id);
+  back.recordHistory(false, nullptr, 1000, c10::CachingDeviceAllocator::RecordContext::NEVER, true, {});
+}
+
 /* ---- graph_capture_record_stream_reuse ---- */
 
 /* A capture on the first of some streams, which all of its requests name. */
@@ -217,6 +380,10 @@ void check_cases(Back& back) {
   counts_blocks(back);
   rounds_up_as_the_settings_say(back);
   may_be_disabled(back);
+  shows_what_lives_and_what_is_free(back);
+  shows_pages_that_are_cut(back);
+  shows_the_free_memory_of_private_pools(back);
+  records_what_is_mapped(back);
   reuses_what_has_joined(back, true);
   reuses_what_has_joined(back, false);
   waits_for_all_to_join(back);

@@ -301,6 +301,42 @@ static void scrape_until(const std::atomic<bool>& over) {
   std::printf("metrics were scraped, of private pools too: %s\n", has_private ? "yes" : "no");
 }
 
+/* Nothing is told to be mapped twice, or unmapped where it was not, and in the end nothing is mapped. */
+static void check_history(Back& back) {
+  using c10::CachingDeviceAllocator::TraceEntry;
+  std::map<size_t, size_t> mapped; // begin, end
+  size_t entries = 0;
+  const auto snapshot = back.snapshot({0, 0}, true);
+  for (const TraceEntry& entry : snapshot.device_traces.at(0)) {
+    size_t begin = entry.addr_, end = entry.addr_ + entry.size_;
+    if (entry.action_ != TraceEntry::SEGMENT_MAP && entry.action_ != TraceEntry::SEGMENT_UNMAP)
+      continue;
+    entries++;
+    auto after = mapped.lower_bound(begin);
+    auto before = after == mapped.begin() ? mapped.end() : std::prev(after);
+    if (entry.action_ == TraceEntry::SEGMENT_MAP) {
+      REQUIRE((after == mapped.end() || after->first >= end) && (before == mapped.end() || before->second <= begin));
+      if (before != mapped.end() && before->second == begin)
+        begin = before->first;
+      if (after != mapped.end() && after->first == end)
+        end = after->second;
+      mapped.erase(mapped.lower_bound(begin), mapped.lower_bound(end));
+      mapped[begin] = end;
+      continue;
+    }
+    auto whole = after != mapped.end() && after->first == begin ? after : before;
+    REQUIRE(whole != mapped.end() && whole->first <= begin && end <= whole->second);
+    size_t rest = whole->first, rest_end = whole->second;
+    mapped.erase(whole);
+    if (rest < begin)
+      mapped[rest] = begin;
+    if (end < rest_end)
+      mapped[end] = rest_end;
+  }
+  REQUIRE(mapped.empty());
+  std::printf("%zu times something was mapped or unmapped\n", entries);
+}
+
 int main(int count, char** arguments) {
   int threads = count > 1 ? std::atoi(arguments[1]) : 4, steps = count > 2 ? std::atoi(arguments[2]) : 2000;
   uint64_t seed = count > 3 ? std::strtoull(arguments[3], nullptr, 0) : 1;
@@ -311,6 +347,8 @@ int main(int count, char** arguments) {
   back.init(1);
   REQUIRE(back.initialized() && back.name() == "vpmm");
   check_cases(back);
+  if (seed % 2)
+    back.recordHistory(true, nullptr, 10000000, c10::CachingDeviceAllocator::RecordContext::NEVER, true, {});
   std::atomic<bool> over{false};
   std::thread scraper;
   if (const char* where = std::getenv("VPMM_TORCH_METRICS"); where && *where)
@@ -327,6 +365,8 @@ int main(int count, char** arguments) {
   pile.clear();
   back.allocate(4).clear(); // what was to be freed later is now
   back.emptyCache({0, 0});
+  if (seed % 2)
+    check_history(back);
   auto stats = back.getDeviceStats(0);
   std::printf("captures %llu, pools %llu, trees %llu, uses %llu, refused %llu; races %llu, misuses %llu, live %lld, held %lld\n",
               (unsigned long long)graphs, (unsigned long long)pools, (unsigned long long)trees,
