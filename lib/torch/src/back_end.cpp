@@ -45,6 +45,8 @@ namespace back_end = c10::cuda::CUDACachingAllocator;
 
 constexpr size_t EXBIBYTE = size_t{1} << 60;
 
+constexpr uint64_t NOT_ASKED = UINT64_MAX;
+
 struct Device {
   explicit Device(int index) : pools(index) {}
 
@@ -52,6 +54,7 @@ struct Device {
   Statistics statistics;
   std::atomic<int64_t> retries{0}, shortages{0};
   std::atomic<double> fraction{1};
+  std::atomic<uint64_t> most{0}; // bytes that the fraction allows; 0: all; NOT_ASKED: of how many is not known yet
   Frees frees{pools};
 };
 
@@ -116,8 +119,12 @@ class BackEnd final : public back_end::CUDAAllocator {
 
   void init(int count) override {
     std::lock_guard<std::mutex> guard(init_lock_);
-    for (int i = static_cast<int>(devices_.size()); i < count; i++)
+    double fraction = back_end::CUDAAllocatorConfig::per_process_memory_fraction();
+    for (int i = static_cast<int>(devices_.size()); i < count; i++) {
       devices_.push_back(std::make_unique<Device>(i));
+      devices_.back()->fraction.store(fraction);
+      devices_.back()->most.store(fraction == 1 ? 0 : NOT_ASKED); // to ask makes the device's context
+    }
     initialized_.store(true, std::memory_order_release);
   }
 
@@ -158,14 +165,11 @@ class BackEnd final : public back_end::CUDAAllocator {
 
   void setMemoryFraction(double fraction, DeviceIndex device) override {
     TORCH_CHECK(0 <= fraction && fraction <= 1, "invalid fraction:", fraction, ". Please set within [0, 1].");
-    auto most = static_cast<uint64_t>(fraction * static_cast<double>(getMemoryInfo(device).second));
-    std::shared_ptr<Pool> pool = at(device).pools.main();
-    if (fraction == 1)
-      most = pool->configured_cap;
-    else
-      most = std::max<uint64_t>(most, 1); // 0 is no cap
-    check(vpmm_pool_set_attribute(pool->pool, VPMM_ATTRIBUTE_MAX_MAPPED, most), "the memory fraction");
-    at(device).fraction.store(fraction);
+    Device& of = at(device);
+    of.pools.main(); // first: it may be refused
+    allow(of, device, fraction);
+    for (const auto& pool : of.pools.all())
+      limit(of, device, *pool);
   }
 
   std::vector<back_end::StreamSegmentSize> getExpandableSegmentSizes(DeviceIndex) override {
@@ -433,6 +437,30 @@ class BackEnd final : public back_end::CUDAAllocator {
     return bytes;
   }
 
+  void allow(Device& device, DeviceIndex index, double fraction) {
+    auto most = static_cast<uint64_t>(fraction * static_cast<double>(getMemoryInfo(index).second));
+    device.fraction.store(fraction);
+    device.most.store(fraction == 1 ? 0 : std::max<uint64_t>(most, 1));
+  }
+
+  /*
+   * What the memory fraction leaves to a pool beside what the others hold by now, lent ones too. Before each request:
+   * they grow and give back meanwhile. Of threads that ask at once each may have what is left.
+   */
+  void limit(Device& device, int index, Pool& pool) {
+    if (pool.is_lent())
+      return;
+    if (device.most.load() == NOT_ASKED)
+      allow(device, static_cast<DeviceIndex>(index), device.fraction.load());
+    uint64_t most = device.most.load(), cap = pool.configured_cap;
+    if (most) {
+      uint64_t others = reserved(device, index) - stats_of(pool).mapped_bytes;
+      uint64_t left = most > others ? most - others : 1; // 0 is no cap
+      cap = cap ? std::min(cap, left) : left;
+    }
+    check(vpmm_pool_set_attribute(pool.pool, VPMM_ATTRIBUTE_MAX_MAPPED, cap), "the memory fraction");
+  }
+
   /* {0, 0}: all are. */
   static bool is_meant(c10::MempoolId_t id, const Pool& pool) {
     return id == c10::MempoolId_t{0, 0} || pool.id == id;
@@ -569,6 +597,8 @@ class BackEnd final : public back_end::CUDAAllocator {
     std::shared_ptr<Pool> pool = device.pools.for_request(stream);
     void* address = nullptr;
     size_t length = rounded_up(bytes);
+    if (device.most.load(std::memory_order_relaxed))
+      limit(device, index, *pool);
     if (pool->is_lent())
       address = pool->keeper->raw_alloc_with_stream(bytes, stream); // throws if there is no memory
     else if (pool->is_private()) {

@@ -134,6 +134,31 @@ class Shortage(unittest.TestCase):
         finally:
             torch.cuda.set_per_process_memory_fraction(1.0)
 
+    def test_the_fraction_may_be_a_setting(self):
+        code = ("import vpmm_torch, torch; vpmm_torch.enable()\n"
+                "print(torch.cuda.get_per_process_memory_fraction())\n"
+                "total = torch.cuda.get_device_properties(0).total_memory\n"
+                "try: torch.empty(int(total * 0.3), dtype=torch.int8, device='cuda')\n"
+                "except torch.OutOfMemoryError: print('refused')\n")
+        environment = {**os.environ, "PYTORCH_CUDA_ALLOC_CONF": "per_process_memory_fraction:0.25"}
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False,
+                              env=environment)
+        self.assertEqual(done.stdout.split(), ["0.25", "refused"], done.stderr)
+
+    def test_the_fraction_is_of_all_pools(self):
+        total = torch.cuda.get_device_properties(0).total_memory
+        pool = torch.cuda.MemPool()
+        torch.cuda.set_per_process_memory_fraction((torch.cuda.memory_reserved() + 80 * MIB) / total)
+        try:
+            with torch.cuda.use_mem_pool(pool):
+                t = torch.empty(40 * MIB, dtype=torch.int8, device="cuda")
+            u = torch.empty(30 * MIB, dtype=torch.int8, device="cuda")
+            with self.assertRaises(torch.OutOfMemoryError):
+                torch.empty(40 * MIB, dtype=torch.int8, device="cuda")
+        finally:
+            torch.cuda.set_per_process_memory_fraction(1.0)
+        del t, u, pool
+
     def test_observers_are_told(self):
         told = []
         torch._C._cuda_attach_out_of_memory_observer(lambda *args: told.append(args))
@@ -250,7 +275,9 @@ class Statistics(unittest.TestCase):
         del kept[3:]
         segments = torch.cuda.memory_snapshot()
         self.assertEqual(sum(s["total_size"] for s in segments), torch.cuda.memory_reserved())
-        self.assertEqual(sum(s["allocated_size"] for s in segments), in_use())
+        self.assertEqual(sum(s["requested_size"] for s in segments),
+                         torch.cuda.memory_stats()["requested_bytes.all.current"])
+        self.assertLessEqual(sum(s["allocated_size"] for s in segments), in_use())  # those of 256 bytes lie closer
         for s in segments:
             self.assertEqual(sum(b["size"] for b in s["blocks"]), s["total_size"])
         for t in kept:

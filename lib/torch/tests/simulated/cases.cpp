@@ -72,6 +72,55 @@ static void rounds_up_as_the_settings_say(Back& back) {
   }
 }
 
+/* As torch.cuda.use_mem_pool. */
+struct InPool {
+  Back& back;
+  const c10::MempoolId_t id;
+
+  InPool(Back& back, c10::MempoolId_t id) : back(back), id(id) {
+    back.beginAllocateToPool(0, id, [](cudaStream_t) { return true; });
+  }
+
+  ~InPool() {
+    back.endAllocateToPool(0, id);
+    back.releasePool(0, id);
+  }
+};
+
+static bool refused(Back& back, size_t bytes) {
+  try {
+    back.allocate(bytes).clear();
+  } catch (const c10::OutOfMemoryError&) {
+    return true;
+  }
+  return false;
+}
+
+/* Of what all pools hold together. */
+static void keeps_to_the_memory_fraction(Back& back) {
+  const c10::MempoolId_t id{7, 5};
+  const double MIB = 1 << 20, total = static_cast<double>(vpmm_sim_config_default().memory_bytes);
+  back.emptyCache({0, 0});
+  back.setMemoryFraction(80 * MIB / total, 0);
+  back.createOrIncrefPool(0, id);
+  c10::DataPtr in_pool, in_main;
+  {
+    InPool in(back, id);
+    in_pool = back.allocate(40 << 20);
+    REQUIRE(refused(back, 44 << 20));
+  }
+  in_main = back.allocate(36 << 20);
+  REQUIRE(refused(back, 8 << 20));
+  in_pool.clear();
+  REQUIRE(refused(back, 8 << 20)); // it is the pool's
+  back.releasePool(0, id);
+  back.emptyCache({0, 0});
+  REQUIRE(!refused(back, 40 << 20));
+  back.setMemoryFraction(1, 0);
+  REQUIRE(!refused(back, 100 << 20));
+  in_main.clear();
+}
+
 /* While it is disabled memory is CUDA's own, which is freed as such afterwards too. */
 static void may_be_disabled(Back& back) {
   back.resetAccumulatedStats(0);
@@ -126,21 +175,6 @@ static std::vector<SegmentInfo> segments_of(Back& back, c10::MempoolId_t id = {0
                       allocated == static_cast<size_t>(stats.allocated_bytes[0].current)));
   return segments;
 }
-
-/* As torch.cuda.use_mem_pool. */
-struct InPool {
-  Back& back;
-  const c10::MempoolId_t id;
-
-  InPool(Back& back, c10::MempoolId_t id) : back(back), id(id) {
-    back.beginAllocateToPool(0, id, [](cudaStream_t) { return true; });
-  }
-
-  ~InPool() {
-    back.endAllocateToPool(0, id);
-    back.releasePool(0, id);
-  }
-};
 
 static void shows_what_lives_and_what_is_free(Back& back) {
   back.emptyCache({0, 0});
@@ -379,6 +413,7 @@ void check_cases(Back& back) {
   refuses(back);
   counts_blocks(back);
   rounds_up_as_the_settings_say(back);
+  keeps_to_the_memory_fraction(back);
   may_be_disabled(back);
   shows_what_lives_and_what_is_free(back);
   shows_pages_that_are_cut(back);
