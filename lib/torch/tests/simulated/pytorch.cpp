@@ -264,6 +264,10 @@ Warning::Warning(std::variant<UserWarning, DeprecationWarning> type, const Sourc
                  std::string message, bool verbatim)
     : type_(type), source_location_(location), msg_(std::move(message)), verbatim_(verbatim) {}
 
+Warning::Warning(std::variant<UserWarning, DeprecationWarning> type, SourceLocation location, const char* message,
+                 bool verbatim)
+    : type_(type), source_location_(location), msg_(message), verbatim_(verbatim) {}
+
 /* Nothing that happens here is to be warned of. */
 void warn(const Warning& warning) {
   std::fprintf(stderr, "warning: %s\n", warning.msg().c_str());
