@@ -42,8 +42,8 @@
  *    7.6 %; both with one thread too: 4.9 %, 13.4 ms, and the longest malloc 1.5 ms for 0.95]
  * 9. The time that a malloc may take is the driver's own, which the cost model only guesses: what builds take of late
  *    over what they should have taken shortens it (pace.h). In virtual time they take what they should.
- * 10. Who builds while others wait keeps them all waiting: with each, up to 16, its time is shorter by a tenth, and
- *    driver time dearer by a fifth beside memory.
+ * 10. Who builds while others wait keeps them all waiting: with each of them, up to 16, driver time is dearer by a fifth
+ *    beside memory.
  *    [NUMBERS]
  *
  * On an H200 the room costs time in a first pass and saves memory: without it llama_two_streams by sixteen threads held
@@ -65,18 +65,16 @@ static const double STUCK_HIGH = 0.02;
 
 static const double CREATED_PAGE_US = 20; /* what a page created is worth, beside its driver time */
 
-static const double SLOW_US = 900;     /* driver time of one malloc, beyond which growth is created in fewer handles, */
-static const double SLOW_SHARE = 0.1;  /* where nobody waits: for each who does it is shorter by this, in shares, */
-static const double WAITER_COST = 0.2; /* and driver time dearer by this */
+static const double SLOW_US = 900;     /* driver time of one malloc, beyond which growth is created in fewer handles */
+static const double WAITER_COST = 0.2; /* what each who waits to build adds to the price of driver time */
 
 static const double WAIT_US = 40; /* what an extent that the stream must wait for is dearer than another */
 
 static const double FRESH_TIMES = 16;  /* ample room: so many times what is built, more than 1 + ROOM_TIMES, */
 static const double FRESH_SHARE = 0.5; /* and this share of what is mapped */
 
-enum { WAITERS_MOST = 16 }; /* who counts among those who wait: as many as was tried */
-
-enum { ROOM_TIMES = 3 }; /* room before a fresh place, where several build: so many times what is built */
+enum { WAITERS_MOST = 16 }; /* so many of them count: more was not tried */
+enum { ROOM_TIMES = 3 };    /* room before a fresh place, where several build: so many times what is built */
 
 enum { HANDLE_LONGEST = 48 }; /* pages of a handle, however short the time for it, */
 enum { GROWTH_HANDLES = 64 }; /* or this part of the growth */
@@ -453,21 +451,17 @@ static double wait_us(const struct policy_view *v, uint32_t extent)
     return v->run[v->extent[extent].run].waits ? WAIT_US : 0;
 }
 
-static uint32_t waiters_of(const struct policy_view *v)
-{
-    return v->waiters < WAITERS_MOST ? v->waiters : WAITERS_MOST;
-}
-
 /* Others wait out the driver's calls of this malloc, and so they pay for them too. */
 static double price_of(const struct policy_view *v, const struct filling *f)
 {
-    return f->us * (1 + WAITER_COST * waiters_of(v)) + f->wait_us + CREATED_PAGE_US * f->grow;
+    uint32_t waiters = v->waiters < WAITERS_MOST ? v->waiters : WAITERS_MOST;
+    return f->us * (1 + WAITER_COST * waiters) + f->wait_us + CREATED_PAGE_US * f->grow;
 }
 
 /* Driver time for one malloc, by the cost model. */
 static double slow_us(const struct policy_view *v)
 {
-    return SLOW_US / v->slowness / (1 + SLOW_SHARE * waiters_of(v));
+    return SLOW_US / v->slowness;
 }
 
 enum { NO_RUN = -1 };

@@ -118,12 +118,6 @@ void turn_take(struct turn *, struct turn_place *);
 /* Enters if nobody has the turn, and so has it. Waits for nothing: false also while another thread has the lock. */
 bool turn_try(struct turn *, struct turn_place *);
 
-/* Whether a thread has the turn; a hint. */
-static inline bool turn_is_taken(const struct turn *turn)
-{
-    return load_relaxed_u32(&turn->length);
-}
-
 /* How many wait in the queue behind who has the turn; a hint. */
 static inline uint32_t turn_waiters(const struct turn *turn)
 {

@@ -117,14 +117,12 @@ static bool unmap_some(struct arena *arena, struct zombie *zombie)
 }
 
 /*
- * The driver serves one call at a time: while a thread is building, or about to, the request that it builds for comes
- * first. Not for ever, though: old addresses hold page tables. Who is about to build may fail for want of what waits
- * here to be released, and try again and again.
+ * The driver serves one call at a time: while a thread is building, the request that it builds for comes first. Not
+ * for ever, though: old addresses hold page tables.
  */
 static bool give_way(const struct arena *arena)
 {
-    bool about_to = turn_is_taken(&arena->turn) && !stats_sum(arena->stats, STAT_quarantined_bytes);
-    return (about_to || load_relaxed_u32(&arena->builders)) &&
+    return load_relaxed_u32(&arena->builders) &&
            stats_sum(arena->stats, STAT_pending_unmap_bytes) < stats_sum(arena->stats, STAT_mapped_bytes);
 }
 

@@ -341,6 +341,39 @@ Test(front, a_cache_is_small_until_the_pool_keeps_its_shape)
     world_close(&w);
 }
 
+/* Memory that moves changes the pool's shape as new memory does. */
+Test(front, a_cache_is_small_again_when_memory_has_moved)
+{
+    enum { FIRST = 4, BLOCKS = 8 };
+    struct setup setup = cached(2 * BLOCKS);
+    setup.pool.max_mapped = (2 * BLOCKS + 1) * PAGE;
+    struct world w;
+    world_open(&w, &setup);
+    CUstream s = world_stream(&w);
+    CUdeviceptr p[BLOCKS];
+    for (int i = 0; i < BLOCKS; i++) /* of a handle each */
+        p[i] = take(&w, 2, s);
+    give(&w, take(&w, 1, s), s);
+    for (int i = 0; i < BLOCKS; i++)
+        give(&w, p[i], s);
+    world_become_steady(&w, 0);
+    for (int i = 0; i < BLOCKS; i++)
+        p[i] = take(&w, 2, s);
+    for (int i = 0; i < BLOCKS; i += 2)
+        give(&w, p[i], s);
+    cr_assert_gt(cached_pages(&w), FIRST);
+    must_work(vpmm_trim(w.pool, SIZE_MAX, NULL));
+    uint64_t remapped = stats_of(&w).extents_remapped;
+    CUdeviceptr moved = take(&w, BLOCKS, s);
+    cr_assert_gt(stats_of(&w).extents_remapped, remapped);
+    for (int i = 1; i < BLOCKS; i += 2)
+        give(&w, p[i], s);
+    cr_expect_leq(cached_pages(&w), FIRST);
+    give(&w, moved, s);
+    world_audit(&w);
+    world_close(&w);
+}
+
 Test(front, no_thread_caches_more_than_it_may)
 {
     struct world w;
