@@ -8,8 +8,8 @@
  *     stress/policy.py BUILD_DIR TRACE... --rows 1,4
  * prints it: held above in use after the fourth pass, and driver time of all mallocs in the first, of one thread dense
  * | of four threads with a GPU that lags. With all rules 5.4 %, 11.3 ms | 5.4 %, 53.0 ms; of four threads dense 6.1 %:
- * so it was before rules 9 and 10, and before caches were smaller (cache.c); with these 4.6 %, 10.7 ms | 5.1 %, 49.6 ms,
- * and 7.0 %. Taken on 24 November 2026 with four traces that are not in this repository: llama_serving,
+ * so it was before rules 9 and 10, and before caches were smaller (cache.c); now 4.6 %, 10.7 ms | 5.1 %, 49.6 ms, and
+ * 7.0 %. Taken on 24 November 2026 with four traces that are not in this repository: llama_serving,
  * llama_two_streams, llama_four_threads, resnet_train (stress/README.md says what they are). 1 % more or less with four
  * threads says little: what is planned once has a bearing on all that follows.
  *
@@ -43,8 +43,8 @@
  *    7.6 %; both with one thread too: 4.9 %, 13.4 ms, and the longest malloc 1.5 ms for 0.95]
  * 9. The time that a malloc may take is the driver's own, which the cost model only guesses: what builds take of late
  *    over what they should have taken shortens it (pace.h). In virtual time they take what they should.
- * 10. Who builds while others wait keeps them all waiting: with each of them, up to 16, driver time is dearer by a fifth
- *    beside memory.
+ * 10. Who builds while others wait keeps them all waiting: with each of them, up to 16, driver time is dearer by a
+ *    fifth beside memory.
  *    [no dearer: sixteen threads dense 7.3 %, 111.8 ms for 7.9 %, 106.2 ms; four 6.2 %, 41.4 ms for 7.0 %, 41.6 ms]
  *    On an H200, where a call takes longer the more threads wait, 3,000 handles moved for 6,100 by sixteen threads over
  *    llama_two_streams (both rules; the mean of two runs).
