@@ -285,8 +285,8 @@ void front_tell_of_free(struct front *, uint64_t bytes, uint64_t requested);
 /* For assertions: the front is the calling thread's, or the reaper looks after it. */
 bool front_is_own(const struct front *);
 
-/* Sets a new front's limit, and then as the pool has kept its shape or not. `shared`: for a stream that other threads use too.
- */
+/* Sets a new front's limit, and then as the pool has kept its shape or not. `shared`: for a stream that other threads
+   use too. */
 void front_adjust_limit(struct front *, bool shared);
 
 /* ---- the hit, both ways ---- */

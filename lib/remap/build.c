@@ -401,8 +401,7 @@ static void bury_donors(struct build *build)
     }
 }
 
-/* Pages created or moved. Few of them change no shape: see front_adjust_limit. Two threads at once may count one as two.
- */
+/* Pages created or moved. Few change no shape: see front_adjust_limit. Two threads at once may count one as two. */
 static void note_rebuild(struct arena *arena, uint64_t pages)
 {
     enum { SHARE = 64 };

@@ -4,8 +4,8 @@
  * The model's prices are those of one host on a quiet day. A handle has cost twice as much on another, and four times as
  * much where sixteen threads build in turn. The policy bounds the time that one malloc takes, so it has to know.
  *
- *   slowness   1 to PACE_MOST. Each build moves it by a 32nd, up if the calls took longer than slowness times their price,
- *              else down: so it follows the median, and a build that was preempted for long counts as any other
+ *   slowness   1 to PACE_MOST. Each build moves it by a 32nd, up if the calls took longer than slowness times their
+ *              price, else down: so it follows the median, and a build that was preempted for long counts as any other
  *
  * Never below 1: what a faster driver leaves is not spent on more handles. Nor above 2: the fewer handles growth is made
  * of, the more of them are broken later. Without a bound sixteen threads held 1.12 to 1.18 times what was in use on an
