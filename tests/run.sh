@@ -51,12 +51,12 @@ passed=0
 failed=0
 logs=$build/logs
 
-# failure <message> [<log>]: what Criterion says of the failed tests, else the log's end.
+# failure <message> [<log>]: what the log says of the tests or checks that failed, else its end.
 failure() {
   failed=$((failed + 1))
   say "FAILED: $1"
   if [ $# -gt 1 ] && [ -f "$2" ]; then
-    { grep -E '^\[(----|FAIL)' "$2" || cat "$2"; } | sed 's/^/    /' | tail -n 60
+    { grep -E '^\[(----|FAIL)' "$2" || grep -A 20 '^FAILED' "$2" || cat "$2"; } | sed 's/^/    /' | tail -n 60
     say "  whole log: $2"
   fi
 }

@@ -16,6 +16,39 @@
 
 enum { LOOK_US = 50, WAITERS = 3 };
 
+/* ---- a clock that can be made slow ---- */
+
+/* How much later CLOCK_MONOTONIC says that a nanosecond has gone by. */
+enum { SLOWLY = 1000 };
+
+static _Atomic(uint64_t) slow_since; /* in ns; 0: it is not slow */
+
+int __real_clock_gettime(clockid_t clock, struct timespec *now);
+int __wrap_clock_gettime(clockid_t clock, struct timespec *now);
+
+int __wrap_clock_gettime(clockid_t clock, struct timespec *now)
+{
+    int status = __real_clock_gettime(clock, now);
+    uint64_t since = clock == CLOCK_MONOTONIC ? atomic_load(&slow_since) : 0;
+    if (since) {
+        uint64_t ns = (uint64_t)now->tv_sec * 1000000000 + (uint64_t)now->tv_nsec;
+        ns = since + (ns - since) / SLOWLY;
+        *now = (struct timespec){.tv_sec = (time_t)(ns / 1000000000), .tv_nsec = (long)(ns % 1000000000)};
+    }
+    return status;
+}
+
+/* From now on nobody loses patience, however long the test's threads stand still on a busy machine. */
+static void slow_clock(void)
+{
+    atomic_store(&slow_since, clock_now_ns());
+}
+
+static void end_slow_clock(void)
+{
+    atomic_store(&slow_since, 0);
+}
+
 /* ---- a driver in which a thread can be made to stand still ---- */
 
 enum { AT_CREATE, AT_SYNCHRONIZE, CALLS };
@@ -83,6 +116,7 @@ static void open_builders(struct world *w, struct setup *setup)
     }
     atomic_store(&calls_left, -1);
     atomic_store(&strange_waits, 0);
+    end_slow_clock();
     world_open_without_pool(w, setup);
     simulated = w->driver;
     driver = *w->driver;
@@ -123,17 +157,10 @@ static struct turn *turn_of(const struct world *w)
     return &w->pool->arena.turn;
 }
 
-/* As if turns had ended: those who wait stay patient, however slow this machine is. */
-static void keep_patient(struct world *w)
-{
-    atomic_fetch_add(&turn_of(w)->ended, 1);
-    clock_sleep_us(LOOK_US);
-}
-
 static void wait_for_waiters(struct world *w, unsigned n)
 {
     while (atomic_load(&w->pool->arena.space.await.waiting) < n)
-        keep_patient(w);
+        clock_sleep_us(LOOK_US);
 }
 
 static void expect_nobody_waits(struct world *w)
@@ -168,6 +195,7 @@ Test(builders, who_waits_takes_what_is_published, .timeout = 60)
         held[i] = take(&w, 4, s);
         wall[i] = take(&w, 1, s);
     }
+    slow_clock();
     start_and_park(&first, &w, s, 2);
     uint64_t mapped = stats_of(&w).mapped_bytes;
     for (unsigned i = 0; i < WAITERS; i++) {
@@ -184,7 +212,7 @@ Test(builders, who_waits_takes_what_is_published, .timeout = 60)
         cr_expect_neq(await_read(await, i), seen[i], "who waits at place %u was not woken", i);
     for (int i = 0; i < WAITERS; i++)
         while (!atomic_load(&waiter[i].done))
-            keep_patient(&w);
+            clock_sleep_us(LOOK_US);
     cr_expect_eq(stats_of(&w).mapped_bytes, mapped, "memory was created beside free memory");
     cr_expect(atomic_load(&parked[AT_CREATE]) && !atomic_load(&first.done));
     let_go(AT_CREATE);
@@ -205,6 +233,7 @@ Test(builders, who_waits_is_served_by_what_the_first_frees, .timeout = 60)
     CUstream s = world_stream(&w);
     struct malloc_thread first, second;
     CUdeviceptr held = take(&w, 6, s);
+    slow_clock();
     start_and_park(&first, &w, s, 4);
     malloc_thread_start(&second, &w, s, 6);
     wait_for_waiters(&w, 1);
@@ -263,13 +292,14 @@ Test(builders, who_waits_on_the_host_for_memory_is_not_in_the_queue, .timeout = 
     CUstream s = world_stream(&w), t = world_stream(&w);
     struct malloc_thread first, waiter;
     CUdeviceptr p = take(&w, 2, t);
+    slow_clock();
     start_and_park(&first, &w, s, 5);
     keep_busy(&w, t);
     give(&w, p, t);
     atomic_store(&parks[AT_SYNCHRONIZE], true);
     malloc_thread_start(&waiter, &w, s, 2);
     while (!atomic_load(&parked[AT_SYNCHRONIZE]))
-        keep_patient(&w);
+        clock_sleep_us(LOOK_US);
     cr_expect_eq(atomic_load(&turn_of(&w)->length), 1, "%u are in the queue", atomic_load(&turn_of(&w)->length));
     let_go(AT_CREATE);
     pthread_join(first.thread, NULL);
@@ -400,6 +430,7 @@ struct line {
 
 static void form_line(struct line *l, const CUstream stream[WAITERS], size_t pages, size_t more)
 {
+    slow_clock();
     start_and_park(&l->first, &l->w, world_stream(&l->w), 2);
     for (unsigned i = 0; i < WAITERS; i++) {
         malloc_thread_start(&l->waiter[i], &l->w, stream[i], pages + i * more);
@@ -422,12 +453,12 @@ static void end_line(struct line *l)
 }
 
 /* In the first call that creates after the first thread, for another if it may be served. */
-static void stand_still_while_it_serves(struct line *l)
+static void stand_still_while_it_serves(void)
 {
     atomic_store(&parks[AT_CREATE], true);
     let_go(AT_CREATE);
     while (!atomic_load(&parked[AT_CREATE]))
-        keep_patient(&l->w);
+        clock_sleep_us(LOOK_US);
 }
 
 static void expect_served(struct line *l, const struct malloc_thread *waiter)
@@ -449,7 +480,7 @@ Test(builders, who_has_the_turn_builds_for_the_next_one, .timeout = 60)
     open_line(&l, &setup, stream);
     form_line(&l, stream, 3, 1);
     uint64_t builds = stats_of(&l.w).builds;
-    stand_still_while_it_serves(&l);
+    stand_still_while_it_serves();
     expect_served(&l, &l.waiter[1]);
     cr_expect_not(atomic_load(&l.waiter[0].done), "it builds for itself first");
     let_go(AT_CREATE);
@@ -466,7 +497,7 @@ Test(builders, what_takes_long_each_builds_itself, .timeout = 60)
     CUstream stream[WAITERS];
     open_line(&l, &setup, stream);
     form_line(&l, stream, ((size_t)256 << 20) / PAGE + 1, 0);
-    stand_still_while_it_serves(&l);
+    stand_still_while_it_serves();
     cr_expect(!turn_of(&l.w)->served, "it builds for another");
     let_go(AT_CREATE);
     end_line(&l);
@@ -481,6 +512,7 @@ Test(builders, two_that_ask_are_several_builders, .timeout = 60)
     CUstream stream[WAITERS];
     struct turn_place mine;
     open_line(&l, &setup, stream);
+    slow_clock();
     turn_take(turn_of(&l.w), &mine);
     for (unsigned i = 0; i < 2; i++) {
         malloc_thread_start(&l.waiter[i], &l.w, stream[i], 3 + i);
@@ -489,7 +521,7 @@ Test(builders, two_that_ask_are_several_builders, .timeout = 60)
     atomic_store(&parks[AT_CREATE], true);
     turn_leave(turn_of(&l.w), &mine);
     while (!atomic_load(&parked[AT_CREATE]))
-        keep_patient(&l.w);
+        clock_sleep_us(LOOK_US);
     expect_served(&l, &l.waiter[1]);
     cr_expect_eq(atomic_load(&l.w.pool->arena.several_builders), 1);
     let_go(AT_CREATE);
@@ -508,11 +540,11 @@ Test(builders, who_is_served_may_find_memory_itself, .timeout = 60)
     stream[2] = stream[1];
     CUdeviceptr held = take(&l.w, 5, stream[1]), wall = take(&l.w, 1, stream[1]);
     form_line(&l, stream, 4, 1);
-    stand_still_while_it_serves(&l);
+    stand_still_while_it_serves();
     expect_served(&l, &l.waiter[1]);
     give(&l.w, held, stream[1]);
     while (!atomic_load(&l.waiter[1].done))
-        keep_patient(&l.w);
+        clock_sleep_us(LOOK_US);
     cr_expect_eq(l.waiter[1].pointer, held);
     let_go(AT_CREATE);
     end_line(&l);
@@ -528,8 +560,9 @@ Test(builders, who_is_served_by_one_that_stands_still_builds_itself, .timeout = 
     CUstream stream[WAITERS];
     open_line(&l, &setup, stream);
     form_line(&l, stream, 3, 1);
-    stand_still_while_it_serves(&l);
+    stand_still_while_it_serves();
     expect_served(&l, &l.waiter[1]);
+    end_slow_clock();
     while (!atomic_load(&l.waiter[1].done))
         clock_sleep_us(LOOK_US);
     cr_expect(atomic_load(&parked[AT_CREATE]) && !atomic_load(&l.waiter[0].done));
@@ -549,7 +582,7 @@ Test(builders, what_fails_for_another_it_tries_itself, .timeout = 60)
         CUstream stream[WAITERS];
         open_line(&l, &setup, stream);
         form_line(&l, stream, 3, 1);
-        stand_still_while_it_serves(&l);
+        stand_still_while_it_serves();
         atomic_store(&calls_left, point);
         let_go(AT_CREATE);
         int failed = 0;
@@ -683,19 +716,15 @@ Test(builders, seventy_at_once, .timeout = 60)
     CUstream s[STREAMS];
     for (int i = 0; i < STREAMS; i++)
         s[i] = world_stream(&w);
+    slow_clock();
     start_and_park(&first, &w, s[0], 3);
     for (unsigned i = 0; i < MANY; i++) {
         other[i] = (struct malloc_thread){.w = &w, .stream = s[i % STREAMS], .pages = 1 + i % 5};
         cr_assert_eq(pthread_create(&other[i].thread, NULL, take_and_give, &other[i]), 0);
     }
-    unsigned gone = 0; /* having lost their patience, where this machine is very slow */
-    while (atomic_load(&turn_of(&w)->length) + gone < MANY + 1) {
-        keep_patient(&w);
-        gone = 0;
-        for (unsigned i = 0; i < MANY; i++)
-            gone += atomic_load(&other[i].done);
-    }
-    cr_expect(gone > 0 || atomic_load(&w.pool->arena.space.await.waiting) == AWAIT_PLACES);
+    while (atomic_load(&turn_of(&w)->length) < MANY + 1)
+        clock_sleep_us(LOOK_US);
+    wait_for_waiters(&w, AWAIT_PLACES);
     let_go(AT_CREATE);
     for (unsigned i = 0; i < MANY; i++) {
         pthread_join(other[i].thread, NULL);
@@ -721,12 +750,14 @@ Test(builders, a_stream_is_released_while_one_waits_on_it, .timeout = 60)
     CUstream s = world_stream(&w), t = world_stream(&w);
     struct malloc_thread first, waiter, releaser = {.w = &w, .stream = t};
     give(&w, take(&w, 1, t), t);
+    slow_clock();
     start_and_park(&first, &w, s, 3);
     malloc_thread_start(&waiter, &w, t, 4);
     wait_for_waiters(&w, 1);
     pthread_create(&releaser.thread, NULL, release_stream, &releaser);
     for (int i = 0; i < 20; i++)
-        keep_patient(&w);
+        clock_sleep_us(LOOK_US);
+    end_slow_clock();
     let_go(AT_CREATE);
     pthread_join(releaser.thread, NULL);
     cr_expect_eq(releaser.status, VPMM_SUCCESS);
