@@ -3,8 +3,8 @@
  */
 #define _GNU_SOURCE 1
 
-#include "option.h"
 #include "replay.h"
+#include "option.h"
 
 #include <getopt.h>
 #include <stdlib.h>

@@ -46,7 +46,7 @@ typedef struct run {
     pthread_barrier_t gate; /* players and the main thread, before and after each pass */
     atomic_bool failed;
     atomic_bool told_refusal;
-    atomic_uint_fast64_t in_use, demand;                        /* bytes now; demand has what mallocs are serving, too */
+    atomic_uint_fast64_t in_use, demand; /* bytes now; demand has what mallocs are serving, too */
     atomic_uint_fast64_t peak_in_use, peak_demand, peak_mapped; /* since the pool's creation */
     atomic_uint_fast64_t peak_slab, peak_slab_live;             /* of this pass */
 } run;

@@ -366,8 +366,7 @@ static bool open_player(player *p, unsigned index, const trace *t)
     p->latencies = calloc(t->mallocs + 1, sizeof *p->latencies);
     bool ok = p->streams != NULL && p->held != NULL && p->latencies != NULL;
     for (size_t s = 0; ok && s < t->streams; s++)
-        ok = gpu_ok(&run.gpu, "cuStreamCreate",
-                    run.gpu.driver->cuStreamCreate(&p->streams[s], CU_STREAM_NON_BLOCKING));
+        ok = gpu_ok(&run.gpu, "cuStreamCreate", run.gpu.driver->cuStreamCreate(&p->streams[s], CU_STREAM_NON_BLOCKING));
     return ok && virtual_start(&p->thread, play, p, virtual_now_ns());
 }
 
@@ -466,11 +465,16 @@ static bool replay(const virtual_options *options, const vpmm_config *settings, 
 /* ---- options ---- */
 
 static const struct option long_options[] = {
-    {"threads", required_argument, NULL, 't'},   {"passes", required_argument, NULL, 'p'},
-    {"scale", required_argument, NULL, 's'},     {"lag", required_argument, NULL, 'l'},
-    {"min-bytes", required_argument, NULL, 'm'}, {"shift", required_argument, NULL, 'f'},
-    {"seed", required_argument, NULL, 'S'},      {"json", required_argument, NULL, 'j'},
-    {"pace", no_argument, NULL, 'P'},            {"help", no_argument, NULL, 'h'},
+    {"threads", required_argument, NULL, 't'},
+    {"passes", required_argument, NULL, 'p'},
+    {"scale", required_argument, NULL, 's'},
+    {"lag", required_argument, NULL, 'l'},
+    {"min-bytes", required_argument, NULL, 'm'},
+    {"shift", required_argument, NULL, 'f'},
+    {"seed", required_argument, NULL, 'S'},
+    {"json", required_argument, NULL, 'j'},
+    {"pace", no_argument, NULL, 'P'},
+    {"help", no_argument, NULL, 'h'},
     {NULL, 0, NULL, 0},
 };
 

@@ -69,8 +69,7 @@ virtual_census virtual_census_take(const vpmm_pool *pool)
     uint64_t counted = census.live + census.cached + census.fenced + census.stuck + census.whole;
     uint64_t mapped = stats_sum(arena->stats, STAT_mapped_bytes) >> units->unit_shift;
     census.hands = mapped > counted ? mapped - counted : 0;
-    uint64_t *const of[] = {&census.live,   &census.hands, &census.cached,
-                            &census.fenced, &census.stuck, &census.whole};
+    uint64_t *const of[] = {&census.live, &census.hands, &census.cached, &census.fenced, &census.stuck, &census.whole};
     for (size_t i = 0; i < sizeof of / sizeof *of; i++)
         *of[i] <<= units->unit_shift;
     return census;

@@ -13,21 +13,29 @@ enum entry {
 
 enum kind {
     PLAIN,
-    MAPS,        /* served one at a time */
-    QUEUES,      /* puts something on a stream */
-    WAITS,       /* for a stream, an event, */
+    MAPS,         /* served one at a time */
+    QUEUES,       /* puts something on a stream */
+    WAITS,        /* for a stream, an event, */
     WAITS_FOR_ALL /* or the whole device */
 };
 
 static const uint8_t kinds[] = {
-    [ENTRY_cuMemAddressReserve] = MAPS,      [ENTRY_cuMemAddressFree] = MAPS,
-    [ENTRY_cuMemCreate] = MAPS,              [ENTRY_cuMemRelease] = MAPS,
-    [ENTRY_cuMemMap] = MAPS,                 [ENTRY_cuMemUnmap] = MAPS,
-    [ENTRY_cuMemSetAccess] = MAPS,           [ENTRY_cuMemGetInfo] = MAPS,
-    [ENTRY_cuMemAlloc] = MAPS,               [ENTRY_cuMemFree] = WAITS_FOR_ALL,
-    [ENTRY_cuEventRecord] = QUEUES,          [ENTRY_cuStreamWaitEvent] = QUEUES,
-    [ENTRY_cuStreamSynchronize] = WAITS,     [ENTRY_cuEventSynchronize] = WAITS,
-    [ENTRY_cuCtxSynchronize] = WAITS_FOR_ALL, [ENTRY_cuStreamGetId] = PLAIN,
+    [ENTRY_cuMemAddressReserve] = MAPS,
+    [ENTRY_cuMemAddressFree] = MAPS,
+    [ENTRY_cuMemCreate] = MAPS,
+    [ENTRY_cuMemRelease] = MAPS,
+    [ENTRY_cuMemMap] = MAPS,
+    [ENTRY_cuMemUnmap] = MAPS,
+    [ENTRY_cuMemSetAccess] = MAPS,
+    [ENTRY_cuMemGetInfo] = MAPS,
+    [ENTRY_cuMemAlloc] = MAPS,
+    [ENTRY_cuMemFree] = WAITS_FOR_ALL,
+    [ENTRY_cuEventRecord] = QUEUES,
+    [ENTRY_cuStreamWaitEvent] = QUEUES,
+    [ENTRY_cuStreamSynchronize] = WAITS,
+    [ENTRY_cuEventSynchronize] = WAITS,
+    [ENTRY_cuCtxSynchronize] = WAITS_FOR_ALL,
+    [ENTRY_cuStreamGetId] = PLAIN,
 };
 
 /* What was queued on a stream and has not been seen to run: up to its `until`th operation at that time. */
@@ -167,7 +175,8 @@ static void after(const struct call *call)
     if (!virtual_is_on())
         return;
     unsigned kind = call->entry < sizeof kinds ? kinds[call->entry] : PLAIN;
-    uint64_t ns = (uint64_t)((vpmm_sim_thread_charged_us(d.sim) - call->charged_us) * 1e3 + 0.5), now = virtual_now_ns();
+    uint64_t ns = (uint64_t)((vpmm_sim_thread_charged_us(d.sim) - call->charged_us) * 1e3 + 0.5),
+             now = virtual_now_ns();
     if (kind == QUEUES)
         note_queued(call->stream, call->pending, call->entry == ENTRY_cuEventRecord ? call->event : NULL);
     if (kind != MAPS) {
@@ -201,9 +210,8 @@ TIMED_CALL(create, ENTRY_cuMemCreate, cuMemCreate,
            (handle, size, prop, flags), .bytes = size)
 TIMED_CALL(record, ENTRY_cuEventRecord, cuEventRecord, (CUevent event, CUstream stream), (event, stream),
            .event = event, .stream = stream)
-TIMED_CALL(wait_event, ENTRY_cuStreamWaitEvent, cuStreamWaitEvent,
-           (CUstream stream, CUevent event, unsigned int flags), (stream, event, flags), .event = event,
-           .stream = stream)
+TIMED_CALL(wait_event, ENTRY_cuStreamWaitEvent, cuStreamWaitEvent, (CUstream stream, CUevent event, unsigned int flags),
+           (stream, event, flags), .event = event, .stream = stream)
 TIMED_CALL(synchronize_stream, ENTRY_cuStreamSynchronize, cuStreamSynchronize, (CUstream stream), (stream),
            .stream = stream)
 TIMED_CALL(synchronize_event, ENTRY_cuEventSynchronize, cuEventSynchronize, (CUevent event), (event), .event = event)
@@ -215,10 +223,9 @@ const vpmm_driver *virtual_driver_open(vpmm_sim *sim, uint64_t lag_ns, void (*cr
     d.real = vpmm_sim_driver(sim);
     d.lag_ns = lag_ns;
     d.creates = creates;
-    d.table = (vpmm_driver){
-        .size = sizeof d.table,
+    d.table = (vpmm_driver){.size = sizeof d.table,
 #define ROW(name, version, parameters, arguments) .name = timed_##name,
-        VPMM_DRIVER_ENTRIES(ROW)
+                            VPMM_DRIVER_ENTRIES(ROW)
 #undef ROW
     };
     d.table.cuMemCreate = create;

@@ -32,7 +32,7 @@ struct actor {
 static struct actor actors[ACTORS_MAX];
 static unsigned count, waiting_for_locks;
 static bool on;
-static uint64_t lowest_other; /* no other thread that is ready or sleeps goes on before this */
+static uint64_t lowest_other;     /* no other thread that is ready or sleeps goes on before this */
 static sem_t may_arrive, arrived; /* a thread of the library's own; where nobody else goes on */
 static _Thread_local struct actor *self;
 

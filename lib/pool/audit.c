@@ -344,8 +344,7 @@ static vpmm_status check_page_tally(const struct auditor *auditor)
         {"bytes in quarantine", arena->quarantined_pages << shift, stats_sum(arena->stats, STAT_quarantined_bytes)},
         {"extents", tally->extents, extents},
         {"bytes pending unmap", tally->zombie << shift, stats_sum(arena->stats, STAT_pending_unmap_bytes)},
-        {"reserved bytes",
-         (live + tally->free + tally->cached + tally->ending + tally->hole + tally->zombie) << shift,
+        {"reserved bytes", (live + tally->free + tally->cached + tally->ending + tally->hole + tally->zombie) << shift,
          stats_sum(arena->stats, STAT_reserved_bytes)},
         {"hinted free regions", tally->free_regions, hinted_regions(&arena->space)},
         {"hinted holes", tally->hole_regions, hints_count(&arena->holes)},
@@ -413,7 +412,7 @@ vpmm_status audit(struct arena *arena)
 static void dump_span(const struct space *space, uint64_t unit, uint64_t end, const char brackets[2], FILE *file)
 {
     static const char *const sign[] = {
-        [UNIT_LIVE] = "",    [UNIT_USED] = "",    [UNIT_NOTING] = "", [UNIT_CUT] = "", [UNIT_FREE] = "-",
+        [UNIT_LIVE] = "",    [UNIT_USED] = "",    [UNIT_NOTING] = "", [UNIT_CUT] = "",   [UNIT_FREE] = "-",
         [UNIT_CACHED] = "-", [UNIT_ENDING] = "-", [UNIT_OWN] = "?",   [UNIT_HOLE] = "*", [UNIT_ZOMBIE] = "~",
     };
     fprintf(file, "0x%llx ", (unsigned long long)unit_address(&space->units, unit));

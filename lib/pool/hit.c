@@ -214,8 +214,9 @@ static __attribute__((noinline)) vpmm_status free_hit(vpmm_pool *pool, CUdevicep
                                                       struct cache *cache)
 {
     bool is_of = !cache->is_default || cache_is_current(cache);
-    return is_of && (regions_give_told(cache, address) || regions_give(cache, address)) ? VPMM_SUCCESS
-                                                                                    : slow_free(pool, address, handle);
+    return is_of && (regions_give_told(cache, address) || regions_give(cache, address))
+               ? VPMM_SUCCESS
+               : slow_free(pool, address, handle);
 }
 
 /* The stream's id is not looked at: if the handle has gone to another stream, the next malloc or mark finds out. */

@@ -52,7 +52,8 @@ static bool captures_nothing(const struct streams *streams, const struct stream 
 /* Whether another than a call that was given the stream may record on it. The caller is counted in. */
 static bool is_open_to_others(const struct streams *streams, const struct stream *stream)
 {
-    return !stream_is_private(stream) && load_sc_u32(&stream->state) == STREAM_ACTIVE && captures_nothing(streams, stream);
+    return !stream_is_private(stream) && load_sc_u32(&stream->state) == STREAM_ACTIVE &&
+           captures_nothing(streams, stream);
 }
 
 /*

@@ -296,7 +296,7 @@ struct join {
     const struct stream *stream;
     uint64_t wanted;
     uint64_t first, units; /* of the run found, from its first region on; units 0: none yet */
-    unsigned looked;      /* regions that were not part of a long enough run */
+    unsigned looked;       /* regions that were not part of a long enough run */
 };
 
 /* The run of usable free regions around one of them, as far as it need be. */

@@ -29,12 +29,12 @@ struct space {
     struct stats *stats; /* constant, as are all up to page_granules */
     struct streams *streams;
     struct fronts *fronts;
-    struct bell *bell;                /* the reaper's: something was published */
+    struct bell *bell;                 /* the reaper's: something was published */
     const _Atomic(uint32_t) *rebuilds; /* of the pool: see front.h, */
-    const _Atomic(uint32_t) *reuse;   /* and its vpmm_reuse */
-    enum space_level level;           /* which of a stream's hints are of this space */
-    enum stat live_stat, cached_stat; /* the levels of bytes handed out, and in caches */
-    uint64_t page_granules;           /* of granules: how many a page has; 0: of pages, or no page is ever cut */
+    const _Atomic(uint32_t) *reuse;    /* and its vpmm_reuse */
+    enum space_level level;            /* which of a stream's hints are of this space */
+    enum stat live_stat, cached_stat;  /* the levels of bytes handed out, and in caches */
+    uint64_t page_granules;            /* of granules: how many a page has; 0: of pages, or no page is ever cut */
     struct units units;
     struct hint_arena hint_arena;
     struct hints passed;

@@ -79,8 +79,7 @@ static struct stream *record_new(struct streams *streams)
 static bool is_at_rest(const struct stream *stream)
 {
     return peek_u64(&stream->completed) == peek_u64(&stream->published) && !peek_u32(&stream->caches[SPACE_PAGES]) &&
-           !peek_u32(&stream->caches[SPACE_GRANULES]) && !peek_u32(&stream->outstanding) &&
-           peek_u32(&stream->uses) < 2;
+           !peek_u32(&stream->caches[SPACE_GRANULES]) && !peek_u32(&stream->outstanding) && peek_u32(&stream->uses) < 2;
 }
 
 /*

@@ -89,11 +89,11 @@ struct stream {
     CUstream handle;
     CUcontext context;
     unsigned long long id;
-    bool has_id;           /* not so: stream 0, per-thread, a driver without cuStreamGetId */
+    bool has_id;                  /* not so: stream 0, per-thread, a driver without cuStreamGetId */
     _Atomic(uint32_t) is_private; /* its handle is for calls that are given the stream alone. Read, as a hint, also by
                                      who is not counted in: fence_seems_waitable */
-    struct thread *thread; /* of a per-thread stream: the only one that may record; NULL: any */
-    uint32_t next_unused;  /* under the registry's lock */
+    struct thread *thread;        /* of a per-thread stream: the only one that may record; NULL: any */
+    uint32_t next_unused;         /* under the registry's lock */
     _Atomic(uint32_t) state;
     _Atomic(uint32_t) users;
     _Atomic(uint32_t) caches[SPACES]; /* so many front caches are attached: their memory has no fence yet */

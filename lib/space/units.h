@@ -93,8 +93,8 @@ struct unit {
     _Alignas(64) _Atomic(uint64_t) word;
     _Atomic(uint64_t) fence_number;
     _Atomic(uint32_t) fence_stream;
-    _Atomic(uint32_t) back;      /* on a region's last unit: its length when it was last published; a hint */
-    _Atomic(uint64_t) where;     /* on a hinted region's first unit its hint, on a USED one's its struct uses; the owner's,
+    _Atomic(uint32_t) back;  /* on a region's last unit: its length when it was last published; a hint */
+    _Atomic(uint64_t) where; /* on a hinted region's first unit its hint, on a USED one's its struct uses; the owner's,
                                     and of who has it NOTING */
     _Atomic(uint64_t) requested; /* on a LIVE region's first unit: bytes asked for */
     _Atomic(void *) extent;      /* struct extent, of every mapped page; struct slab, of every granule of a slab */

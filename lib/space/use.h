@@ -36,7 +36,7 @@ struct uses {
     struct uses *next_waiting; /* the same */
     struct space *space;       /* what was freed, while it ends: a region of this space, */
     struct region region;
-    struct slice *slice; /* or a slice; NULL: it is a region */
+    struct slice *slice;      /* or a slice; NULL: it is a region */
     uint32_t count, capacity; /* one place more is there, for the free's own fence */
     struct fence stream[];    /* number 0: it has none before the free */
 };

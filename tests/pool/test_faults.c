@@ -113,8 +113,7 @@ static bool concerns(const struct run *r, const char *call)
 static bool lies(const struct fault *fault)
 {
     bool takes = is_of(fault, "cuMemRelease") || is_of(fault, "cuMemFreeAsync") || is_of(fault, "cuMemFree");
-    return takes && !fault->after &&
-           fault->code == CUDA_ERROR_INVALID_VALUE && fault->from_then_on;
+    return takes && !fault->after && fault->code == CUDA_ERROR_INVALID_VALUE && fault->from_then_on;
 }
 
 /* What the driver's pool for small requests holds. */
@@ -149,10 +148,10 @@ static void compare_held(struct run *r, const vpmm_stats *stats)
     if (lies(&r->fault) || lies(&r->second))
         return;
     size_t blocks = wait_blocks(r) * PAGE;
-    run_assert_at(r, (used >= said && used <= said + blocks) || (used < said && concerns(r, "cuMemRelease")), "physical memory:", __LINE__,
+    run_assert_at(r, (used >= said && used <= said + blocks) || (used < said && concerns(r, "cuMemRelease")),
+                  "physical memory:", __LINE__, words);
+    run_assert_at(r, !r->setup.pool.max_mapped || used <= r->setup.pool.max_mapped + blocks, "the cap:", __LINE__,
                   words);
-    run_assert_at(r, !r->setup.pool.max_mapped || used <= r->setup.pool.max_mapped + blocks, "the cap:",
-                  __LINE__, words);
 }
 
 static bool documented(vpmm_status status)

@@ -38,8 +38,9 @@ static void end_capture(struct world *w, CUstream stream)
 /* Calls that name a stream, or an event of one. */
 static uint64_t calls_with_streams(struct world *w)
 {
-    static const char *const calls[] = {"cuStreamIsCapturing", "cuStreamGetId", "cuStreamGetCtx",  "cuStreamWaitEvent",
-                                        "cuEventRecord",       "cuEventQuery",  "cuEventSynchronize"};
+    static const char *const calls[] = {"cuStreamIsCapturing", "cuStreamGetId", "cuStreamGetCtx",
+                                        "cuStreamWaitEvent",   "cuEventRecord", "cuEventQuery",
+                                        "cuEventSynchronize"};
     uint64_t sum = 0;
     for (size_t i = 0; i < sizeof calls / sizeof calls[0]; i++)
         sum += world_calls(w, calls[i]);

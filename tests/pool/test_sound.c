@@ -33,8 +33,7 @@ static void nothing_is_stranded(struct world *w)
     world_drain(w);
     world_audit(w);
     must_work(vpmm_trim(w->pool, 0, NULL));
-    cr_expect_eq(stats_of(w).mapped_bytes, 0, "%llu bytes are stranded",
-                 (unsigned long long)stats_of(w).mapped_bytes);
+    cr_expect_eq(stats_of(w).mapped_bytes, 0, "%llu bytes are stranded", (unsigned long long)stats_of(w).mapped_bytes);
 }
 
 Test(sound, eager_01_each_free_is_marked_however_many_are_outstanding)
@@ -82,7 +81,8 @@ Test(sound, eager_01_a_malloc_leaves_no_fence_unmarked)
         for (int j = 0; j < 4; j++)
             give(&w, p[j], s);
         CUdeviceptr q = take_bytes(&w, sizes[i], t);
-        cr_expect(!streams_unmarkable(&w.pool->arena.streams), "a malloc of %zu bytes leaves a fence unmarked", sizes[i]);
+        cr_expect(!streams_unmarkable(&w.pool->arena.streams), "a malloc of %zu bytes leaves a fence unmarked",
+                  sizes[i]);
         t = replaced(&w, t);
         s = replaced(&w, s);
         must_work(vpmm_poll(w.pool));

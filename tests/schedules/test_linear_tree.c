@@ -14,8 +14,8 @@
  * Histories are drawn at random; each runs in a schedule that the explorer draws. VPMM_TEST_HISTORY is the number of
  * one, for VPMM_TEST_SCHEDULE. VPMM_TEST_SCHEDULES, _SEED and _SCHEDULE as explore.h says.
  */
-#include "explore.h"
 #include "base/tree.h"
+#include "explore.h"
 
 #include <criterion/criterion.h>
 #include <stdio.h>

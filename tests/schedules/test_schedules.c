@@ -786,9 +786,8 @@ SCHEDULES(free_that_attaches_against_release)
 {
     play.streams = VPMM_STREAMS_TRUSTED;
     explore_play("free that attaches, release", CACHE_PAGES,
-                 (struct exploration){.open = open_with_one,
-                                      .close = close_with_a_second_release,
-                                      .act = {put_held_on_s, release_s}});
+                 (struct exploration){
+                     .open = open_with_one, .close = close_with_a_second_release, .act = {put_held_on_s, release_s}});
 }
 PLAY(release_s_or_find_it_released)
 {
@@ -981,9 +980,8 @@ SCHEDULES(stream_destroyed_without_a_word_against_pass)
 {
     play.streams = VPMM_STREAMS_EAGER;
     explore_play("destroyed without a word, pass", 0,
-                 (struct exploration){.open = open_used_and_lost,
-                                      .close = close_lost,
-                                      .act = {use_and_destroy, poll_three_times}});
+                 (struct exploration){
+                     .open = open_used_and_lost, .close = close_lost, .act = {use_and_destroy, poll_three_times}});
 }
 
 /* Free memory that a thread has looked at is used by another on its stream, and free again. */

@@ -5,8 +5,8 @@
  * After each schedule: the set has what it should have, searches find it, and when they have come by everything no bit
  * stands above an empty child.
  */
-#include "explore.h"
 #include "base/tree.h"
+#include "explore.h"
 
 #include <criterion/criterion.h>
 #include <string.h>

@@ -14,9 +14,9 @@
 #include <vpmm/sim.h>
 #include <vpmm/vpmm.h>
 
-#define MIB ((size_t)1 << 20)
+#define MIB  ((size_t)1 << 20)
 #define PAGE (2 * MIB)
-#define TIB ((size_t)1 << 40)
+#define TIB  ((size_t)1 << 40)
 
 #define OK(call) cr_assert_eq((call), CUDA_SUCCESS, "%s", #call)
 #define IS(result, call)                                                                                               \
@@ -335,8 +335,8 @@ Test(sim, what_the_driver_refuses)
     IS(CUDA_ERROR_INVALID_VALUE, d->cuMemAddressReserve(&out, PAGE / 2, 0, 0, 0));
     IS(CUDA_ERROR_INVALID_VALUE, d->cuMemAddressReserve(&out, PAGE, 3 * PAGE, 0, 0));
 
-    IS(CUDA_ERROR_NOT_SUPPORTED, d->cuMemMap(at, 2 * PAGE, 2 * PAGE, h, 0)); /* an offset */
-    IS(CUDA_ERROR_NOT_SUPPORTED, d->cuMemMap(at, 2 * PAGE, 0, h, 0));        /* a part */
+    IS(CUDA_ERROR_NOT_SUPPORTED, d->cuMemMap(at, 2 * PAGE, 2 * PAGE, h, 0));      /* an offset */
+    IS(CUDA_ERROR_NOT_SUPPORTED, d->cuMemMap(at, 2 * PAGE, 0, h, 0));             /* a part */
     IS(CUDA_ERROR_INVALID_VALUE, d->cuMemMap(at + 13 * PAGE, 4 * PAGE, 0, h, 0)); /* leaves the reservation */
     OK(d->cuMemMap(at, 4 * PAGE, 0, h, 0));
     IS(CUDA_ERROR_INVALID_VALUE, d->cuMemMap(at + 3 * PAGE, PAGE, 0, one, 0)); /* double */
@@ -551,7 +551,10 @@ static void open_gate(struct gate *gate)
     pthread_mutex_unlock(&gate->lock);
 }
 
-#define GATE {PTHREAD_MUTEX_INITIALIZER, PTHREAD_COND_INITIALIZER, false, 0}
+#define GATE                                                                                                           \
+    {                                                                                                                  \
+        PTHREAD_MUTEX_INITIALIZER, PTHREAD_COND_INITIALIZER, false, 0                                                  \
+    }
 
 Test(sim, threaded_streams_run_by_themselves)
 {
@@ -857,10 +860,10 @@ Test(sim, other_threads_captures_forbid_what_the_modes_say)
             for (int theirs = CU_STREAM_CAPTURE_MODE_GLOBAL; theirs <= CU_STREAM_CAPTURE_MODE_RELAXED; theirs++) {
                 s.call = (enum unsafe)call;
                 s.mode = (CUstreamCaptureMode)theirs;
-                bool expected = call == CONTEXT || (mine == CU_STREAM_CAPTURE_MODE_GLOBAL &&
-                                                    theirs == CU_STREAM_CAPTURE_MODE_GLOBAL);
-                cr_assert_eq(capture_is_lost(&s, (CUstreamCaptureMode)mine), expected, "call %d, modes %d and %d",
-                             call, mine, theirs);
+                bool expected = call == CONTEXT ||
+                                (mine == CU_STREAM_CAPTURE_MODE_GLOBAL && theirs == CU_STREAM_CAPTURE_MODE_GLOBAL);
+                cr_assert_eq(capture_is_lost(&s, (CUstreamCaptureMode)mine), expected, "call %d, modes %d and %d", call,
+                             mine, theirs);
             }
     OK(d->cuMemPoolDestroy(s.pool));
     OK(d->cuEventDestroy(s.event));
@@ -1485,8 +1488,8 @@ static void *load(void *argument)
                d->cuMemMap(at, PAGE, 0, handle, 0) == CUDA_SUCCESS && give_access(at, PAGE) == CUDA_SUCCESS &&
                d->cuMemAllocAsync(&pooled, 4096, s) == CUDA_SUCCESS &&
                d->cuMemsetD32Async(at, value, 64, s) == CUDA_SUCCESS &&
-               d->cuMemcpyDtoDAsync(pooled, at, 64, s) == CUDA_SUCCESS &&
-               d->cuEventRecord(event, s) == CUDA_SUCCESS && d->cuStreamWaitEvent(t, event, 0) == CUDA_SUCCESS &&
+               d->cuMemcpyDtoDAsync(pooled, at, 64, s) == CUDA_SUCCESS && d->cuEventRecord(event, s) == CUDA_SUCCESS &&
+               d->cuStreamWaitEvent(t, event, 0) == CUDA_SUCCESS &&
                d->cuMemcpyDtoHAsync(&seen, pooled, 4, t) == CUDA_SUCCESS &&
                d->cuMemFreeAsync(pooled, t) == CUDA_SUCCESS && d->cuStreamSynchronize(t) == CUDA_SUCCESS &&
                seen == value && d->cuMemUnmap(at, PAGE) == CUDA_SUCCESS && d->cuMemRelease(handle) == CUDA_SUCCESS &&

@@ -17,7 +17,7 @@ static struct builders {
     struct await await;
     struct turn turn;
     struct stream stream; /* of all that wait for memory, each of which is counted in */
-    atomic_uint come; /* of those who had the turn, in this order: */
+    atomic_uint come;     /* of those who had the turn, in this order: */
     unsigned order[MANY];
 } all;
 
