@@ -2,6 +2,7 @@
 
 #include "cache/slices.h"
 #include "remap/cut.h"
+#include "remap/slab_page.h"
 #include "remap/zombie.h"
 
 #include <inttypes.h>
@@ -9,7 +10,7 @@
 
 /* Of one space, in its units. Slices count in bytes. */
 struct tally {
-    uint64_t live, cut, free, cached, ending, hole, zombie, requested;
+    uint64_t live, cut, free, cached, ending, hole, zombie, requested, rest;
     uint64_t free_regions, hole_regions, extents, extent_pages;
     uint64_t whole_pages, empty_slabs, slice_live_bytes, slice_cached_bytes, slice_ending_bytes;
 };
@@ -245,6 +246,11 @@ static vpmm_status check_granules(struct auditor *auditor, enum unit_state state
     case UNIT_ENDING:
         auditor->tally.ending += auditor->units;
         return VPMM_SUCCESS;
+    case UNIT_OWN:
+        auditor->tally.rest += auditor->units;
+        return slab_page_is_rest(auditor->arena, auditor->first, auditor->units)
+                   ? VPMM_SUCCESS
+                   : violation(auditor, "it is nobody's, and not the rest of the page that slabs are cut from");
     default:
         return violation(auditor, "its state is %d, which none has at rest", (int)state);
     }
@@ -358,7 +364,8 @@ static vpmm_status check_cut_tally(const struct auditor *auditor)
     const struct arena *arena = auditor->arena;
     const struct tally *tally = &auditor->tally;
     const struct pair pair[] = {
-        {"bytes of granules", (tally->live + tally->free + tally->cached + tally->ending + tally->cut) * GRANULE_BYTES,
+        {"bytes of granules",
+         (tally->live + tally->free + tally->cached + tally->ending + tally->cut + tally->rest) * GRANULE_BYTES,
          stats_sum(arena->stats, STAT_slab_bytes)},
         {"live bytes of pieces", tally->live * GRANULE_BYTES + tally->slice_live_bytes,
          stats_sum(arena->stats, STAT_slab_live_bytes)},

@@ -6,6 +6,7 @@
 #include "remap/cut.h"
 #include "remap/ending.h"
 #include "remap/pass.h"
+#include "remap/slab_page.h"
 
 /* ---- a region of granules ---- */
 
@@ -14,6 +15,7 @@ struct found_piece {
     struct region region;
     struct space *space;
     bool built;
+    bool begins_page; /* that slabs are cut from */
 };
 
 static uint64_t pages_for(const struct arena *arena, struct want want)
@@ -179,6 +181,15 @@ static vpmm_status malloc_granules(struct arena *arena, size_t bytes, struct str
 
 /* ---- a slice ---- */
 
+/* The page that slabs are cut from, or, if one is due, a free one that becomes it. */
+static bool find_slab_page(struct arena *arena, struct want want, struct stream *stream, struct found_piece *found)
+{
+    if (slab_page_take(arena, want, &found->region))
+        return true;
+    found->begins_page = slab_page_is_due(arena) && cut_free_pages(arena, want, stream, found);
+    return found->begins_page;
+}
+
 /*
  * A slab for the stream, of what was found; it may be other threads' by the time that the caller looks into it: 0.
  * Where there can be none, the request is given more than a slice.
@@ -191,7 +202,8 @@ static CUdeviceptr make_slab(struct arena *arena, struct found_piece *found, str
         return region_hand_out(&arena->space, found->region, found->region.units, bytes);
     drop_what_is_before(arena, want, found);
     if (found->region.units > want.units)
-        found->region = region_keep_front(&arena->cut, found->region, want.units);
+        found->region = found->begins_page ? slab_page_begin(arena, found->region, want.units)
+                                           : region_keep_front(&arena->cut, found->region, want.units);
     if (slab_format(&arena->slabs, &found->region, stream, class))
         return 0;
     return region_hand_out(&arena->cut, found->region, (bytes - 1) / GRANULE_BYTES + 1, bytes);
@@ -205,7 +217,8 @@ static vpmm_status find_slice_or_slab(struct arena *arena, struct stream *stream
     struct want want = slab_want(class);
     *found = (struct found_piece){.space = &arena->cut};
     struct slabs *slabs = &arena->slabs;
-    if ((*out = slices_find(slabs, stream, cache, class, bytes, false)) || find_at_hand(arena, want, stream, found))
+    if ((*out = slices_find(slabs, stream, cache, class, bytes, false)) || find_slab_page(arena, want, stream, found) ||
+        find_at_hand(arena, want, stream, found))
         return VPMM_SUCCESS;
     publish_caches_of(arena, stream);
     if ((*out = slices_find(slabs, stream, cache, class, bytes, false)))

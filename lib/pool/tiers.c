@@ -25,7 +25,7 @@ bool tiers_is_shortage(vpmm_status status)
 
 void tiers_flush(struct arena *arena)
 {
-    cut_flush(arena);
+    cut_flush_to_grow(arena);
     fronts_flush(arena->space.fronts, NULL, true);
 }
 

@@ -3,6 +3,7 @@
 #include "base/assert.h"
 #include "base/reserve.h"
 #include "cache/slab.h"
+#include "remap/slab_page.h"
 #include "space/use.h"
 
 /*
@@ -16,6 +17,7 @@ vpmm_status cut_init(struct arena *arena, const vpmm_config *config)
 {
     size_t bytes = config->va_size < CUT_BYTES_MAX ? config->va_size : CUT_BYTES_MAX;
     arena->cut.page_granules = config->page_size / GRANULE_BYTES;
+    arena->slab_pages_from = SLAB_PAGES_FROM;
     return space_init(&arena->cut, GRANULE_BYTES, bytes);
 }
 
@@ -239,13 +241,19 @@ void cut_give_back(struct arena *arena, uint64_t keep_pages)
     }
 }
 
-void cut_flush(struct arena *arena)
+void cut_flush_to_grow(struct arena *arena)
 {
     if (!arena->cut.page_granules)
         return;
     fronts_flush(arena->cut.fronts, NULL, true);
     slabs_dissolve_empty(&arena->slabs);
     cut_give_back(arena, 0);
+}
+
+void cut_flush(struct arena *arena)
+{
+    slab_page_give_up(arena);
+    cut_flush_to_grow(arena);
 }
 
 void cut_free_uses(struct arena *arena, uint64_t page, uint64_t pages)
@@ -260,6 +268,11 @@ bool cut_noted(const struct arena *arena)
 {
     return arena->cut.page_granules &&
            (fronts_noted(arena->cut.fronts) || load_relaxed_u64(&arena->cut.whole) || slabs_empty(&arena->slabs));
+}
+
+bool cut_has_spares(const struct arena *arena)
+{
+    return slab_page_is_kept(arena) || cut_noted(arena);
 }
 
 bool cut_granule_of(const struct arena *arena, CUdeviceptr address, uint64_t *granule)

@@ -61,6 +61,9 @@ static inline void cut_tidy(struct arena *arena)
  * Before the pool grows: publishes what all threads have cached of cut pages, makes granules of empty slabs and gives
  * back whole pages.
  */
+void cut_flush_to_grow(struct arena *);
+
+/* The same, and the rest of the page that slabs are cut from (slab_page.h). */
 void cut_flush(struct arena *);
 
 /*
@@ -78,8 +81,11 @@ void cut_forget(struct arena *, uint64_t page, uint64_t pages);
 /* At the pool's end: the uses of live granules of these pages, if any are left. */
 void cut_free_uses(struct arena *, uint64_t page, uint64_t pages);
 
-/* Whether there is anything that cut_flush might free. */
+/* Whether there is anything that cut_flush_to_grow might free; */
 bool cut_noted(const struct arena *);
+
+/* or cut_flush. */
+bool cut_has_spares(const struct arena *);
 
 /* The granule that holds an address of a cut page; false: no page there is, or may be, cut. */
 bool cut_granule_of(const struct arena *, CUdeviceptr, uint64_t *granule);

@@ -81,7 +81,7 @@ static uint64_t epoch_ns(uint64_t ms)
 static void give_up_spares(struct arena *arena)
 {
     if (stats_level(arena->stats, STAT_mapped_bytes) > load_relaxed_u64(&arena->decay.release_threshold) &&
-        cut_noted(arena))
+        cut_has_spares(arena))
         cut_flush(arena);
 }
 
@@ -184,7 +184,7 @@ uint64_t decay_wait_us(const struct arena *arena)
     if (ms == VPMM_DECAY_NEVER || mapped <= load_relaxed_u64(&decay->release_threshold))
         return 0;
     bool excess = mapped > use_now(arena) && !is_in_vain(arena);
-    if (!excess && !cut_noted(arena))
+    if (!excess && !cut_has_spares(arena))
         return 0;
     return now + DECAY_AGAIN_US * UINT64_C(1000) < decay->look_ns ? (decay->look_ns - now) / 1000 + 1 : DECAY_AGAIN_US;
 }

@@ -9,6 +9,7 @@
 #include "cache/slices.h"
 #include "remap/cut.h"
 #include "remap/pass.h"
+#include "remap/slab_page.h"
 
 enum { BIG = 64 << 10, A_SLAB = 2, SMALL = 256, GRANULES = 100 << 10 };
 
@@ -518,4 +519,50 @@ SCHEDULES(record_of_a_stream_used_again_against_adoption)
     explore_play(
         "slices: record used again, adopt", 0,
         (struct exploration){.open = open_slab, .close = close_plain, .act = {use_the_record_again, pair_of_big_on_t}});
+}
+
+/* ---- the page that slabs are cut from ---- */
+
+/* Free pages, of which the next slab begins one. */
+PLAY(open_for_slab_pages)
+{
+    open_world();
+    put(get(4, play.s), play.s);
+    meet(play.t);
+    world_drain(&play.w);
+    inside()->arena.slab_pages_from = 0;
+}
+PLAY(open_slab_page)
+{
+    open_for_slab_pages_now();
+    hold(1, SMALL, play.s);
+    explore_check(slab_page_is_kept(&inside()->arena), "slabs have no page");
+}
+PLAY(get_two_kinds_on_t)
+{
+    get_bytes(BIG, play.t);
+    get_bytes(BIG / 2, play.t);
+}
+SCHEDULES(two_begin_a_page_of_slabs)
+{
+    explore_play(
+        "slabs' page: begun, begun", 0,
+        (struct exploration){.open = open_for_slab_pages, .close = close_plain, .act = {get_big, get_big_on_t}});
+}
+SCHEDULES(two_slabs_of_one_page)
+{
+    explore_play(
+        "slabs' page: slab, slab", 0,
+        (struct exploration){.open = open_slab_page, .close = close_plain, .act = {get_big, get_two_kinds_on_t}});
+}
+SCHEDULES(a_slab_of_a_page_against_trim)
+{
+    explore_play("slabs' page: slab, trim", 0,
+                 (struct exploration){.open = open_slab_page, .close = close_plain, .act = {get_big, trim}});
+}
+SCHEDULES(slabs_of_a_page_and_a_trim)
+{
+    explore_play(
+        "slabs' page: slab, slabs, trim", 0,
+        (struct exploration){.open = open_slab_page, .close = close_plain, .act = {get_big, get_two_kinds_on_t, trim}});
 }
