@@ -10,9 +10,9 @@
  *          most one. The word is 0 where there is none
  *   (1) the word names a region  =>  its first granule is OWN with that length, and its fence has passed
  *
- * Who makes the word SLAB_PAGE_BUSY has the rest until it stores another; others do meanwhile as if there were none, so
- * nobody waits or tries again here, and what is published is lock-free (region.h). ABA: a word that comes again names the same granules, OWN and passed again, and nothing
- * else is known of a rest.
+ * Who makes the word SLAB_PAGE_BUSY has the rest until it stores another; others do meanwhile as if there were none.
+ * Nobody waits or tries again here, and what is published is lock-free (region.h). ABA: a word that comes again names
+ * the same granules, OWN and passed again, and nothing else is known of a rest.
  *
  * A pool begins a page for slabs only once SLAB_PAGES_FROM pages are cut, so that a page more is little, and only while
  * the cut pages are full: else free granules between pieces serve. The rest stays while the pool grows, and is given up
