@@ -63,7 +63,7 @@ static inline void cut_tidy(struct arena *arena)
  */
 void cut_flush_to_grow(struct arena *);
 
-/* The same, and the rest of the page that slabs are cut from (slab_page.h). */
+/* Does what cut_flush_to_grow does, and gives up the rest of the page that slabs are cut from (slab_page.h). */
 void cut_flush(struct arena *);
 
 /*
@@ -81,10 +81,10 @@ void cut_forget(struct arena *, uint64_t page, uint64_t pages);
 /* At the pool's end: the uses of live granules of these pages, if any are left. */
 void cut_free_uses(struct arena *, uint64_t page, uint64_t pages);
 
-/* Whether there is anything that cut_flush_to_grow might free; */
+/* Whether there is anything that cut_flush_to_grow might free. */
 bool cut_noted(const struct arena *);
 
-/* or cut_flush. */
+/* Whether there is anything that cut_flush might free. */
 bool cut_has_spares(const struct arena *);
 
 /* The granule that holds an address of a cut page; false: no page there is, or may be, cut. */
