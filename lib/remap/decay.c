@@ -86,12 +86,12 @@ static void give_up_spares(struct arena *arena)
 }
 
 /* One that ended while the reaper slept ends now: its peak was the last one to be noted. */
-static void end_epoch(struct arena *arena, uint64_t use, uint64_t now)
+static void end_epoch(struct arena *arena, uint64_t now)
 {
     struct decay *decay = &arena->decay;
     uint64_t mallocs = stats_sum(arena->stats, STAT_mallocs);
     decay->newest = (decay->newest + 1) % DECAY_EPOCHS;
-    decay->epoch[decay->newest].peak = stats_next_epoch(arena->stats, use);
+    decay->epoch[decay->newest].peak = stats_next_epoch(arena->stats, use_now(arena));
     decay->epoch[decay->newest].end_ns = now;
     if (mallocs == decay->mallocs)
         give_up_spares(arena);
@@ -128,14 +128,19 @@ static bool is_in_vain(const struct arena *arena)
     return arena->decay.in_vain && load_sc_u64(&arena->space.publications) == arena->decay.publications;
 }
 
-/* What is mapped beyond the target. True: something of it was given back. */
-static bool approach(struct arena *arena, uint64_t use, uint64_t ms, uint64_t now)
+/*
+ * What is mapped beyond the target. True: something of it was given back.
+ *
+ * Memory leaves `use` before it is published. `publications` is read before `use`, so that what still counts as used
+ * here is published after that number, and no try that this use made vain is taken for the last.
+ */
+static bool approach(struct arena *arena, uint64_t ms, uint64_t now)
 {
     struct decay *decay = &arena->decay;
-    uint64_t target = target_of(arena, use, ms, now);
+    uint64_t publications = load_sc_u64(&arena->space.publications);
+    uint64_t use = use_now(arena), target = target_of(arena, use, ms, now);
     if (stats_level(arena->stats, STAT_mapped_bytes) <= target || is_in_vain(arena))
         return false;
-    uint64_t publications = load_sc_u64(&arena->space.publications);
     bool gave_way;
     unsigned n = give_back(arena, target, &gave_way);
     decay->in_vain = !n && !gave_way && target == floor_of(arena, use);
@@ -167,13 +172,12 @@ bool decay_step(struct arena *arena, bool passed)
     uint64_t ms = load_relaxed_u64(&decay->ms);
     if (!is_due(decay, ms, now))
         return false;
-    uint64_t use = use_now(arena);
     if (now >= decay->epoch_end_ns) {
-        end_epoch(arena, use, now);
+        end_epoch(arena, now);
         decay->epoch_end_ns = now + epoch_ns(ms);
     }
     decay->look_ns = decay->epoch_end_ns;
-    return approach(arena, use, ms, now);
+    return approach(arena, ms, now);
 }
 
 uint64_t decay_wait_us(const struct arena *arena)

@@ -649,6 +649,32 @@ Test(idle, small_requests_leave_nothing_behind_the_reaper, .timeout = 60)
     small_requests_decay(true);
 }
 
+/*
+ * The step that ends the epoch gives the slab's page up, which was in use until then: the rest of its extent is not more
+ * than what is mapped beyond that use, the whole extent is. The pause is longer than the decay, so that nothing but the
+ * use is left of the target.
+ */
+Test(idle, what_a_step_gives_up_is_not_in_use_for_it, .timeout = 60)
+{
+    struct setup setup = with_decay(20, false);
+    setup.pool.extent_size = 4 * PAGE;
+    struct world w;
+    world_open(&w, &setup);
+    CUstream s = world_stream(&w);
+    give(&w, take(&w, 4, s), s);
+    CUdeviceptr slice = take_bytes(&w, 1000, s);
+    must_work(vpmm_poll(w.pool));
+    cr_assert_eq(mapped(&w), 4 * PAGE);
+    give(&w, slice, s);
+    for (int i = 0; i < 10; i++) {
+        world_step(&w);
+        sleep_ms(40);
+        must_work(vpmm_poll(w.pool));
+    }
+    cr_expect_eq(mapped(&w), 0, "%llu pages stay", (unsigned long long)(mapped(&w) / PAGE));
+    world_close(&w);
+}
+
 /* What decay gave back no pass makes again. */
 Test(idle, what_decayed_stays_given_back, .timeout = 60)
 {
