@@ -17,6 +17,9 @@ simulated GPU.
   3  gcc, ThreadSanitizer                  tests/tsan/tsan_*.c, the programs and the preload; with assertions
   4  clang, release                        every test
 
+Each scenario of test_schedules_*.c is played in every order that it looks at in 1, and in 500 of them in 2 and 4. The
+settings of test_faults.c are shared among 1 to 4.
+
 --quick runs 1 alone. The last line is "N passed, N failed", over all runs; the exit status is 0 if none failed.
 Everything is built under build/, or under $VPMM_BUILD_DIR; logs are in its logs folder.
 EOF
@@ -114,25 +117,50 @@ count_tests() {
   grep -cE '^[[:space:]]*(Parameterized|Theory)?(Test|Theory)[[:space:]]*\(' "$1" || true
 }
 
-# Criterion 2.4.1 leaks 48 bytes of its own now and then when it runs tests side by side.
-criterion_jobs() {
-  if [ "$stage" = asan ]; then echo 1; else echo "$cores"; fi
+# Criterion 2.4.1 leaks 48 bytes of its own now and then when it runs tests side by side. Where leaks are looked for,
+# programs run side by side instead, each with one test at a time.
+criterion_jobs=$cores
+criterion_programs=1
+
+# criterion_log <source> [<what is special about this run>]
+criterion_log() { echo "$logs/$stage/$(basename "$1" .c)${2:+-$2}.log"; }
+
+# start_criterion_tests <what is special about this run> <source>...: runs them in the background. What a program's exit
+# status was stands in <log>.status once it has ended.
+start_criterion_tests() {
+  local special=$1 source
+  shift
+  for source in "$@"; do
+    rm -f "$(criterion_log "$source" "$special").status"
+  done
+  {
+    for source in "$@"; do
+      [ "$(jobs -pr | wc -l)" -lt "$criterion_programs" ] || wait -n
+      run_criterion_program "$source" "$special" &
+    done
+    wait
+  } &
 }
 
-# run_criterion_test <source> [<what is special about this run>]
-run_criterion_test() {
-  local source=$1 name log program status=0 expected tested good skipped
-  name=$(basename "$source" .c)
-  program=$build/$stage/tests/$name
-  name=$name${2:+, $2}
-  log=$logs/$stage/${name//, /-}.log
-  if [ ! -x "$program" ]; then
+run_criterion_program() {
+  local log program status=0
+  log=$(criterion_log "$1" "$2")
+  program=$build/$stage/tests/$(basename "$1" .c)
+  run_program "$log" "$program" --verbose=1 --full-stats --jobs "$criterion_jobs" --color=never || status=$?
+  echo "$status" >"$log.new" && mv "$log.new" "$log.status"
+}
+
+# judge_criterion_test <source> <what is special about this run>: once it has ended.
+judge_criterion_test() {
+  local source=$1 name log expected tested good skipped status
+  name=$(basename "$source" .c)${2:+, $2}
+  log=$(criterion_log "$source" "$2")
+  until [ -f "$log.status" ]; do sleep 0.1; done
+  status=$(cat "$log.status")
+  if [ ! -x "$build/$stage/tests/$(basename "$source" .c)" ]; then
     failure "$stage: $name was not built"
     return
   fi
-  run_program "$log" "$program" --verbose=1 --full-stats --jobs "$(criterion_jobs)" --color=never ||
-    status=$?
-
   expected=$(count_tests "$source")
   tested=$(sed -nE 's/.*Synthesis: Tested: ([0-9]+) .*/\1/p' "$log" | tail -n 1)
   good=$(sed -nE 's/.*Synthesis: .*Passing: ([0-9]+) .*/\1/p' "$log" | tail -n 1)
@@ -150,6 +178,21 @@ run_criterion_test() {
   else
     say "$name: $good tests$([ "$skipped" -eq 0 ] || echo ", $skipped skipped, by name in $log")"
   fi
+}
+
+# Of the settings in which test_faults plays its scenarios, each of the five runs of it takes a fifth.
+fault_loops=5
+fault_loop=0
+
+# run_criterion_tests <what is special about this run> <source>...
+run_criterion_tests() {
+  local special=$1 source
+  export VPMM_TEST_SETTINGS=$((fault_loop++ % fault_loops))/$fault_loops
+  start_criterion_tests "$@"
+  shift
+  for source in "$@"; do
+    judge_criterion_test "$source" "$special"
+  done
 }
 
 # run_check <title> <program> [<argument>...]: one test, passed if the program ends with 0.
@@ -224,14 +267,11 @@ install_prometheus() {
 }
 
 # What holds whatever the pool's settings are holds with front caches too: the tests' default is to have none.
-cached_tests=(test_model test_slab test_faults test_limits test_race_detector)
+cached_tests=(pool/test_model.c pool/test_slab.c pool/test_faults.c pool/test_limits.c sim/test_race_detector.c)
 
 run_cached_tests() {
-  local name
   export VPMM_TEST_CACHE_BYTES=67108864
-  for name in "${cached_tests[@]}"; do
-    run_criterion_test "$root"/tests/*/"$name.c" cached
-  done
+  run_criterion_tests cached "${cached_tests[@]/#/$root/tests/}"
   unset VPMM_TEST_CACHE_BYTES
 }
 
@@ -279,13 +319,7 @@ run_preload_checks() {
 }
 
 run_every_test() {
-  local source found=0
-  for source in "$root"/tests/*/test_*.c; do
-    [ -f "$source" ] || continue
-    found=1
-    run_criterion_test "$source"
-  done
-  [ "$found" -eq 1 ] || failure "$stage: there is no tests/*/test_*.c"
+  run_criterion_tests "" "$root"/tests/*/test_*.c
   run_plain_tests
   run_models
   run_programs
@@ -320,13 +354,17 @@ make_stage -DCMAKE_C_COMPILER=gcc && {
 stage_end
 [ -z "$quick" ] || finish
 
+export VPMM_TEST_SCHEDULES=500 # of each scenario: the first build has run them all
+
 stage asan "gcc, AddressSanitizer and UBSan"
-export VPMM_TEST_SCHEDULES=500 # of each scenario: other builds run them all
+criterion_jobs=1
+criterion_programs=$cores
 make_stage -DCMAKE_C_COMPILER=gcc -DVPMM_SANITIZE=address -DVPMM_DEBUG_CHECKS=ON -DVPMM_DEBUG_WALKS=ON && {
   run_every_test
   run_cached_tests
 }
-unset VPMM_TEST_SCHEDULES
+criterion_jobs=$cores
+criterion_programs=1
 stage_end
 
 stage tsan "gcc, ThreadSanitizer"
