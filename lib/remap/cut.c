@@ -217,9 +217,11 @@ static bool look_for_whole(const struct seen_region *found, void *data)
 static bool find_whole(struct whole *whole)
 {
     const struct space *cut = &whole->arena->cut;
-    hints_each(&cut->passed, &cut->units, UNIT_FREE, look_for_whole, whole);
+    uint64_t a_page = cut->page_granules;
+    hints_each_from(&cut->passed, &cut->units, UNIT_FREE, a_page, look_for_whole, whole);
     for (uint32_t slot = 1, n = load_acquire_u32(&cut->streams->slots); slot < n && !whole->pages; slot++)
-        hints_each(&stream_at(cut->streams, slot)->free[SPACE_GRANULES], &cut->units, UNIT_FREE, look_for_whole, whole);
+        hints_each_from(&stream_at(cut->streams, slot)->free[SPACE_GRANULES], &cut->units, UNIT_FREE, a_page,
+                        look_for_whole, whole);
     return whole->pages;
 }
 

@@ -239,20 +239,26 @@ static bool best_of_bin(struct hint_bin *bin, const struct units *units, enum un
     return any;
 }
 
+/* The first bin from this one on whose bit is set; HINT_BINS: none. */
+static unsigned next_noted_bin(const struct hints *hints, unsigned bin)
+{
+    while (bin < HINT_BINS) {
+        uint64_t bits = load_sc_u64(&hints->bits[bin / 64]) >> bin % 64;
+        if (bits)
+            return bin + (unsigned)__builtin_ctzll(bits);
+        bin = (bin | 63) + 1;
+    }
+    return HINT_BINS;
+}
+
 bool hints_best(const struct hints *set, const struct units *units, enum unit_state state, struct want want,
                 bool every_bin, struct seen_region *best)
 {
     struct hints *hints = (struct hints *)set; /* searches keep where they found something */
     int most = every_bin ? INT32_MAX : HINTS_COMPARED_IN_A_BIN;
     for (unsigned bin = bin_of(want.units); bin < HINT_BINS; bin++) {
-        if (!every_bin) {
-            uint64_t bits = load_sc_u64(&hints->bits[bin / 64]) >> bin % 64;
-            if (!bits) {
-                bin = bin | 63;
-                continue;
-            }
-            bin += (unsigned)__builtin_ctzll(bits);
-        }
+        if (!every_bin && (bin = next_noted_bin(hints, bin)) == HINT_BINS)
+            return false;
         if (load_relaxed_u32(&hints->count[bin]) &&
             best_of_bin(&hints->bin[bin], units, state, want, bin < HINT_EXACT_BINS, most, best))
             return true;
@@ -270,29 +276,35 @@ static void prefetch_units(const struct units *units, const struct hint_block *b
     }
 }
 
+static bool each_of_bin(const struct hint_bin *bin, const struct units *table, enum unit_state state, uint64_t units,
+                        bool (*visit)(const struct seen_region *, void *), void *data)
+{
+    for (const struct hint_block *block = load_acquire_ptr(&bin->first); block; block = next_block(block)) {
+        prefetch_units(table, block);
+        for (uint64_t used = load_relaxed_u64(&block->used); used; used &= used - 1) {
+            struct seen_region found;
+            if (look(table, block, __builtin_ctzll(used), state, &found) && found.units >= units &&
+                !visit(&found, data))
+                return false;
+        }
+    }
+    return true;
+}
+
+void hints_each(const struct hints *hints, const struct units *table, enum unit_state state,
+                bool (*visit)(const struct seen_region *, void *), void *data)
+{
+    for (unsigned bin = 0; bin < HINT_BINS; bin++)
+        if (load_sc_u32(&hints->count[bin]) && !each_of_bin(&hints->bin[bin], table, state, 1, visit, data))
+            return;
+}
+
 void hints_each_from(const struct hints *hints, const struct units *table, enum unit_state state, uint64_t units,
                      bool (*visit)(const struct seen_region *, void *), void *data)
 {
-    for (unsigned bin = bin_of(units); bin < HINT_BINS; bin++) {
-        if (!load_sc_u32(&hints->count[bin]))
-            continue;
-        for (const struct hint_block *block = load_acquire_ptr(&hints->bin[bin].first); block;
-             block = next_block(block)) {
-            prefetch_units(table, block);
-            for (uint64_t used = load_relaxed_u64(&block->used); used; used &= used - 1) {
-                struct seen_region found;
-                if (look(table, block, __builtin_ctzll(used), state, &found) && found.units >= units &&
-                    !visit(&found, data))
-                    return;
-            }
-        }
-    }
-}
-
-void hints_each(const struct hints *hints, const struct units *units, enum unit_state state,
-                bool (*visit)(const struct seen_region *, void *), void *data)
-{
-    hints_each_from(hints, units, state, 1, visit, data);
+    for (unsigned bin = bin_of(units); (bin = next_noted_bin(hints, bin)) < HINT_BINS; bin++)
+        if (!each_of_bin(&hints->bin[bin], table, state, units, visit, data))
+            return;
 }
 
 uint64_t hints_count(const struct hints *hints)

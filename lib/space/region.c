@@ -441,8 +441,8 @@ bool region_take_part(struct space *space, struct stream *stream, uint64_t units
         struct part part = {.space = space, .wanted = units};
         for (uint32_t slot = 1, n = load_acquire_u32(&space->streams->slots); slot < n && !part.units; slot++)
             if (stream_at(space->streams, slot) != stream)
-                hints_each(&stream_at(space->streams, slot)->free[space->level], &space->units, UNIT_FREE, look_inside,
-                           &part);
+                hints_each_from(&stream_at(space->streams, slot)->free[space->level], &space->units, UNIT_FREE, units,
+                                look_inside, &part);
         if (!part.units)
             return false;
         if (region_claim(space, &part.in, region)) {

@@ -1,9 +1,12 @@
 /*
- * The set of regions by length: what it takes does not grow with how often it is used.
+ * The set of regions by length: what it takes does not grow with how often it is used, and who looks from a length on
+ * meets what is as long, and nothing else.
  */
 #include <criterion/criterion.h>
+#include <limits.h>
 #include <stdint.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "space/hints.h"
 
@@ -82,4 +85,94 @@ Test(hints, blocks_are_used_again_newest_first)
 Test(hints, blocks_are_used_again_in_any_order)
 {
     enter_and_remove(SHUFFLED);
+}
+
+/* ---- looks ---- */
+
+static const uint64_t lengths[] = {1, 2, 31, 32, 32, 63, 64, 65, 71, 72, 128, 129, 1000, 1000, 4000, 50000};
+
+enum { LENGTHS = sizeof lengths / sizeof lengths[0] };
+
+/* A table in which regions of these lengths lie one after another. */
+struct regions {
+    struct set set;
+    struct units units;
+    uint64_t first[LENGTHS];
+    bool is_free[LENGTHS];
+    unsigned met[LENGTHS];
+    unsigned visits, most; /* after so many the visitor has seen enough */
+};
+
+static void regions_open(struct regions *r)
+{
+    void *table = NULL;
+    memset(r, 0, sizeof *r);
+    set_open(&r->set);
+    units_init(&r->units, (size_t)1 << 20, (size_t)1 << 40);
+    cr_assert_eq(units_table_new(&r->units, &table), VPMM_SUCCESS);
+    uint64_t unit = units_add_chunk(&r->units, (CUdeviceptr)1 << 40, table);
+    for (int i = 0; i < LENGTHS; unit += lengths[i++]) {
+        r->first[i] = unit;
+        r->is_free[i] = true;
+        unit_set(unit_at(&r->units, unit), UNIT_FREE, lengths[i]);
+        cr_assert(hints_enter(r->set.hints, &r->set.arena, unit_at(&r->units, unit), unit, lengths[i]));
+    }
+}
+
+static void regions_close(struct regions *r)
+{
+    units_free(&r->units);
+    set_close(&r->set);
+}
+
+static bool meet(const struct seen_region *found, void *data)
+{
+    struct regions *r = data;
+    for (int i = 0; i < LENGTHS; i++)
+        if (r->first[i] == found->first && lengths[i] == found->units)
+            r->met[i]++;
+    return ++r->visits < r->most;
+}
+
+static void expect_from(struct regions *r, uint64_t units)
+{
+    memset(r->met, 0, sizeof r->met);
+    r->visits = 0;
+    r->most = UINT_MAX;
+    hints_each_from(r->set.hints, &r->units, UNIT_FREE, units, meet, r);
+    for (int i = 0; i < LENGTHS; i++)
+        cr_expect_eq(r->met[i], r->is_free[i] && lengths[i] >= units, "from %llu on, a region of %llu is met %u times",
+                     (unsigned long long)units, (unsigned long long)lengths[i], r->met[i]);
+}
+
+static void expect_from_each_length(struct regions *r)
+{
+    for (int i = 0; i < LENGTHS; i++) {
+        expect_from(r, lengths[i]);
+        expect_from(r, lengths[i] + 1);
+    }
+}
+
+Test(hints, a_look_from_a_length_on_meets_what_is_as_long)
+{
+    struct regions r;
+    regions_open(&r);
+    expect_from_each_length(&r);
+    for (int i = 0; i < LENGTHS; i += 2) { /* with bins that are empty in between */
+        unit_set(unit_at(&r.units, r.first[i]), UNIT_OWN, lengths[i]);
+        hints_remove(unit_at(&r.units, r.first[i]));
+        r.is_free[i] = false;
+    }
+    expect_from_each_length(&r);
+    regions_close(&r);
+}
+
+Test(hints, a_look_ends_when_it_has_seen_enough)
+{
+    struct regions r;
+    regions_open(&r);
+    r.most = 3;
+    hints_each_from(r.set.hints, &r.units, UNIT_FREE, 32, meet, &r);
+    cr_expect_eq(r.visits, 3);
+    regions_close(&r);
 }
