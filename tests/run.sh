@@ -48,7 +48,7 @@ for variable in "${!VPMM_@}"; do
   unset "$variable"
 done
 
-test_limit=600 # seconds, for one program, which hangs if it takes longer; there is no limit for the whole
+test_limit=1200 # seconds, for one program, which hangs if it takes longer; there is no limit for the whole
 
 passed=0
 failed=0
