@@ -351,7 +351,7 @@ make_stage -DCMAKE_C_COMPILER=gcc && {
 stage_end
 [ -z "$quick" ] || finish
 
-# The first build has run all orders of each scenario, and all settings of each fault.
+# The first build has played all orders, and all settings of test_faults.
 export VPMM_TEST_SCHEDULES=500 VPMM_TEST_SETTINGS=$few_settings
 
 stage asan "gcc, AddressSanitizer and UBSan"
