@@ -654,7 +654,7 @@ static enum claim_result plan_and_claim(struct build *build, uint64_t pages, con
     struct view *view = arena->view;
     struct policy_plan *plan = arena->plan;
     uint64_t hole_pages = policy_hole_pages(&arena->policy, arena->budgeted_pages, (uint32_t)pages);
-    if (!view_make(view, arena, build->stream, limits->reach, hole_pages)) {
+    if (!view_make(view, arena, build->stream, limits->reach, limits->is_short, hole_pages)) {
         *status = no_host_memory();
         return CLAIM_FAILED;
     }
@@ -852,7 +852,7 @@ static bool release_one(struct arena *arena, uint64_t keep_pages, bool more, uin
     *status = spare ? VPMM_SUCCESS : no_host_memory();
     lock_take(&arena->plan_lock);
     uint64_t mapped = arena->budgeted_pages;
-    if (spare && mapped > keep_pages && view_make(arena->view, arena, NULL, VIEW_PASSED, UINT64_MAX)) {
+    if (spare && mapped > keep_pages && view_make(arena->view, arena, NULL, VIEW_PASSED, true, UINT64_MAX)) {
         uint32_t chosen = choose_release(arena->view, mapped - keep_pages, more);
         if (chosen != UINT32_MAX)
             extent = claim_extent(arena, arena->view, chosen, &kept);

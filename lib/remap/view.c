@@ -4,18 +4,25 @@
 
 #include <stdlib.h>
 
-/* Room for one more element; keeps the array if there is none to be had. */
-static bool room(void **array, size_t *capacity, size_t used, size_t element)
+/* Room for so many elements; keeps the array if there is none to be had. */
+static bool room_for(void **array, size_t *capacity, size_t elements, size_t element)
 {
-    if (used < *capacity)
+    size_t wanted = *capacity ? *capacity : 64;
+    if (elements <= *capacity)
         return true;
-    size_t wanted = *capacity ? *capacity * 2 : 64;
+    while (wanted < elements)
+        wanted *= 2;
     void *larger = realloc(*array, wanted * element);
     if (!larger)
         return false;
     *array = larger;
     *capacity = wanted;
     return true;
+}
+
+static bool room(void **array, size_t *capacity, size_t used, size_t element)
+{
+    return room_for(array, capacity, used + 1, element);
 }
 
 struct collector {
@@ -58,11 +65,11 @@ static bool add_region(const struct seen_region *found, void *data)
     struct view_region region = in_reach(collector, found);
     if (!region.pages)
         return true;
-    if (!room((void **)&view->region, &view->region_capacity, view->regions, sizeof *view->region)) {
+    if (!room((void **)&view->met, &view->met_capacity, view->regions, sizeof *view->met)) {
         view->out_of_memory = true;
         return false;
     }
-    view->region[view->regions++] = region;
+    view->met[view->regions++] = region;
     prefetch_around(&collector->arena->space.units, &region);
     return true;
 }
@@ -80,7 +87,7 @@ static bool add_hole(const struct seen_region *found, void *data)
 
 static int by_page(const void *one, const void *other)
 {
-    /* Of struct view_region and of struct policy_hole the page is the first member. */
+    /* Of struct view_place and of struct policy_hole the page is the first member. */
     uint64_t a = *(const uint64_t *)one, b = *(const uint64_t *)other;
     return a < b ? -1 : a > b;
 }
@@ -188,14 +195,25 @@ bool view_claim_run(const struct view *view, struct arena *arena, uint32_t run, 
     return true;
 }
 
-/* A region that changed while it was looked for may have been met twice. */
-static void drop_doubles(struct view *view)
+/* By page, from the order in which they were met. What changed while it was looked for may have been met twice. */
+static bool sort_regions(struct view *view)
 {
-    size_t kept = 0;
-    for (size_t i = 0; i < view->regions; i++)
-        if (!kept || view->region[i].page >= view->region[kept - 1].page + view->region[kept - 1].pages)
-            view->region[kept++] = view->region[i];
-    view->regions = kept;
+    size_t met = view->regions;
+    if (!room_for((void **)&view->place, &view->place_capacity, met, sizeof *view->place) ||
+        !room_for((void **)&view->region, &view->region_capacity, met, sizeof *view->region))
+        return false;
+    for (size_t i = 0; i < met; i++)
+        view->place[i] = (struct view_place){view->met[i].page, i};
+    if (met)
+        qsort(view->place, met, sizeof *view->place, by_page);
+    view->regions = 0;
+    for (size_t i = 0; i < met; i++) {
+        const struct view_region *next = &view->met[view->place[i].met];
+        const struct view_region *last = view->regions ? &view->region[view->regions - 1] : NULL;
+        if (!last || next->page >= last->page + last->pages)
+            view->region[view->regions++] = *next;
+    }
+    return true;
 }
 
 static void add_holes(struct view *view, const struct arena *arena, uint64_t pages)
@@ -206,36 +224,43 @@ static void add_holes(struct view *view, const struct arena *arena, uint64_t pag
         hints_each_from(&arena->holes, units, UNIT_HOLE, longest < pages ? longest : pages, add_hole, view);
 }
 
+static void add_regions_of(const struct hints *free, bool every_bin, struct collector *collector)
+{
+    const struct units *units = &collector->arena->space.units;
+    if (every_bin)
+        hints_each(free, units, UNIT_FREE, add_region, collector);
+    else
+        hints_each_from(free, units, UNIT_FREE, 1, add_region, collector);
+}
+
 bool view_make(struct view *view, struct arena *arena, const struct stream *stream, enum view_reach reach,
-               uint64_t hole_pages)
+               bool every_bin, uint64_t hole_pages)
 {
     view->regions = view->runs = view->extents = view->holes = 0;
     view->out_of_memory = false;
     struct collector collector = {view, arena, stream, reach};
-    hints_each(&arena->space.passed, &arena->space.units, UNIT_FREE, add_region, &collector);
+    add_regions_of(&arena->space.passed, every_bin, &collector);
     if (reach == VIEW_USABLE)
-        hints_each(&stream->free[SPACE_PAGES], &arena->space.units, UNIT_FREE, add_region, &collector);
+        add_regions_of(&stream->free[SPACE_PAGES], every_bin, &collector);
     bool others = reach == VIEW_ALL || load_relaxed_u32(&arena->space.mixed);
     for (uint32_t slot = 1, slots = load_acquire_u32(&arena->streams.slots); others && slot < slots; slot++) {
         if (slot + 1 < slots)
-            hints_prefetch(&stream_at(&arena->streams, slot + 1)->free[SPACE_PAGES]);
+            hints_prefetch(&stream_at(&arena->streams, slot + 1)->free[SPACE_PAGES], every_bin);
         if (reach != VIEW_USABLE || slot != stream->slot)
-            hints_each(&stream_at(&arena->streams, slot)->free[SPACE_PAGES], &arena->space.units, UNIT_FREE, add_region,
-                       &collector);
+            add_regions_of(&stream_at(&arena->streams, slot)->free[SPACE_PAGES], every_bin, &collector);
     }
     add_holes(view, arena, hole_pages);
     if (view->out_of_memory)
         return false;
-    if (view->regions)
-        qsort(view->region, view->regions, sizeof *view->region, by_page);
     if (view->holes)
         qsort(view->hole, view->holes, sizeof *view->hole, by_page);
-    drop_doubles(view);
-    return add_runs(view, arena, stream);
+    return sort_regions(view) && add_runs(view, arena, stream);
 }
 
 void view_free(struct view *view)
 {
+    free(view->met);
+    free(view->place);
     free(view->region);
     free(view->members);
     free(view->run);

@@ -19,7 +19,7 @@ enum view_reach {
 
 /* A free region, and what of it is in reach: all, or of another stream's the longest run of spans that has passed. */
 struct view_region {
-    uint64_t page, pages; /* first: views are sorted by it */
+    uint64_t page, pages;
     struct seen_region found;
     bool part; /* of a region that has not passed as a whole */
 };
@@ -29,23 +29,35 @@ struct view_members {
     uint32_t first, regions;
 };
 
+/* Where a region begins that was met; sorted in the place of the regions, which are longer. */
+struct view_place {
+    uint64_t page; /* first */
+    size_t met;
+};
+
 struct view {
-    struct view_region *region;
+    struct view_region *met; /* in the order of the sets that they are found in */
+    struct view_place *place;
+    struct view_region *region; /* by page */
     size_t regions;
     struct view_members *members; /* parallel to run */
     struct policy_run *run;
     struct policy_extent *extent;
     struct policy_hole *hole;
     size_t runs, extents, holes;
-    size_t run_capacity, members_capacity, region_capacity, extent_capacity, hole_capacity;
+    size_t met_capacity, place_capacity, region_capacity;
+    size_t run_capacity, members_capacity, extent_capacity, hole_capacity;
     bool out_of_memory;
 };
 
 /*
- * `stream` may be NULL but for VIEW_USABLE. Holes shorter than `hole_pages` are left out, since there may be thousands;
- * where none is as long, all but the longest are. false: no host memory.
+ * `stream` may be NULL but for VIEW_USABLE. `every_bin`: also regions whose bins are just being emptied or filled, for a
+ * last look before giving up: it reads fifteen lines of each stream, which other threads write, and else one. Holes
+ * shorter than `hole_pages` are left out, since there may be thousands; where none is as long, all but the longest are.
+ * false: no host memory.
  */
-bool view_make(struct view *, struct arena *, const struct stream *, enum view_reach, uint64_t hole_pages);
+bool view_make(struct view *, struct arena *, const struct stream *, enum view_reach, bool every_bin,
+               uint64_t hole_pages);
 void view_free(struct view *);
 
 /* Takes a run as it was seen; false: some of it has changed, nothing is kept. */

@@ -96,11 +96,13 @@ void hints_each(const struct hints *, const struct units *, enum unit_state stat
 void hints_each_from(const struct hints *, const struct units *, enum unit_state state, uint64_t units,
                      bool (*visit)(const struct seen_region *, void *), void *data);
 
-/* For who is about to visit all regions: the counts are read from memory meanwhile, which other threads write. */
-static inline void hints_prefetch(const struct hints *hints)
+/* For who is about to visit all regions, of each bin or by the bits: they are read from memory meanwhile, which other
+   threads write. */
+static inline void hints_prefetch(const struct hints *hints, bool every_bin)
 {
     const char *counts = (const char *)hints->count;
-    for (size_t byte = 0; byte < sizeof hints->count; byte += 64)
+    __builtin_prefetch(hints->bits);
+    for (size_t byte = 0; every_bin && byte < sizeof hints->count; byte += 64)
         __builtin_prefetch(counts + byte);
 }
 
