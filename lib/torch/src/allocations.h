@@ -86,10 +86,14 @@ class Allocations {
     }
   }
 
-  /* 0 to 63. */
+  /* So many that sixteen threads, with an address each, seldom meet: two of them do in 11 of 100 cases. */
+  static constexpr unsigned SHARD_BITS = 10;
+  static constexpr size_t SHARDS = size_t{1} << SHARD_BITS;
+
+  /* Below SHARDS. */
   static size_t shard_number(const void* address) {
     auto number = reinterpret_cast<uintptr_t>(address) >> 8; // vpmm aligns to 256 bytes
-    return number * UINT64_C(0x9E3779B97F4A7C15) >> 58;
+    return number * UINT64_C(0x9E3779B97F4A7C15) >> (64 - SHARD_BITS);
   }
 
  private:
@@ -102,7 +106,7 @@ class Allocations {
     return shards_[shard_number(address)];
   }
 
-  std::array<Shard, 64> shards_;
+  std::array<Shard, SHARDS> shards_;
 };
 
 } // namespace vpmm_torch

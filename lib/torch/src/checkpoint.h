@@ -35,7 +35,7 @@ class Checkpoint final : public c10::cuda::CUDACachingAllocator::AllocatorState 
     for (size_t i = 0; pool && i < live_.size(); i++)
       if (auto parked = pool->wanted.unwant(live_[i].address)) {
         parked->pool = pool;
-        pool->live.fetch_add(1, std::memory_order_relaxed);
+        pool->hold();
         frees_.free(live_[i].address, std::move(*parked));
       }
   }

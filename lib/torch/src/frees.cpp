@@ -96,7 +96,7 @@ bool Frees::try_one(Freed& freed) {
 bool Frees::finish(Freed& freed) {
   bool done = try_one(freed);
   if (done)
-    freed.allocation.pool->live.fetch_sub(1, std::memory_order_release);
+    freed.allocation.pool->let_go();
   return done;
 }
 
@@ -152,11 +152,11 @@ void Frees::free(void* address, Allocation allocation) {
   std::shared_ptr<Pool> pool = allocation.pool;
   if (pool->is_lent()) {
     pool->keeper->raw_delete(address);
-    pool->live.fetch_sub(1, std::memory_order_release);
+    pool->let_go();
     return;
   }
   if (pool->is_private() && pool->wanted.park(address, allocation)) {
-    pool->live.fetch_sub(1, std::memory_order_release);
+    pool->let_go();
     return;
   }
   Freed freed{address, std::move(allocation), {}, {}};

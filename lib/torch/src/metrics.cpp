@@ -76,9 +76,10 @@ void metrics_remove(vpmm_pool* pool) {
 #else
 
 void metrics_begin() {
-  if (asked())
+  if (asked()) { // the macro has an if of its own
     TORCH_WARN_ONCE("vpmm: VPMM_TORCH_METRICS is set, and vpmm_torch was built without the exporter: install "
                     "libmicrohttpd-dev, libgnutls28-dev, zlib1g-dev and libcrypt-dev, and build it again");
+  }
 }
 
 void metrics_add(vpmm_pool*, c10::MempoolId_t) {}

@@ -78,9 +78,10 @@ std::shared_ptr<Pool> Pools::main() {
     std::lock_guard<std::mutex> guard(lock_);
     if (!main_)
       main_ = make({0, 0});
-    has_main_.store(true, std::memory_order_release); // pairs with the acquire above: main_ never changes again
+    uncounted_main_ = {std::shared_ptr<Pool>(), main_.get()};
+    has_main_.store(true, std::memory_order_release); // pairs with the acquire above: it never changes again
   }
-  return main_;
+  return uncounted_main_;
 }
 
 std::shared_ptr<Pool> Pools::for_request(cudaStream_t stream) {
@@ -205,7 +206,7 @@ bool Pools::is_mine_alone() {
 }
 
 bool Pools::enter(size_t shard) {
-  entered_[shard % entered_.size()].count.fetch_add(1);
+  entered_[shard].count.fetch_add(1);
   if (!underway_count_.load() || is_mine_alone())
     return true;
   leave(shard);

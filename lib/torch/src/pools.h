@@ -19,6 +19,7 @@
 #ifndef VPMM_TORCH_POOLS_H
 #define VPMM_TORCH_POOLS_H
 
+#include "allocations.h"
 #include "segments.h"
 #include "wanted.h"
 
@@ -45,7 +46,7 @@ struct Pool {
   vpmm_pool* pool = nullptr;    // NULL: it is lent, and this
   Keeper* keeper = nullptr;     // keeps it (lender.h)
   size_t configured_cap = 0;    // bytes; 0: none
-  std::atomic<int64_t> live{0}; // allocations
+  std::atomic<int64_t> live{0}; // allocations of a private one
   int users = 0;                // under the lock
   bool use_on_oom = false;      // under the lock
   Wanted wanted;                // of a private one
@@ -57,6 +58,17 @@ struct Pool {
 
   bool is_lent() const {
     return keeper;
+  }
+
+  /* An allocation keeps a private pool from its end. The main one never ends. */
+  void hold() {
+    if (is_private())
+      live.fetch_add(1, std::memory_order_relaxed);
+  }
+
+  void let_go() {
+    if (is_private())
+      live.fetch_sub(1, std::memory_order_release);
   }
 
   ~Pool();
@@ -86,7 +98,7 @@ class Pools {
   /* Whether the thread may call the main pool with any stream; if so it leaves again, by the same shard. */
   bool enter(size_t shard);
   void leave(size_t shard) {
-    entered_[shard % entered_.size()].count.fetch_sub(1);
+    entered_[shard].count.fetch_sub(1);
   }
 
   /* The pools without users and without anything live: they end when the caller lets go, which waits for the device. */
@@ -111,11 +123,12 @@ class Pools {
   const int device_;
   std::mutex lock_;
   std::shared_ptr<Pool> main_;
+  std::shared_ptr<Pool> uncounted_main_; // the same without a count, at which all threads would meet: it never ends
   std::atomic<bool> has_main_{false};
   std::map<MempoolId_t, std::shared_ptr<Pool>> private_;
   std::vector<Underway> underway_;
   std::atomic<int> underway_count_{0};
-  std::array<Place, 64> entered_;
+  std::array<Place, Allocations::SHARDS> entered_;
 };
 
 /* What vpmm has said of a call, as an error of Python. */

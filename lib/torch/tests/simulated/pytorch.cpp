@@ -85,6 +85,10 @@ cudaError_t cudaFree(void* memory) {
   return answer(simulated.driver->cuMemFree(as<CUdeviceptr>(memory)));
 }
 
+cudaError_t cudaSetDevice(int) {
+  return answer(simulated.driver->cuCtxSetCurrent(simulated.context));
+}
+
 cudaError_t cudaGetLastError() {
   return cudaSuccess;
 }

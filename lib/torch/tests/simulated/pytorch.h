@@ -40,6 +40,7 @@ extern torch_settings settings;
 using Back = c10::cuda::CUDACachingAllocator::CUDAAllocator;
 
 void check_cases(Back&);           // cases.cpp
+void check_counts();               // counts.cpp
 void set_reuse_in_captures(bool); // graph_capture_record_stream_reuse
 
 /*

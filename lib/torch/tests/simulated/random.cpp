@@ -347,6 +347,7 @@ int main(int count, char** arguments) {
   back.init(1);
   REQUIRE(back.initialized() && back.name() == "vpmm");
   check_cases(back);
+  check_counts();
   if (seed % 2)
     back.recordHistory(true, nullptr, 10000000, c10::CachingDeviceAllocator::RecordContext::NEVER, true, {});
   std::atomic<bool> over{false};

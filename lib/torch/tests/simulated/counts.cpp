@@ -1,0 +1,121 @@
+/*
+ * counts.cpp - what statistics.h promises of peaks, with threads whose lanes are added up: exact by one thread, and
+ * short by a thousandth at most by several.
+ */
+#include "../../src/statistics.h"
+#include "pytorch.h"
+
+#include <algorithm>
+#include <array>
+#include <mutex>
+#include <random>
+#include <thread>
+#include <vector>
+
+using c10::CachingDeviceAllocator::DeviceStats;
+using vpmm_torch::Statistics;
+
+static const size_t STAT_TYPES = 3, SMALL = 1, LARGE = 2;
+
+/* What a single counter under a lock has counted. */
+struct Truth {
+  std::array<int64_t, STAT_TYPES> level{}, peak{}, count{}, peak_count{};
+
+  void change(size_t block, int64_t sign) {
+    for (size_t pool : {size_t{0}, block <= 1 << 20 ? SMALL : LARGE}) {
+      level[pool] += sign * static_cast<int64_t>(block);
+      count[pool] += sign;
+      peak[pool] = std::max(peak[pool], level[pool]);
+      peak_count[pool] = std::max(peak_count[pool], count[pool]);
+    }
+  }
+
+  void reset_peaks() {
+    peak = level;
+    peak_count = count;
+  }
+};
+
+static bool is_near(int64_t told, int64_t peak, int64_t slack) {
+  return told <= peak && told >= peak - peak / 1024 - slack;
+}
+
+static void compare(Statistics& statistics, const Truth& truth, bool is_exact) {
+  DeviceStats out;
+  statistics.write(out);
+  for (size_t pool = 0; pool < STAT_TYPES; pool++) {
+    REQUIRE(out.allocated_bytes[pool].current == truth.level[pool]);
+    REQUIRE(out.allocation[pool].current == truth.count[pool]);
+    REQUIRE(!is_exact || out.allocated_bytes[pool].peak == truth.peak[pool]);
+    REQUIRE(!is_exact || out.allocation[pool].peak == truth.peak_count[pool]);
+    REQUIRE(is_near(out.allocated_bytes[pool].peak, truth.peak[pool], 1));
+    REQUIRE(is_near(out.allocation[pool].peak, truth.peak_count[pool], 1));
+  }
+}
+
+/* Adds and takes at random, one thread at a time, so that there is one truth; frees what any of them has allocated. */
+static void count_by(unsigned threads, bool is_exact) {
+  Statistics statistics;
+  Truth truth;
+  std::mutex lock;
+  std::vector<size_t> live;
+  std::mt19937 random(threads);
+  auto step = [&] {
+    std::lock_guard<std::mutex> guard(lock);
+    bool grows = live.empty() || random() % 100 < (live.size() < 200 ? 60 : 40);
+    size_t block = grows ? 512 * (1 + random() % (random() % 4 ? 2048 : 65536)) : live[random() % live.size()];
+    if (grows) {
+      live.push_back(block);
+      statistics.add(block - random() % 512, block);
+    } else {
+      live.erase(std::find(live.begin(), live.end(), block));
+      statistics.take(block, block);
+    }
+    truth.change(block, grows ? 1 : -1);
+    if (random() % 500 == 0) {
+      compare(statistics, truth, is_exact);
+      statistics.reset_peaks();
+      truth.reset_peaks();
+    }
+  };
+  std::vector<std::thread> all;
+  for (unsigned i = 0; i < threads; i++)
+    all.emplace_back([&] {
+      for (int n = 0; n < 4000; n++)
+        step();
+    });
+  for (std::thread& thread : all)
+    thread.join();
+  compare(statistics, truth, is_exact);
+}
+
+/* All at once: nothing is lost. */
+static void count_at_once(unsigned threads) {
+  Statistics statistics;
+  std::vector<std::thread> all;
+  for (unsigned i = 0; i < threads; i++)
+    all.emplace_back([&] {
+      for (int n = 0; n < 4000; n++) {
+        statistics.add(1000, 1024);
+        statistics.add(2 << 20, 2 << 20);
+        statistics.take(1000, 1024);
+        statistics.take(2 << 20, 2 << 20);
+      }
+      statistics.add(3 << 20, 3 << 20);
+    });
+  for (std::thread& thread : all)
+    thread.join();
+  DeviceStats out;
+  statistics.write(out);
+  const int64_t each = 3 << 20, last = threads * each;
+  REQUIRE(out.allocation[0].current == threads && out.allocated_bytes[LARGE].current == last);
+  REQUIRE(out.allocation[SMALL].current == 0 && out.allocation[SMALL].allocated == 4000 * threads);
+  REQUIRE(out.allocated_bytes[0].peak >= last && out.allocation[0].peak <= 2 * threads);
+}
+
+void check_counts() {
+  count_by(1, true);
+  for (unsigned threads : {2, 4, 80})
+    count_by(threads, false);
+  count_at_once(4);
+}
