@@ -38,6 +38,16 @@ vpmm_status device_failed(struct device *device, const char *doing)
                 doing);
 }
 
+void device_forget_failure(void)
+{
+    last_failure.call = NULL;
+}
+
+bool device_has_failed(void)
+{
+    return last_failure.call;
+}
+
 bool device_result_is_capture(CUresult result)
 {
     return result >= 900 && result < 910;

@@ -62,6 +62,10 @@ CUresult device_called(struct device *, enum driver_entry, const char *call, CUr
 /* The status and the words for this thread's last failed device_call. `doing` says what it was for. */
 vpmm_status device_failed(struct device *, const char *doing);
 
+/* Where a step may fail without a call: whether one of this thread's has failed since it was told to forget. */
+void device_forget_failure(void);
+bool device_has_failed(void);
+
 /* Whether the driver has failed for good: the device is lost, or the driver shuts down. */
 static inline bool device_dead(const struct device *device)
 {

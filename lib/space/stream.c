@@ -284,6 +284,22 @@ static bool empty_and_mark(struct streams *streams, struct stream *stream, void 
     return stream_mark_all(streams, stream);
 }
 
+/* A release that the driver refuses, or a capture that has begun since, says so; the caller may try again. */
+static vpmm_status not_marked(struct device *device)
+{
+    if (device_lost(device))
+        return device_lost_status();
+    if (device_has_failed())
+        device_failed(device,
+                      "recording the stream's last point: synchronise the stream, call vpmm_poll, and release it "
+                      "again");
+    else
+        fail(VPMM_ERROR_DRIVER,
+             "the stream's last point cannot be recorded now: synchronise the stream, call vpmm_poll, "
+             "and release it again");
+    return VPMM_ERROR_DRIVER;
+}
+
 vpmm_status stream_release(struct streams *streams, CUstream handle, void (*flush)(struct stream *, void *), void *data)
 {
     struct identity identity;
@@ -302,12 +318,11 @@ vpmm_status stream_release(struct streams *streams, CUstream handle, void (*flus
                       : fail(VPMM_ERROR_INVALID_VALUE,
                              "the pool does not know the stream: nothing was allocated or freed on it "
                              "since it was created or last released");
+    device_forget_failure();
     bool marked = empty_and_mark(streams, stream, flush, data);
+    status = marked ? VPMM_SUCCESS : not_marked(streams->device);
     end_release(streams, stream, marked);
-    return marked
-               ? VPMM_SUCCESS
-               : fail(VPMM_ERROR_DRIVER, "the stream's last point cannot be recorded now: synchronise the stream, call "
-                                         "vpmm_poll, and release it again");
+    return status;
 }
 
 /* ---- the reaper's part ---- */

@@ -357,6 +357,26 @@ Test(streams, release_gives_memory_to_every_stream)
     world_close(&w);
 }
 
+/* By the driver's call and its answer, also where that is all that is known of a device that is lost. */
+Test(streams, a_release_that_the_driver_refuses_says_why)
+{
+    needs_simulator();
+    struct setup setup = setup_with(VPMM_REUSE_COMPLETED);
+    struct world w;
+    world_open(&w, &setup);
+    CUstream s = world_stream(&w);
+    CUdeviceptr p = take(&w, 4, s);
+    vpmm_sim_fail(w.sim, "cuEventRecord", 1, CUDA_ERROR_ILLEGAL_ADDRESS, true);
+    give(&w, p, s);
+    must_fail(VPMM_ERROR_DRIVER, vpmm_stream_release(w.pool, s));
+    cr_expect(strstr(vpmm_last_error(), "cuEventRecord answered 700"), "%s", vpmm_last_error());
+    vpmm_sim_fail(w.sim, "cuEventRecord", 0, CUDA_SUCCESS, false);
+    must_work(vpmm_stream_release(w.pool, s));
+    world_stream_destroy(&w, s);
+    world_drain(&w);
+    world_close(&w);
+}
+
 Test(streams, release_with_work_queued_does_not_give_too_early)
 {
     struct setup setup = setup_with(VPMM_REUSE_COMPLETED);
