@@ -3,6 +3,8 @@
  * for ThreadSanitizer, and useful without it.
  *
  * Each allocates slices on its own stream, of which two make a slab, stamps them, and frees them all: again and again.
+ * They begin each round together: the first slabs find whole pages. Threads that are at different points of a round
+ * leave each other room in cut pages, and then a run may pass without a rest.
  *
  *   VPMM_TEST_OPS   mallocs in all; 20,000
  *   VPMM_TEST_SEED  of the random numbers
@@ -13,9 +15,12 @@
 
 #include "pool/pool.h"
 
+#include <pthread.h>
+
 enum { THREADS = 4, EACH = 250, FREE_PAGES = 256 };
 
 static _Atomic(uint32_t) working, changes;
+static pthread_barrier_t all_free;
 
 static uint64_t rest(void)
 {
@@ -47,6 +52,7 @@ static void work(uint64_t index)
             if (slice[i] && vpmm_free(world.pool, slice[i], world.stream[index]) != VPMM_SUCCESS)
                 failed("vpmm_free");
         }
+        pthread_barrier_wait(&all_free);
     }
     fetch_sub_relaxed_u32(&working, 1);
 }
@@ -64,6 +70,7 @@ static void begin(void)
     CUdeviceptr pages;
     world.pool->arena.slab_pages_from = 0;
     store_relaxed_u32(&working, THREADS);
+    needs(pthread_barrier_init(&all_free, NULL, THREADS) == 0);
     needs(vpmm_malloc(world.pool, FREE_PAGES * PAGE, world.stream[0], &pages) == VPMM_SUCCESS);
     needs(vpmm_free(world.pool, pages, world.stream[0]) == VPMM_SUCCESS);
 }
@@ -76,6 +83,7 @@ static void meanwhile(void)
 
 static void finish(void)
 {
+    needs(pthread_barrier_destroy(&all_free) == 0);
     needs(load_relaxed_u32(&changes) > 0);
 }
 
