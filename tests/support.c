@@ -204,8 +204,8 @@ const char *stats_violation(const vpmm_stats *s)
 {
     if (s->reserved_bytes != s->live_bytes + s->reusable_bytes + s->hole_bytes + s->pending_unmap_bytes)
         return "reserved is not live + reusable + hole + pending";
-    if (s->mapped_bytes != s->live_bytes + s->reusable_bytes)
-        return "mapped is not live + reusable";
+    if (s->mapped_bytes + s->parked_bytes != s->live_bytes + s->reusable_bytes)
+        return "mapped + parked is not live + reusable";
     if (s->mallocs != sum_of_parts(s, OF_MALLOCS))
         return "mallocs are not the sum of the tiers";
     if (s->frees != sum_of_parts(s, OF_FREES))

@@ -21,7 +21,8 @@
  *   fence     a point in a stream. Memory freed on a stream may be used on another once its fence has passed
  *
  * Every byte of reserved address space is in exactly one state, and each physical page is counted once:
- *   reserved = live + reusable + hole + pending_unmap         mapped = live + reusable
+ *   reserved = live + reusable + hole + pending_unmap         mapped = live + reusable - parked
+ * (parked: what has no physical memory now, though it will have it at the same address: vpmm_park. Mostly 0.)
  *
  * Memory that the pool gives back is quarantined, and not mapped any more, until the driver has taken it: as long as
  * the driver refuses to, or an old address of it is pending unmap. max_mapped is the cap of both:
@@ -39,6 +40,8 @@
  *                                     from the exporter first): otherwise the caller's mistake
  *   vpmm_poll                         during each other, and the pool's own reaper: one makes the pass, the other
  *                                     answers SUCCESS at once
+ *   vpmm_park, vpmm_wake              during each other, mallocs and frees: safe (see vpmm_park). Work that uses the
+ *                                     pool's memory on the device: the caller's mistake
  *   vpmm_dump, vpmm_stats_get, the    during anything but destroy: each number is right, two of them may be of
  *   observers, get_attribute          different instants
  *   vpmm_free, vpmm_free              of one pointer: one of them answers INVALID_POINTER, unless the address has been
@@ -100,7 +103,7 @@ typedef enum vpmm_status {
     VPMM_ERROR_INVALID_POINTER,      /* never allocated here, not the start of an allocation, or already freed */
     VPMM_ERROR_OUT_OF_MEMORY,        /* device memory, or the pool's cap, is exhausted after everything was tried */
     VPMM_ERROR_OUT_OF_ADDRESS_SPACE, /* the device's virtual addresses are exhausted */
-    VPMM_ERROR_NOT_SUPPORTED,        /* this device, a capturing stream, or the child of a fork */
+    VPMM_ERROR_NOT_SUPPORTED,        /* this device, a capturing stream, a parked pool, or the child of a fork */
     VPMM_ERROR_NO_DRIVER,            /* libcuda.so.1 or a device is missing */
     VPMM_ERROR_DRIVER,               /* the driver refused a call; vpmm_last_error() names the call and its CUresult */
     VPMM_ERROR_BUSY,                 /* the pool is destroyed while allocations are live, or cannot be waited for */
@@ -178,7 +181,8 @@ typedef enum vpmm_streams {
  * no driver call with a stream, and knows one by its handle, a default stream by its context or thread.
  *   - What is freed on a stream is used again on this stream alone, at once, by this capture or a later one.
  *   - Nothing that was handed out is moved, unmapped or given back before the pool's end, free or not: the graph uses
- *     it in each replay. So vpmm_trim, decay and a request that is about to fail take nothing of it.
+ *     it in each replay. So vpmm_trim, decay and a request that is about to fail take nothing of it. vpmm_park gives
+ *     its memory back while no graph runs, and vpmm_wake makes it anew at the same addresses.
  *   - There are no slices: a request of less than 8 KiB takes that much.
  *   - The program frees what is live, also after a capture that has failed, and destroys the pool when the graphs are.
  *     That waits for the device, and gives everything back.
@@ -287,7 +291,7 @@ vpmm_status vpmm_pool_get_attribute(vpmm_pool *, vpmm_attribute, uint64_t *value
  * INVALID_VALUE: zero bytes, a size that overflows when rounded, a NULL pool or output, a stream of another device.
  * OUT_OF_MEMORY: the message says how much was asked, mapped, live and reusable. The thread has waited for all that had
  * been freed when nothing else was left to try, and tried again with each bit of it that had passed; what is freed
- * during that wait need not have been waited for. NOT_SUPPORTED: the stream captures.
+ * during that wait need not have been waited for. NOT_SUPPORTED: the stream captures, or the pool is parked.
  * HOST_MEMORY: also CU_STREAM_PER_THREAD, where other libraries have taken all pthread keys of the process.
  * The output is written on success only. A capture is looked for where the call goes past the thread's front cache: a
  * hit succeeds on a capturing stream with VPMM_STREAMS_TRUSTED, and with CHECKED fails and ends the capture, as
@@ -360,6 +364,28 @@ vpmm_status vpmm_stream_release_ptsz(vpmm_pool *, CUstream);
 vpmm_status vpmm_trim(vpmm_pool *, size_t keep_bytes, size_t *released);
 
 /*
+ * For a pool with `graph` whose graphs will not run for a while: gives all its physical memory back to the device, and
+ * keeps every address as it is. What was in the memory is lost: the program copies what it needs elsewhere before, and
+ * back after vpmm_wake. Waits for the work of the device's primary context, and of those with a default stream that the
+ * pool was given; other contexts' work with its memory must have ended. No capture is harmed.
+ * From the call on until vpmm_wake has succeeded nothing on the device may use the pool's memory (a graph that is
+ * launched faults). Mallocs answer NOT_SUPPORTED; one under way may still be served, and its memory is parked with the
+ * rest. Frees and uses are as ever. parked_bytes says how much is to come back, mapped_bytes falls by it, and max_mapped
+ * has room for it all the while. The pool can be destroyed. A call for a parked pool tries again what the driver has
+ * refused, if it has. It waits for mallocs under way, if they map memory.
+ * NOT_SUPPORTED: a pool without `graph`. BUSY: the device cannot be waited for now; nothing has changed. DRIVER: the
+ * driver would not take all back; the pool is parked all the same, and its contents are lost. INVALID_VALUE: a NULL pool.
+ */
+vpmm_status vpmm_park(vpmm_pool *);
+
+/*
+ * Makes the memory of a parked pool anew, each handle as it was and where it was. SUCCESS: mallocs, graphs and all
+ * other work may go on; also for a pool that is not parked. OUT_OF_MEMORY: the device has not as much now; DRIVER: it
+ * has refused a call. The pool is then parked as before, and can be woken again. Others as for vpmm_park.
+ */
+vpmm_status vpmm_wake(vpmm_pool *);
+
+/*
  * The statistics, one line each: X(name, kind, help). A gauge is a level, a counter only grows; both of bytes where
  * the name says so. This table makes the struct, the sums over threads, the dump's text and the exporter's metrics.
  *
@@ -387,6 +413,7 @@ vpmm_status vpmm_trim(vpmm_pool *, size_t keep_bytes, size_t *released);
     X(reusable_bytes, gauge, "mapped and free")                                                                        \
     X(hole_bytes, gauge, "address space not mapped")                                                                   \
     X(pending_unmap_bytes, gauge, "old addresses of re-mapped extents, not yet unmapped")                              \
+    X(parked_bytes, gauge, "live and reusable memory whose physical memory is given back for now (vpmm_park)")         \
     X(quarantined_bytes, gauge, "physical memory given back and not yet taken by the driver, beside mapped")           \
     X(cached_bytes, gauge, "the part of reusable that is in front caches")                                             \
     X(ending_bytes, gauge, "the part of reusable and slab_free that waits for several streams (vpmm_use)")             \

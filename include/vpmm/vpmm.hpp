@@ -157,6 +157,17 @@ class pool
         return released;
     }
 
+    /* vpmm_park, of a pool with `graph`: its memory is the device's until it wakes, its addresses stay. */
+    void park()
+    {
+        throw_if(vpmm_park(pool_));
+    }
+
+    void wake()
+    {
+        throw_if(vpmm_wake(pool_));
+    }
+
     vpmm_stats stats() const
     {
         vpmm_stats stats;

@@ -417,8 +417,9 @@ void stats_read(const struct stats *stats, vpmm_stats *out)
         out->unwound_context + out->unwound_create + out->unwound_wait + out->unwound_map + out->unwound_access;
     sum_calls(stats, out);
     out->slab_free_bytes = difference(out->slab_bytes, out->slab_live_bytes);
-    out->reusable_bytes = difference(out->mapped_bytes, out->live_bytes);
-    out->hole_bytes = difference(out->reserved_bytes, out->mapped_bytes + out->pending_unmap_bytes);
+    uint64_t placed = out->mapped_bytes + out->parked_bytes;
+    out->reusable_bytes = difference(placed, out->live_bytes);
+    out->hole_bytes = difference(out->reserved_bytes, placed + out->pending_unmap_bytes);
     /* What is there now has been there, whether or not anyone has looked. */
     out->peak_live_bytes = greater(load_relaxed_u64(&stats->shared[PEAK_LIVE].peak), out->live_bytes);
     out->peak_requested_bytes = greater(load_relaxed_u64(&stats->shared[PEAK_REQUESTED].peak), out->requested_bytes);

@@ -6,7 +6,7 @@
  * negative (wrapped) while the sum is right.
  *
  *   slab_free = slab - slab_live
- *   reusable = mapped - live             hole = reserved - mapped - pending          (derived, never stored)
+ *   reusable = mapped + parked - live    hole = reserved - mapped - parked - pending (derived, never stored)
  *   frees, unwound, failures, driver_calls, driver_errors = the sums of their parts  (likewise)
  *
  * A tally is what one thread's front cache counts. It has one writer, so that its additions need not be atomic, only

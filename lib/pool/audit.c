@@ -2,6 +2,7 @@
 
 #include "cache/slices.h"
 #include "remap/cut.h"
+#include "remap/park.h"
 #include "remap/slab_page.h"
 #include "remap/zombie.h"
 
@@ -11,7 +12,7 @@
 /* Of one space, in its units. Slices count in bytes. */
 struct tally {
     uint64_t live, cut, free, cached, ending, hole, zombie, requested, rest;
-    uint64_t free_regions, hole_regions, extents, extent_pages;
+    uint64_t free_regions, hole_regions, extents, extent_pages, parked_pages;
     uint64_t whole_pages, empty_slabs, slice_live_bytes, slice_cached_bytes, slice_ending_bytes;
 };
 
@@ -58,9 +59,14 @@ static vpmm_status check_extents(struct auditor *auditor)
         if (page < first || page >= first + extent->pages)
             return violation(auditor, "page %" PRIu64 " names an extent at %" PRIu64 " of %u pages", page, first,
                              extent->pages);
+        if ((extent->memory == EXTENT_MAPPED) == arena_is_parked(auditor->arena))
+            return violation(auditor, "page %" PRIu64 " names an extent whose memory is %d, and the pool is %sparked",
+                             page, (int)extent->memory, arena_is_parked(auditor->arena) ? "" : "not ");
         if (page == first) {
-            auditor->tally.extents++;
+            bool is_held = extent->memory != EXTENT_PARKED;
+            auditor->tally.extents += is_held;
             auditor->tally.extent_pages += extent->pages;
+            auditor->tally.parked_pages += is_held ? 0 : extent->pages;
         }
     }
     return VPMM_SUCCESS;
@@ -338,14 +344,16 @@ static vpmm_status check_page_tally(const struct auditor *auditor)
     const struct arena *arena = auditor->arena;
     const struct tally *tally = &auditor->tally;
     unsigned shift = arena->space.units.unit_shift;
-    uint64_t live = tally->live + tally->cut, mapped = stats_sum(arena->stats, STAT_mapped_bytes);
+    uint64_t live = tally->live + tally->cut, parked = stats_sum(arena->stats, STAT_parked_bytes);
+    uint64_t placed = stats_sum(arena->stats, STAT_mapped_bytes) + parked;
     uint64_t extents = stats_sum(arena->stats, STAT_extents_created) - stats_sum(arena->stats, STAT_extents_released);
     const struct pair pair[] = {
         {"live bytes", live << shift, stats_sum(arena->stats, STAT_live_bytes)},
         {"bytes of cut pages", tally->cut << shift, stats_sum(arena->stats, STAT_slab_bytes)},
         {"cached bytes", tally->cached << shift, stats_sum(arena->stats, STAT_cached_bytes)},
-        {"mapped bytes", (live + tally->free + tally->cached + tally->ending) << shift, mapped},
-        {"bytes of extents", tally->extent_pages << shift, mapped},
+        {"mapped and parked bytes", (live + tally->free + tally->cached + tally->ending) << shift, placed},
+        {"bytes of extents", tally->extent_pages << shift, placed},
+        {"parked bytes", tally->parked_pages << shift, parked},
         {"pages in the budget", tally->extent_pages, arena->budgeted_pages},
         {"bytes in quarantine", arena->quarantined_pages << shift, stats_sum(arena->stats, STAT_quarantined_bytes)},
         {"extents", tally->extents, extents},

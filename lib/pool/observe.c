@@ -6,6 +6,7 @@
 #include "pool/audit.h"
 #include "pool/pool.h"
 #include "pool/reaper.h"
+#include "remap/park.h"
 
 #include <inttypes.h>
 #include <string.h>
@@ -161,7 +162,8 @@ vpmm_status vpmm_ranges_visit(vpmm_pool *pool, void (*visit)(void *, const vpmm_
     if (!pool || !visit)
         return fail(VPMM_ERROR_INVALID_VALUE, "vpmm_ranges_visit: the %s is NULL", pool ? "function" : "pool");
     const struct units *units = &pool->arena.space.units;
-    for (uint32_t chunk = 0; pool->paged && chunk < load_acquire_u32(&units->chunks); chunk++)
+    for (uint32_t chunk = 0; pool->paged && !arena_is_parked(&pool->arena) && chunk < load_acquire_u32(&units->chunks);
+         chunk++)
         visit_chunk(units, (uint64_t)chunk << units->chunk_shift, visit, data);
     return VPMM_SUCCESS;
 }

@@ -7,6 +7,7 @@
 #include "pool/tiers.h"
 #include "remap/build.h"
 #include "remap/cut.h"
+#include "remap/park.h"
 #include "remap/pass.h"
 #include "remap/settle.h"
 
@@ -323,6 +324,41 @@ vpmm_status vpmm_trim(vpmm_pool *pool, size_t keep_bytes, size_t *released)
     device_leave(&pool->device, &scope);
     if (released)
         *released = (size_t)pages * pool->config.page_size;
+    return status;
+}
+
+/* ---- parking ---- */
+
+static vpmm_status enter_to_park(vpmm_pool *pool, const char *function, struct device_scope *scope)
+{
+    vpmm_status status = pool_check(pool, function);
+    if (status == VPMM_SUCCESS && !pool->config.graph)
+        status = fail(VPMM_ERROR_NOT_SUPPORTED,
+                      "%s: only a pool with `graph` in its configuration keeps each address "
+                      "in its place, and can be parked",
+                      function);
+    return status == VPMM_SUCCESS ? device_enter(&pool->device, scope) : status;
+}
+
+vpmm_status vpmm_park(vpmm_pool *pool)
+{
+    struct device_scope scope;
+    vpmm_status status = enter_to_park(pool, "vpmm_park", &scope);
+    if (status != VPMM_SUCCESS)
+        return status;
+    status = park(&pool->arena);
+    device_leave(&pool->device, &scope);
+    return status;
+}
+
+vpmm_status vpmm_wake(vpmm_pool *pool)
+{
+    struct device_scope scope;
+    vpmm_status status = enter_to_park(pool, "vpmm_wake", &scope);
+    if (status != VPMM_SUCCESS)
+        return status;
+    status = park_wake(&pool->arena);
+    device_leave(&pool->device, &scope);
     return status;
 }
 

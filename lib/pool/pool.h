@@ -1,7 +1,8 @@
 /*
  * pool.h - what a pool is made of.
  *
- *   pool.c        its beginning and end, and what gives memory back by hand: vpmm_stream_release, vpmm_trim, vpmm_poll
+ *   pool.c        its beginning and end, and what gives memory back by hand: vpmm_stream_release, vpmm_trim, vpmm_park,
+ *                 vpmm_poll
  *   hit.c         vpmm_malloc and vpmm_free as far as the thread's own cache serves them
  *   slow.c        the same past the cache: arguments checked, tiers in their order
  *   find.c        memory that is free already

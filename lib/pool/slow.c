@@ -5,6 +5,7 @@
 #include "pool/tiers.h"
 #include "remap/ending.h"
 #include "remap/ends.h"
+#include "remap/park.h"
 #include "remap/settle.h"
 
 #include <inttypes.h>
@@ -139,6 +140,8 @@ static vpmm_status malloc_by_tiers(vpmm_pool *pool, size_t bytes, CUstream handl
         status = fail(VPMM_ERROR_INVALID_VALUE, "vpmm_malloc: the output is NULL");
     if (status == VPMM_SUCCESS)
         status = check_size(pool, bytes);
+    if (status == VPMM_SUCCESS && arena_is_parked(&pool->arena))
+        status = parked_status();
     if (status == VPMM_SUCCESS)
         status = enter(pool, handle, &stream);
     if (status != VPMM_SUCCESS)

@@ -140,6 +140,7 @@ static void note_failure(struct giving_back *back, CUresult result, const char *
     snprintf(back->words, sizeof back->words, "%s", vpmm_last_error());
 }
 
+/* Of a parked pool nothing is mapped there, which the driver does not mind. */
 static void unmap_span(struct giving_back *back, uint64_t page, uint64_t pages)
 {
     struct arena *arena = back->arena;
@@ -153,7 +154,8 @@ static void release_span(struct giving_back *back, uint64_t page, uint64_t pages
     for (uint64_t end = page + pages; page < end;) {
         struct extent *extent = unit_extent(unit_at(&arena->space.units, page));
         page += extent->pages;
-        note_failure(back, device_call(arena->device, cuMemRelease, extent->handle), "releasing free memory");
+        if (extent->memory != EXTENT_PARKED)
+            note_failure(back, mapping_release(arena, extent), "releasing free memory");
     }
 }
 

@@ -10,6 +10,7 @@
  *   pace       how slow the driver is, for the policy                         lock-free (pace.h)
  *   zombies    old addresses, pushed by builders, taken by the reaper         lock-free (queue.h)
  *   ending     freed memory, pushed by frees, taken by passes                 lock-free, and the event lock (ending.h)
+ *   parked     whether a graph's pool is without its memory                   under the plan lock, read acquire (park.h)
  *
  * The plan lock is a lock over planning and bookkeeping alone: no driver call is made and nothing is waited for
  * while it is held. What a plan claims (FREE regions by exchange, holes by carving) belongs to its builder, who calls
@@ -59,6 +60,7 @@ struct arena {
     _Atomic(uint64_t) max_mapped;       /* bytes; 0: no cap */
     bool has_reaper;                    /* constant, as is the next: the pool has a thread of its own */
     bool is_graph;                      /* what was handed out is neither moved nor unmapped (vpmm_config) */
+    _Atomic(uint32_t) parked;           /* its memory is given back, its addresses are not (park.h) */
     _Atomic(uint32_t) exportable, rdma; /* cleared if the device refuses the first handle for it */
 
     struct space space;       /* of pages */

@@ -7,6 +7,7 @@
 #include "remap/ends.h"
 #include "remap/hole.h"
 #include "remap/mapping.h"
+#include "remap/park.h"
 #include "remap/zombie.h"
 
 #include <stdlib.h>
@@ -238,46 +239,6 @@ static uint64_t creatable(const struct arena *arena, const struct build_limits *
 
 /* ---- mapping, without the plan lock ---- */
 
-static CUmemAllocationProp properties(const struct arena *arena)
-{
-    CUmemAllocationProp prop = {.type = CU_MEM_ALLOCATION_TYPE_PINNED,
-                                .location = {.type = CU_MEM_LOCATION_TYPE_DEVICE, .id = arena->device->ordinal}};
-    if (load_relaxed_u32(&arena->exportable))
-        prop.requestedHandleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
-    if (load_relaxed_u32(&arena->rdma))
-        prop.allocFlags.gpuDirectRDMACapable = 1;
-    return prop;
-}
-
-static bool refuses_property(CUresult result)
-{
-    return result == CUDA_ERROR_NOT_SUPPORTED || result == CUDA_ERROR_NOT_PERMITTED ||
-           result == CUDA_ERROR_INVALID_VALUE || result == CUDA_ERROR_INVALID_DEVICE;
-}
-
-/* A handle that comes with a failure was made, whatever the driver said. */
-static CUresult try_create(struct arena *arena, struct extent *extent)
-{
-    CUmemAllocationProp prop = properties(arena);
-    return device_call(arena->device, cuMemCreate, &extent->handle,
-                       (size_t)extent->pages << arena->space.units.unit_shift, &prop, 0);
-}
-
-/*
- * A device may claim a property of handles by its attributes and refuse it all the same (in some virtual machines). The
- * first handle shows it; later ones are all alike.
- */
-static CUresult create_handle(struct arena *arena, struct extent *extent)
-{
-    CUresult result = try_create(arena, extent);
-    bool first = !stats_sum(arena->stats, STAT_extents_created);
-    if (first && !extent->handle && refuses_property(result) && exchange_acq_rel_u32(&arena->rdma, 0))
-        result = try_create(arena, extent);
-    if (first && !extent->handle && refuses_property(result) && exchange_acq_rel_u32(&arena->exportable, 0))
-        result = try_create(arena, extent);
-    return result;
-}
-
 /* A driver call of the build's was refused: what it was at, and the counter of builds that end there. */
 static vpmm_status step_failed(const struct build *build, const char *doing, enum stat unwound)
 {
@@ -289,7 +250,7 @@ static vpmm_status create_handles(struct build *build)
 {
     uint64_t begin = clock_now_ns();
     for (size_t i = build->moved; i < build->extents; i++) {
-        CUresult result = create_handle(build->arena, build->extent[i]);
+        CUresult result = mapping_create(build->arena, build->extent[i]);
         build->created += result == CUDA_SUCCESS || build->extent[i]->handle;
         if (result != CUDA_SUCCESS)
             return step_failed(build, "creating physical memory", STAT_unwound_create);
@@ -653,6 +614,10 @@ static enum claim_result plan_and_claim(struct build *build, uint64_t pages, con
     struct arena *arena = build->arena;
     struct view *view = arena->view;
     struct policy_plan *plan = arena->plan;
+    if (arena_is_parked(arena)) {
+        *status = parked_status();
+        return CLAIM_FAILED;
+    }
     uint64_t hole_pages = policy_hole_pages(&arena->policy, arena->budgeted_pages, (uint32_t)pages);
     if (!view_make(view, arena, build->stream, limits->reach, limits->is_short, hole_pages)) {
         *status = no_host_memory();

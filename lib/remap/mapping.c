@@ -7,6 +7,44 @@ static size_t bytes_of(const struct arena *arena, uint64_t pages)
     return (size_t)pages << arena->space.units.unit_shift;
 }
 
+static CUmemAllocationProp properties(const struct arena *arena)
+{
+    CUmemAllocationProp prop = {.type = CU_MEM_ALLOCATION_TYPE_PINNED,
+                                .location = {.type = CU_MEM_LOCATION_TYPE_DEVICE, .id = arena->device->ordinal}};
+    if (load_relaxed_u32(&arena->exportable))
+        prop.requestedHandleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
+    if (load_relaxed_u32(&arena->rdma))
+        prop.allocFlags.gpuDirectRDMACapable = 1;
+    return prop;
+}
+
+static bool refuses_property(CUresult result)
+{
+    return result == CUDA_ERROR_NOT_SUPPORTED || result == CUDA_ERROR_NOT_PERMITTED ||
+           result == CUDA_ERROR_INVALID_VALUE || result == CUDA_ERROR_INVALID_DEVICE;
+}
+
+static CUresult try_create(struct arena *arena, struct extent *extent)
+{
+    CUmemAllocationProp prop = properties(arena);
+    return device_call(arena->device, cuMemCreate, &extent->handle, bytes_of(arena, extent->pages), &prop, 0);
+}
+
+/*
+ * A device may claim a property of handles by its attributes and refuse it all the same (in some virtual machines). The
+ * first handle shows it; later ones are all alike.
+ */
+CUresult mapping_create(struct arena *arena, struct extent *extent)
+{
+    CUresult result = try_create(arena, extent);
+    bool first = !stats_sum(arena->stats, STAT_extents_created);
+    if (first && !extent->handle && refuses_property(result) && exchange_acq_rel_u32(&arena->rdma, 0))
+        result = try_create(arena, extent);
+    if (first && !extent->handle && refuses_property(result) && exchange_acq_rel_u32(&arena->exportable, 0))
+        result = try_create(arena, extent);
+    return result;
+}
+
 CUresult mapping_map(struct arena *arena, uint64_t page, const struct extent *extent)
 {
     enum { TRIES = 4000, PAUSE_NS = 5000 };
@@ -31,4 +69,13 @@ CUresult mapping_allow(struct arena *arena, uint64_t page, uint64_t pages)
 CUresult mapping_unmap(struct arena *arena, uint64_t page, uint64_t pages)
 {
     return device_call(arena->device, cuMemUnmap, unit_address(&arena->space.units, page), bytes_of(arena, pages));
+}
+
+CUresult mapping_release(struct arena *arena, struct extent *extent)
+{
+    CUresult result = device_call(arena->device, cuMemRelease, extent->handle);
+    if (result == CUDA_ERROR_INVALID_VALUE && extent->release_refused)
+        result = CUDA_SUCCESS;
+    extent->release_refused = result != CUDA_SUCCESS;
+    return result;
 }

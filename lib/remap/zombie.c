@@ -53,11 +53,8 @@ static void collect(struct arena *arena)
 /* The last holder's. False: refused. */
 static bool release(struct arena *arena, struct extent *extent)
 {
-    CUresult result = device_call(arena->device, cuMemRelease, extent->handle);
-    if (result != CUDA_SUCCESS && !(extent->release_refused && result == CUDA_ERROR_INVALID_VALUE)) {
-        extent->release_refused = true;
+    if (mapping_release(arena, extent) != CUDA_SUCCESS)
         return false;
-    }
     lock_take(&arena->plan_lock);
     vpmm_assert(!peek_u32(&extent->holders) && arena->quarantined_pages >= extent->pages);
     arena->quarantined_pages -= extent->pages;

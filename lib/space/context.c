@@ -79,14 +79,14 @@ static vpmm_status wait_for_context(struct streams *streams, struct stream *hold
 }
 
 /*
- * Under wait_lock. The record that has a block of the context, the only one whose end the block's freeing waits for;
- * else any.
+ * Under wait_lock. Of the slots below `slots` the record that has a block of the context, the only one whose end the
+ * block's freeing waits for; else one without a block, or `any`.
  */
-static struct stream *holder_of(const struct waiting *waiting, uint32_t any, CUcontext context)
+static struct stream *holder_of(const struct streams *streams, uint32_t slots, uint32_t any, CUcontext context)
 {
-    struct stream *empty = stream_at(waiting->streams, any);
-    for (uint32_t slot = 1; slot < waiting->slots; slot++) {
-        struct stream *other = stream_at(waiting->streams, slot);
+    struct stream *empty = stream_at(streams, any);
+    for (uint32_t slot = 1; slot < slots; slot++) {
+        struct stream *other = stream_at(streams, slot);
         if (other->wait_block && other->wait_context == context)
             return other;
         if (!other->wait_block && empty->wait_block)
@@ -126,7 +126,7 @@ static vpmm_status synchronise_context(struct waiting *waiting, uint32_t slot, C
         return status;
     lock_take(&streams->wait_lock);
     if (!gone && !has_passed(waiting, context)) {
-        holder = holder_of(waiting, slot, context);
+        holder = holder_of(streams, waiting->slots, slot, context);
         kept = holder->wait_block;
         status = wait_for_context(streams, holder, context);
     }
@@ -170,5 +170,55 @@ vpmm_status streams_synchronise(struct streams *streams, pthread_mutex_t *event_
                 waiting.snapshot[other].context = NULL;
     }
     free(waiting.snapshot);
+    return status;
+}
+
+/* Each context that a stream was met in, once. Its length is `slots` at most. NULL: no host memory. */
+static CUcontext *contexts_met(struct streams *streams, uint32_t slots, uint32_t *contexts)
+{
+    CUcontext *list = calloc(slots, sizeof(CUcontext));
+    *contexts = 0;
+    lock_take(&streams->lock); /* under which a record becomes a stream's */
+    for (uint32_t slot = 1; list && slot < slots; slot++) {
+        CUcontext context = stream_at(streams, slot)->context;
+        uint32_t known = 0;
+        while (known < *contexts && list[known] != context)
+            known++;
+        if (context && known == *contexts)
+            list[(*contexts)++] = context;
+    }
+    pthread_mutex_unlock(&streams->lock);
+    return list;
+}
+
+static vpmm_status wait_for_work(struct streams *streams, uint32_t slots, CUcontext context)
+{
+    struct device_scope scope;
+    if (device_context_is_gone(streams->device, context)) /* with it went its work */
+        return VPMM_SUCCESS;
+    vpmm_status status = device_enter_context(streams->device, context, &scope);
+    if (status != VPMM_SUCCESS)
+        return status;
+    lock_take(&streams->wait_lock);
+    struct stream *holder = holder_of(streams, slots, 1, context);
+    bool kept = holder->wait_block;
+    status = wait_for_context(streams, holder, context);
+    pthread_mutex_unlock(&streams->wait_lock);
+    if (kept)
+        context_keep_block(streams, holder, context); /* for the next time */
+    device_leave(streams->device, &scope);
+    return status;
+}
+
+vpmm_status streams_wait_for_all(struct streams *streams)
+{
+    uint32_t slots = load_acquire_u32(&streams->slots), contexts;
+    CUcontext *context = contexts_met(streams, slots, &contexts);
+    if (!context)
+        return fail(VPMM_ERROR_HOST_MEMORY, "no host memory for a list of contexts");
+    vpmm_status status = VPMM_SUCCESS;
+    for (uint32_t i = 0; i < contexts && status == VPMM_SUCCESS; i++)
+        status = wait_for_work(streams, slots, context[i]);
+    free(context);
     return status;
 }

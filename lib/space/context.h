@@ -2,7 +2,8 @@
  * context.h - the wait for a whole context: the end of what no event can show.
  *
  * What nobody can mark any more (stream.h, "Whose handle") has no end of its own. It is known to have passed when
- * everything has that its context's streams were given: the last resort before a request fails, and vpmm_trim's.
+ * everything has that its context's streams were given: the last resort before a request fails, and vpmm_trim's. Nor
+ * has what uses live memory, which vpmm_park waits for.
  *
  *   block    a byte of the driver's memory, whose cuMemFree waits for the context that it was made in. It is hard to
  *            have when it is needed, with the device full: so one is made where a stream is first met
@@ -34,5 +35,11 @@ void context_free_block(struct streams *, struct stream *holder);
  * the other contexts are waited for all the same.
  */
 vpmm_status streams_synchronise(struct streams *, pthread_mutex_t *event_lock);
+
+/*
+ * Waits for all that was given to streams, known here or not, of each context that a stream was met in, and publishes
+ * nothing. A stream that is met meanwhile need not be. No capture is harmed. The first failure ends it. HOST_MEMORY.
+ */
+vpmm_status streams_wait_for_all(struct streams *);
 
 #endif

@@ -70,6 +70,13 @@ struct fence {
 
 #define FENCE_PASSED ((struct fence){0, 0})
 
+/* What an extent has where it is. Others than the first are in a parked pool alone: see park.h. */
+enum extent_memory {
+    EXTENT_MAPPED, /* a handle, mapped, with access */
+    EXTENT_UNSURE, /* a handle, which may be mapped, or released already: the driver has refused a step */
+    EXTENT_PARKED, /* neither a handle nor a mapping */
+};
+
 /*
  * A physical handle and where it is mapped. Written by the owner of the pages that it is mapped at. Its memory is held
  * until its last mapping is gone and its handle is released: old addresses count as holders beside its present place,
@@ -80,7 +87,8 @@ struct extent {
     uint32_t pages;
     CUmemGenericAllocationHandle handle;
     _Atomic(uint32_t) holders;
-    bool release_refused; /* the last holder's */
+    bool release_refused;      /* the last holder's, or of who parks */
+    enum extent_memory memory; /* under the pass lock once the pool is parked; else EXTENT_MAPPED */
 };
 
 /* Whether it was the last holder's to let go, which may be asked again. */

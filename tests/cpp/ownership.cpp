@@ -102,6 +102,18 @@ static void errors(vpmm::pool &pool, CUstream stream)
     need(thrown_by([&] { pool.close(); }) == VPMM_ERROR_BUSY && pool.get() != nullptr, "a busy pool stays");
 }
 
+static void parking(vpmm_sim *sim, CUstream stream)
+{
+    vpmm_config config = on(sim);
+    config.graph = true;
+    vpmm::pool pool(config);
+    vpmm::buffer live(pool, 1, stream);
+    pool.park();
+    need(pool.stats().mapped_bytes == 0 && pool.stats().parked_bytes > 0, "a parked pool holds nothing");
+    pool.wake();
+    need(pool.stats().mapped_bytes > 0 && pool.stats().parked_bytes == 0, "a pool wakes");
+}
+
 int main()
 {
     vpmm_sim *sim = vpmm_sim_create(nullptr);
@@ -128,6 +140,8 @@ int main()
         pool.close();
         need(pool.get() == nullptr, "a closed pool is gone");
         vpmm::pool ends_with_its_scope(on(sim));
+        need(thrown_by([&] { ends_with_its_scope.park(); }) == VPMM_ERROR_NOT_SUPPORTED, "a graph's pool alone parks");
+        parking(sim, stream);
     }
     vpmm_config wrong = on(sim);
     wrong.page_size = 3;

@@ -302,7 +302,7 @@ def check_every_panel_shows_something(prometheus):
 
 def check_identities_in_prometheus(prometheus):
     for zero in ("vpmm_reserved_bytes - vpmm_live_bytes - vpmm_reusable_bytes - vpmm_hole_bytes - vpmm_pending_unmap_bytes",
-                 "vpmm_mapped_bytes - vpmm_live_bytes - vpmm_reusable_bytes",
+                 "vpmm_mapped_bytes + vpmm_parked_bytes - vpmm_live_bytes - vpmm_reusable_bytes",
                  "vpmm_slab_bytes - vpmm_slab_live_bytes - vpmm_slab_free_bytes"):
         answer = prometheus.query(f"max_over_time(abs({zero})[5s:500ms])")
         need([sample["value"][1] for sample in answer] == ["0"], f"{zero}: {answer}")

@@ -154,6 +154,7 @@ void open_world(void)
                          .cap = kept.cap,
                          .reuse = kept.reuse,
                          .streams = kept.streams,
+                         .graph = kept.graph,
                          .what = kept.what,
                          .w = {.sim = NULL}};
     setup.sim.memory_bytes = 2 * CHUNK_PAGES * PAGE;
@@ -163,6 +164,7 @@ void open_world(void)
     setup.pool.max_mapped = (play.cap ? play.cap : CAP) * PAGE;
     setup.pool.reuse = play.reuse;
     setup.pool.streams = play.streams;
+    setup.pool.graph = play.graph;
     world_open_without_pool(&play.w, &setup);
     setup.pool.driver = scheduled_driver(play.w.driver);
     must_work(vpmm_pool_create(&setup.pool, &play.w.pool));

@@ -25,6 +25,7 @@ extern struct play {
     size_t cache_pages, cap; /* kept from one schedule to the next, as is `what` */
     vpmm_reuse reuse;
     vpmm_streams streams;
+    bool graph; /* the pool is a graph's; likewise */
     CUstream s, t;
     struct block owned[OWNED]; /* by the actors, as they see it */
     CUdeviceptr p[HELD];

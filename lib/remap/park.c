@@ -1,0 +1,160 @@
+#include "remap/park.h"
+
+#include "base/assert.h"
+#include "base/clock.h"
+#include "base/lock.h"
+#include "remap/mapping.h"
+#include "space/context.h"
+
+vpmm_status parked_status(void)
+{
+    return fail(VPMM_ERROR_NOT_SUPPORTED, "vpmm_malloc: the pool is parked, its memory the device's: vpmm_wake first");
+}
+
+/* ---- all extents ---- */
+
+/* The first extent that begins at a page from *page on; *page is then the page behind it. NULL: there is none. */
+static struct extent *next_extent(const struct arena *arena, uint32_t chunk, uint64_t *page)
+{
+    const struct units *units = &arena->space.units;
+    uint64_t end = ((uint64_t)chunk << units->chunk_shift) + units->chunk_units;
+    while (*page < end) {
+        const struct unit *unit = unit_at(units, *page);
+        struct extent *extent = unit_extent(unit);
+        if (extent) {
+            vpmm_assert(peek_u64(&extent->page) == *page && peek_u32(&extent->holders) == 1);
+            *page += extent->pages;
+            return extent;
+        }
+        *page += word_units(load_acquire_u64(&unit->word)); /* of a hole or a zombie, whose bounds stay meanwhile */
+    }
+    return NULL;
+}
+
+/* Does the same with each extent, until one answers no, if it is to end there. True: none did. */
+static bool for_each_extent(struct arena *arena, bool ends, bool (*visit)(struct arena *, struct extent *))
+{
+    bool all = true;
+    for (uint32_t chunk = 0; chunk < load_acquire_u32(&arena->space.units.chunks); chunk++) {
+        uint64_t page = (uint64_t)chunk << arena->space.units.chunk_shift;
+        for (struct extent *extent; (all || !ends) && (extent = next_extent(arena, chunk, &page));)
+            all &= visit(arena, extent);
+    }
+    return all;
+}
+
+static uint64_t bytes_of(const struct arena *arena, const struct extent *extent)
+{
+    return (uint64_t)extent->pages << arena->space.units.unit_shift;
+}
+
+/* ---- one extent ---- */
+
+static void become_parked(struct arena *arena, struct extent *extent)
+{
+    extent->memory = EXTENT_PARKED;
+    extent->handle = 0;
+    stats_sub(arena->stats, STAT_mapped_bytes, bytes_of(arena, extent));
+    stats_add(arena->stats, STAT_parked_bytes, bytes_of(arena, extent));
+    stats_count(arena->stats, STAT_extents_released);
+}
+
+/* It has a handle again, and is UNSURE until it is known to be mapped. */
+static void become_held(struct arena *arena, struct extent *extent)
+{
+    extent->memory = EXTENT_UNSURE;
+    stats_sub(arena->stats, STAT_parked_bytes, bytes_of(arena, extent));
+    stats_add(arena->stats, STAT_mapped_bytes, bytes_of(arena, extent));
+    stats_count(arena->stats, STAT_extents_created);
+    stats_add(arena->stats, STAT_pages_created, extent->pages);
+    stats_note_peak_mapped(arena->stats);
+}
+
+/* To PARKED. False: the driver refuses, and it is UNSURE: what was refused may have been done all the same. */
+static bool park_extent(struct arena *arena, struct extent *extent)
+{
+    if (extent->memory == EXTENT_PARKED)
+        return true;
+    extent->memory = EXTENT_UNSURE;
+    if (mapping_unmap(arena, load_relaxed_u64(&extent->page), extent->pages) != CUDA_SUCCESS) {
+        stats_count(arena->stats, STAT_unmap_failures);
+        return false;
+    }
+    if (mapping_release(arena, extent) != CUDA_SUCCESS)
+        return false;
+    become_parked(arena, extent);
+    return true;
+}
+
+/* To MAPPED. False: the driver refuses, and the extent is PARKED or UNSURE. */
+static bool wake_extent(struct arena *arena, struct extent *extent)
+{
+    uint64_t page = load_relaxed_u64(&extent->page);
+    if (!park_extent(arena, extent)) /* the only way to know what it has */
+        return false;
+    CUresult result = mapping_create(arena, extent);
+    if (result == CUDA_SUCCESS || extent->handle)
+        become_held(arena, extent);
+    if (result != CUDA_SUCCESS || mapping_map(arena, page, extent) != CUDA_SUCCESS ||
+        mapping_allow(arena, page, extent->pages) != CUDA_SUCCESS)
+        return false;
+    extent->memory = EXTENT_MAPPED;
+    return true;
+}
+
+/* ---- the pool ---- */
+
+/* No build claims anything once this has returned. */
+static void end_builds(struct arena *arena)
+{
+    enum { PAUSE_US = 20 };
+    lock_take(&arena->plan_lock);
+    store_release_u32(&arena->parked, 1);
+    pthread_mutex_unlock(&arena->plan_lock);
+    while (load_sc_u32(&arena->builders))
+        clock_sleep_us(PAUSE_US);
+}
+
+static vpmm_status cannot_wait(void)
+{
+    char words[256];
+    snprintf(words, sizeof words, "%s", vpmm_last_error());
+    return fail(VPMM_ERROR_BUSY, "the device cannot be waited for now, so nothing is parked: %s", words);
+}
+
+vpmm_status park(struct arena *arena)
+{
+    vpmm_assert(arena->is_graph);
+    if (streams_wait_for_all(&arena->streams) != VPMM_SUCCESS)
+        return cannot_wait();
+    lock_take(&arena->pass_lock);
+    end_builds(arena);
+    bool all = for_each_extent(arena, false, park_extent);
+    vpmm_status status = all ? VPMM_SUCCESS : device_failed(arena->device, "parking a pool, some of it");
+    pthread_mutex_unlock(&arena->pass_lock);
+    return status;
+}
+
+/* The words are those of the first refusal. */
+static vpmm_status park_again(struct arena *arena)
+{
+    char words[256];
+    vpmm_status status = device_failed(arena->device, "waking a pool");
+    snprintf(words, sizeof words, "%s", vpmm_last_error());
+    for_each_extent(arena, false, park_extent);
+    return fail(status, "%s; the pool is parked as before", words);
+}
+
+vpmm_status park_wake(struct arena *arena)
+{
+    vpmm_status status = VPMM_SUCCESS;
+    lock_take(&arena->pass_lock);
+    if (arena_is_parked(arena)) {
+        if (!for_each_extent(arena, true, wake_extent))
+            status = park_again(arena);
+        else
+            store_release_u32(&arena->parked, 0); /* pairs with is_parked's acquire */
+    }
+    pthread_mutex_unlock(&arena->pass_lock);
+    return status;
+}

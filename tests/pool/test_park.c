@@ -1,0 +1,420 @@
+/*
+ * vpmm_park and vpmm_wake: what a graph's pool gives back and makes anew, what is as it was afterwards, and what each
+ * call of the driver's that fails leaves.
+ */
+#include "support.h"
+
+#include "pool/pool.h"
+
+enum { PAGES = 4, GRANULES = 100 << 10, HELD = 6 };
+
+/* Live and free memory of two streams, whole pages and pieces, made by several handles. */
+struct parking {
+    struct world w;
+    CUstream s, t;
+    CUdeviceptr held[HELD];
+    vpmm_stats before;
+};
+
+static void open_parking_of(struct parking *k, struct setup setup)
+{
+    setup.pool.graph = true;
+    *k = (struct parking){.s = NULL};
+    world_open(&k->w, &setup);
+    k->s = world_stream(&k->w);
+    k->t = world_stream(&k->w);
+    for (int i = 0; i < HELD; i++)
+        k->held[i] = i % 3 == 2 ? take_bytes(&k->w, GRANULES, k->s) : take(&k->w, PAGES, i % 2 ? k->t : k->s);
+    give(&k->w, take(&k->w, 2 * PAGES, k->t), k->t);
+    k->before = stats_of(&k->w);
+}
+
+static void open_parking(struct parking *k)
+{
+    open_parking_of(k, setup_default());
+}
+
+static void close_parking(struct parking *k)
+{
+    for (int i = 0; i < HELD; i++)
+        give(&k->w, k->held[i], k->s);
+    world_audit(&k->w);
+    world_close(&k->w);
+}
+
+/* Each of the addresses works, for stamps of its own. */
+static void use_all(struct parking *k, uint32_t value)
+{
+    for (int i = 0; i < HELD; i++) {
+        size_t pages = i % 3 == 2 ? 1 : PAGES;
+        fill(&k->w, k->held[i], pages, value + (uint32_t)i, k->s);
+        expect_later(&k->w, k->held[i], pages, value + (uint32_t)i, k->s);
+    }
+    world_step(&k->w);
+}
+
+static void expect_parked(struct parking *k)
+{
+    vpmm_stats stats = stats_of(&k->w);
+    cr_expect_eq(stats.mapped_bytes, 0);
+    cr_expect_eq(stats.parked_bytes, k->before.mapped_bytes);
+    cr_expect_eq(stats.live_bytes, k->before.live_bytes);
+    cr_expect_eq(stats.reusable_bytes, k->before.reusable_bytes);
+    cr_expect_eq(stats.hole_bytes, k->before.hole_bytes);
+    world_audit(&k->w);
+}
+
+static void expect_awake(struct parking *k)
+{
+    vpmm_stats stats = stats_of(&k->w);
+    cr_expect_eq(stats.mapped_bytes, k->before.mapped_bytes);
+    cr_expect_eq(stats.parked_bytes, 0);
+    world_audit(&k->w);
+    use_all(k, 100);
+}
+
+/* ---- what is given back, and what stays ---- */
+
+Test(park, the_memory_goes_and_comes_back_at_its_addresses)
+{
+    struct parking k;
+    open_parking(&k);
+    use_all(&k, 1);
+    size_t used = k.w.sim ? vpmm_sim_used_bytes(k.w.sim) : 0;
+    must_work(vpmm_park(k.w.pool));
+    expect_parked(&k);
+    if (k.w.sim)
+        cr_expect_eq(vpmm_sim_used_bytes(k.w.sim), used - k.before.mapped_bytes, "the device does not have it");
+    must_work(vpmm_wake(k.w.pool));
+    if (k.w.sim)
+        cr_expect_eq(vpmm_sim_used_bytes(k.w.sim), used);
+    expect_awake(&k);
+    cr_expect_eq(stats_of(&k.w).extents_created, 2 * k.before.extents_created);
+    cr_expect_eq(stats_of(&k.w).peak_mapped_bytes, k.before.peak_mapped_bytes);
+    close_parking(&k);
+}
+
+Test(park, again_and_again)
+{
+    struct parking k;
+    open_parking(&k);
+    for (int i = 0; i < 3; i++) {
+        must_work(vpmm_park(k.w.pool));
+        must_work(vpmm_park(k.w.pool));
+        expect_parked(&k);
+        must_work(vpmm_wake(k.w.pool));
+        must_work(vpmm_wake(k.w.pool));
+        expect_awake(&k);
+    }
+    close_parking(&k);
+}
+
+Test(park, a_pool_that_has_nothing_parks_and_grows_once_awake)
+{
+    struct setup setup = setup_default();
+    setup.pool.graph = true;
+    struct world w;
+    world_open(&w, &setup);
+    CUstream s = world_stream(&w);
+    CUdeviceptr p = 0;
+    must_work(vpmm_park(w.pool));
+    must_fail(VPMM_ERROR_NOT_SUPPORTED, vpmm_malloc(w.pool, PAGE, s, &p));
+    must_work(vpmm_wake(w.pool));
+    give(&w, take(&w, PAGES, s), s);
+    world_close(&w);
+}
+
+Test(park, pages_mapped_at_creation_park_too)
+{
+    struct setup setup = setup_default();
+    setup.pool.graph = true;
+    setup.pool.initial_pages = PAGES;
+    struct world w;
+    world_open(&w, &setup);
+    must_work(vpmm_park(w.pool));
+    cr_expect_eq(stats_of(&w).parked_bytes, PAGES * PAGE);
+    cr_expect_eq(stats_of(&w).mapped_bytes, 0);
+    world_audit(&w);
+    world_close(&w);
+}
+
+/* ---- meanwhile ---- */
+
+Test(park, mallocs_are_refused_and_frees_are_not)
+{
+    struct parking k;
+    open_parking(&k);
+    must_work(vpmm_park(k.w.pool));
+    CUdeviceptr p = 0;
+    must_fail(VPMM_ERROR_NOT_SUPPORTED, vpmm_malloc(k.w.pool, PAGES * PAGE, k.s, &p));
+    must_fail(VPMM_ERROR_NOT_SUPPORTED, vpmm_malloc(k.w.pool, GRANULES, k.s, &p));
+    must_fail(VPMM_ERROR_NOT_SUPPORTED, vpmm_malloc(k.w.pool, 256 * PAGE, k.s, &p));
+    cr_expect_eq(p, 0);
+    cr_expect_eq(stats_of(&k.w).failed_not_supported, 3);
+    CUdeviceptr freed = k.held[0];
+    give(&k.w, freed, k.s);
+    must_work(vpmm_use(k.w.pool, k.held[1], k.s));
+    must_work(vpmm_poll(k.w.pool));
+    must_work(vpmm_trim(k.w.pool, 0, NULL));
+    world_audit(&k.w);
+    must_work(vpmm_wake(k.w.pool));
+    k.held[0] = take(&k.w, PAGES, k.s);
+    cr_expect_eq(k.held[0], freed, "what was freed meanwhile is not used again");
+    expect_awake(&k);
+    close_parking(&k);
+}
+
+static void add_bytes(void *sum, const vpmm_range *range)
+{
+    *(size_t *)sum += range->bytes;
+}
+
+Test(park, nothing_of_a_parked_pool_is_a_mapped_range)
+{
+    struct parking k;
+    size_t mapped = 0;
+    open_parking(&k);
+    must_work(vpmm_park(k.w.pool));
+    must_work(vpmm_ranges_visit(k.w.pool, add_bytes, &mapped));
+    cr_expect_eq(mapped, 0);
+    must_work(vpmm_wake(k.w.pool));
+    must_work(vpmm_ranges_visit(k.w.pool, add_bytes, &mapped));
+    cr_expect_eq(mapped, k.before.mapped_bytes);
+    close_parking(&k);
+}
+
+Test(park, a_parked_pool_is_destroyed)
+{
+    struct parking k;
+    open_parking(&k);
+    must_work(vpmm_park(k.w.pool));
+    must_fail(VPMM_ERROR_BUSY, vpmm_pool_destroy(k.w.pool));
+    close_parking(&k);
+}
+
+/* Its cap was for it all the while: a lower one does not keep it from waking, and none is above it meanwhile. */
+Test(park, a_cap_has_room_for_what_is_parked)
+{
+    struct setup setup = setup_default();
+    setup.pool.max_mapped = 64 * PAGE;
+    struct parking k;
+    open_parking_of(&k, setup);
+    must_work(vpmm_park(k.w.pool));
+    must_work(vpmm_pool_set_attribute(k.w.pool, VPMM_ATTRIBUTE_MAX_MAPPED, PAGE));
+    must_work(vpmm_wake(k.w.pool));
+    expect_awake(&k);
+    close_parking(&k);
+}
+
+Test(park, it_waits_for_the_work_of_every_stream)
+{
+    struct parking k;
+    open_parking(&k);
+    CUstream unknown = world_stream(&k.w);
+    fill(&k.w, k.held[0], PAGES, 7, k.s);
+    order_after(&k.w, unknown, k.s);
+    expect_later(&k.w, k.held[0], PAGES, 7, unknown);
+    must_work(vpmm_park(k.w.pool));
+    cr_expect_not(world_pending(&k.w, unknown), "memory is unmapped under a stream's work");
+    must_work(vpmm_wake(k.w.pool));
+    expect_awake(&k);
+    close_parking(&k);
+}
+
+/* A cuMemFree waits for each context. The simulator's waits for all of them: so the calls are counted. */
+Test(park, it_waits_for_default_streams_of_other_contexts)
+{
+    needs_simulator();
+    struct parking k;
+    CUcontext other;
+    open_parking(&k);
+    cr_assert_eq(k.w.driver->cuCtxCreate(&other, 0, k.w.device), CUDA_SUCCESS);
+    CUdeviceptr p = take(&k.w, 1, 0);
+    fill(&k.w, p, 1, 9, 0);
+    expect_later(&k.w, p, 1, 9, 0);
+    cr_assert_eq(k.w.driver->cuCtxSetCurrent(k.w.context), CUDA_SUCCESS);
+    uint64_t waits = world_calls(&k.w, "cuMemFree");
+    must_work(vpmm_park(k.w.pool));
+    cr_expect_eq(world_calls(&k.w, "cuMemFree") - waits, 2);
+    must_work(vpmm_wake(k.w.pool));
+    give(&k.w, p, k.s);
+    world_audit(&k.w);
+    for (int i = 0; i < HELD; i++)
+        give(&k.w, k.held[i], k.s);
+    must_work(vpmm_pool_destroy(k.w.pool));
+    k.w.pool = NULL;
+    cr_assert_eq(k.w.driver->cuCtxDestroy(other), CUDA_SUCCESS);
+    world_close(&k.w);
+}
+
+static void park_beside_a_capture(CUstreamCaptureMode mode)
+{
+    struct parking k;
+    CUgraph graph = NULL;
+    open_parking(&k);
+    cr_assert_eq(k.w.driver->cuStreamBeginCapture(k.t, mode), CUDA_SUCCESS);
+    must_work(vpmm_park(k.w.pool));
+    must_work(vpmm_wake(k.w.pool));
+    cr_assert_eq(k.w.driver->cuStreamEndCapture(k.t, &graph), CUDA_SUCCESS, "the capture is lost");
+    cr_assert_eq(k.w.driver->cuGraphDestroy(graph), CUDA_SUCCESS);
+    expect_awake(&k);
+    close_parking(&k);
+}
+
+Test(park, a_capture_in_global_mode_is_left_alone)
+{
+    park_beside_a_capture(CU_STREAM_CAPTURE_MODE_GLOBAL);
+}
+Test(park, a_capture_in_relaxed_mode_is_left_alone)
+{
+    park_beside_a_capture(CU_STREAM_CAPTURE_MODE_RELAXED);
+}
+
+/* ---- refusals ---- */
+
+Test(park, other_pools_are_not_parked)
+{
+    struct world w;
+    world_open(&w, NULL);
+    must_fail(VPMM_ERROR_NOT_SUPPORTED, vpmm_park(w.pool));
+    must_fail(VPMM_ERROR_NOT_SUPPORTED, vpmm_wake(w.pool));
+    must_fail(VPMM_ERROR_INVALID_VALUE, vpmm_park(NULL));
+    must_fail(VPMM_ERROR_INVALID_VALUE, vpmm_wake(NULL));
+    world_close(&w);
+}
+
+/* Another has taken the memory meanwhile. */
+Test(park, a_wake_without_memory_leaves_the_pool_parked)
+{
+    needs_simulator();
+    struct setup setup = setup_default();
+    setup.sim.memory_bytes = 64 * PAGE;
+    struct parking k;
+    CUdeviceptr taken = 0;
+    open_parking_of(&k, setup);
+    must_work(vpmm_park(k.w.pool));
+    size_t left = 64 * PAGE - vpmm_sim_used_bytes(k.w.sim);
+    cr_assert_eq(k.w.driver->cuMemAlloc(&taken, left - PAGES * PAGE), CUDA_SUCCESS);
+    must_fail(VPMM_ERROR_OUT_OF_MEMORY, vpmm_wake(k.w.pool));
+    expect_parked(&k);
+    cr_assert_eq(k.w.driver->cuMemFree(taken), CUDA_SUCCESS);
+    must_work(vpmm_wake(k.w.pool));
+    expect_awake(&k);
+    close_parking(&k);
+}
+
+/* A device that cannot be waited for: nothing has changed. */
+Test(park, what_cannot_be_waited_for_is_not_parked)
+{
+    needs_simulator();
+    struct parking k;
+    open_parking(&k);
+    vpmm_sim_fail(k.w.sim, "cuMemFree", 1, CUDA_ERROR_UNKNOWN, false);
+    must_fail(VPMM_ERROR_BUSY, vpmm_park(k.w.pool));
+    expect_awake(&k);
+    must_work(vpmm_park(k.w.pool));
+    must_work(vpmm_wake(k.w.pool));
+    expect_awake(&k);
+    close_parking(&k);
+}
+
+enum { RELEASE = 1 };
+static const char *const changing[] = {"cuMemUnmap", "cuMemRelease", "cuMemCreate", "cuMemMap", "cuMemSetAccess"};
+
+/*
+ * The nth call of a name fails in a park and a wake, once or from then on. The pool is parked or awake, by what it
+ * answered, its figures are the device's, and without the fault it wakes.
+ */
+static bool with_fault(const char *call, uint64_t nth, CUresult code, bool from_then_on, bool after)
+{
+    struct parking k;
+    open_parking(&k);
+    size_t others = vpmm_sim_used_bytes(k.w.sim) - k.before.mapped_bytes;
+    (after ? vpmm_sim_fail_after : vpmm_sim_fail)(k.w.sim, call, nth, code, from_then_on);
+    vpmm_status parked = vpmm_park(k.w.pool);
+    world_audit(&k.w);
+    vpmm_status woken = vpmm_wake(k.w.pool);
+    world_audit(&k.w);
+    vpmm_sim_fail(k.w.sim, call, 0, CUDA_SUCCESS, false);
+    bool met = parked != VPMM_SUCCESS || woken != VPMM_SUCCESS;
+    if (woken == VPMM_SUCCESS)
+        expect_awake(&k);
+    CUdeviceptr p = 0;
+    if (woken != VPMM_SUCCESS)
+        must_fail(VPMM_ERROR_NOT_SUPPORTED, vpmm_malloc(k.w.pool, PAGE, k.s, &p));
+    must_work(vpmm_park(k.w.pool));
+    expect_parked(&k);
+    require(vpmm_sim_used_bytes(k.w.sim) == others, "the device has less than the pool says, after %s", call);
+    must_work(vpmm_wake(k.w.pool));
+    expect_awake(&k);
+    close_parking(&k);
+    return met;
+}
+
+Test(park, each_call_that_fails_leaves_a_pool_that_wakes)
+{
+    needs_simulator();
+    static const CUresult codes[] = {CUDA_ERROR_OUT_OF_MEMORY, CUDA_ERROR_UNKNOWN};
+    for (size_t i = 0; i < sizeof changing / sizeof changing[0]; i++)
+        for (int kind = 0; kind < 8; kind++) {
+            uint64_t nth = 1;
+            if (i == RELEASE && kind & 4) /* the simulator counts the second try as a misuse: see below */
+                continue;
+            while (with_fault(changing[i], nth, codes[kind & 1], kind & 2, kind & 4))
+                nth++;
+            cr_expect_gt(nth, 2, "%s fails no park and no wake", changing[i]);
+        }
+}
+
+/* One handle stays mapped memory until the driver takes it: in a later park, in a wake, or at the pool's end. */
+static void a_release_is_refused(vpmm_status (*later)(vpmm_pool *))
+{
+    needs_simulator();
+    struct parking k;
+    open_parking(&k);
+    vpmm_sim_fail(k.w.sim, "cuMemRelease", 2, CUDA_ERROR_UNKNOWN, false);
+    must_fail(VPMM_ERROR_DRIVER, vpmm_park(k.w.pool));
+    cr_expect(strstr(vpmm_last_error(), "cuMemRelease"), "%s", vpmm_last_error());
+    cr_expect_gt(stats_of(&k.w).mapped_bytes, 0);
+    world_audit(&k.w);
+    if (later)
+        must_work(later(k.w.pool));
+    close_parking(&k);
+}
+
+Test(park, what_the_driver_would_not_take_is_given_back_by_the_next_park)
+{
+    a_release_is_refused(vpmm_park);
+}
+Test(park, what_the_driver_would_not_take_is_made_anew_by_a_wake)
+{
+    a_release_is_refused(vpmm_wake);
+}
+Test(park, what_the_driver_would_not_take_is_given_back_at_the_end)
+{
+    a_release_is_refused(NULL);
+}
+
+/* The driver has released a handle and said no: that it knows none is then the answer that was wanted. */
+Test(park, a_release_that_worked_and_said_no_is_one)
+{
+    needs_simulator();
+    struct parking k;
+    open_parking(&k);
+    size_t others = vpmm_sim_used_bytes(k.w.sim) - k.before.mapped_bytes;
+    vpmm_sim_fail_after(k.w.sim, "cuMemRelease", 2, CUDA_ERROR_UNKNOWN, false);
+    must_fail(VPMM_ERROR_DRIVER, vpmm_park(k.w.pool));
+    must_work(vpmm_park(k.w.pool));
+    cr_expect_eq(stats_of(&k.w).mapped_bytes, 0);
+    cr_expect_eq(vpmm_sim_used_bytes(k.w.sim), others);
+    must_work(vpmm_wake(k.w.pool));
+    must_work(vpmm_check(k.w.pool));
+    for (int i = 0; i < HELD; i++)
+        give(&k.w, k.held[i], k.s);
+    must_work(vpmm_pool_destroy(k.w.pool));
+    cr_expect_eq(vpmm_sim_misuses(k.w.sim), 1, "the second try names a handle that is gone");
+    world_stream_destroy(&k.w, k.s);
+    world_stream_destroy(&k.w, k.t);
+    cr_assert_eq(k.w.driver->cuDevicePrimaryCtxRelease(k.w.device), CUDA_SUCCESS);
+    cr_expect_eq(vpmm_sim_destroy(k.w.sim), 0, "leaks");
+}
