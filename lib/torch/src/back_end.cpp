@@ -467,7 +467,7 @@ class BackEnd final : public back_end::CUDAAllocator {
   }
 
   static void add_segments(back_end::SnapshotInfo& out, Pool& pool, int device, std::vector<Occupant> occupants) {
-    for (auto& [address, allocation] : pool.wanted.parked())
+    for (auto& [address, allocation] : pool.wanted.shelved())
       occupants.push_back({reinterpret_cast<size_t>(address), std::move(allocation), false});
     std::vector<SegmentInfo> segments = segments_of(pool.pool, device, pool.id, std::move(occupants));
     std::move(segments.begin(), segments.end(), std::back_inserter(out.segments));
@@ -662,12 +662,12 @@ class BackEnd final : public back_end::CUDAAllocator {
   /* Of a checkpoint: at its address. */
   DataPtr allocate_again(DeviceIndex index, const std::shared_ptr<Pool>& pool, const Checkpoint::Live& live) {
     void* address = live.address;
-    std::optional<Allocation> parked = pool->wanted.unpark(address);
-    TORCH_CHECK(parked, "vpmm: ", address, " of a checkpoint is in use: another thread allocates from its memory pool");
-    parked->pool = pool;
-    parked->bytes = live.bytes;
-    parked->block = live.block;
-    begin(at(index), address, *parked);
+    std::optional<Allocation> shelved = pool->wanted.unshelve(address);
+    TORCH_CHECK(shelved, "vpmm: ", address, " of a checkpoint is in use: another thread allocates from its memory pool");
+    shelved->pool = pool;
+    shelved->bytes = live.bytes;
+    shelved->block = live.block;
+    begin(at(index), address, *shelved);
     return {address, address, &delete_at, c10::Device(c10::DeviceType::CUDA, index)};
   }
 

@@ -29,14 +29,14 @@ class Checkpoint final : public c10::cuda::CUDACachingAllocator::AllocatorState 
   Checkpoint(const Checkpoint&) = delete;
   Checkpoint& operator=(const Checkpoint&) = delete;
 
-  /* What is parked and wanted by no other is freed at last. */
+  /* What is shelved and wanted by no other is freed at last. */
   ~Checkpoint() override {
     std::shared_ptr<Pool> pool = pool_.lock();
     for (size_t i = 0; pool && i < live_.size(); i++)
-      if (auto parked = pool->wanted.unwant(live_[i].address)) {
-        parked->pool = pool;
+      if (auto shelved = pool->wanted.unwant(live_[i].address)) {
+        shelved->pool = pool;
         pool->hold();
-        frees_.free(live_[i].address, std::move(*parked));
+        frees_.free(live_[i].address, std::move(*shelved));
       }
   }
 

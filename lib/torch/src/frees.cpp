@@ -155,7 +155,7 @@ void Frees::free(void* address, Allocation allocation) {
     pool->let_go();
     return;
   }
-  if (pool->is_private() && pool->wanted.park(address, allocation)) {
+  if (pool->is_private() && pool->wanted.shelve(address, allocation)) {
     pool->let_go();
     return;
   }

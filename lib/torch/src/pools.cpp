@@ -15,7 +15,7 @@ void check(vpmm_status status, const char* what) {
 
 /* What is live in the main pool when the process ends stays; the driver takes it back. */
 Pool::~Pool() {
-  for (const auto& [address, allocation] : wanted.parked())
+  for (const auto& [address, allocation] : wanted.shelved())
     vpmm_free(pool, reinterpret_cast<CUdeviceptr>(address), allocation.stream);
   if (pool)
     metrics_remove(pool);

@@ -33,7 +33,7 @@ namespace vpmm_torch {
 struct Occupant {
   size_t address;
   Allocation allocation;
-  bool lives; // the program has it; not so, it is parked (wanted.h)
+  bool lives; // the program has it; not so, it is shelved (wanted.h)
 };
 
 /* In ascending order of addresses. */

@@ -12,18 +12,18 @@ std::optional<Allocation> Wanted::unwant(void* address) {
   auto found = blocks_.find(address);
   if (found == blocks_.end() || --found->second.checkpoints > 0)
     return std::nullopt;
-  std::optional<Allocation> parked = std::move(found->second.parked);
+  std::optional<Allocation> shelved = std::move(found->second.shelved);
   blocks_.erase(found);
-  return parked;
+  return shelved;
 }
 
-bool Wanted::park(void* address, Allocation& allocation) {
+bool Wanted::shelve(void* address, Allocation& allocation) {
   std::lock_guard<std::mutex> guard(lock_);
   auto found = blocks_.find(address);
   if (found == blocks_.end())
     return false;
-  found->second.parked = std::move(allocation);
-  found->second.parked->pool = nullptr;
+  found->second.shelved = std::move(allocation);
+  found->second.shelved->pool = nullptr;
   return true;
 }
 
@@ -34,30 +34,30 @@ void* Wanted::reuse(size_t bytes, cudaStream_t stream) {
   auto best = blocks_.end();
   for (auto it = blocks_.begin(); it != blocks_.end(); ++it) {
     const Block& block = it->second;
-    bool fits = block.parked && block.parked->stream == stream && block.parked->used.empty() &&
+    bool fits = block.shelved && block.shelved->stream == stream && block.shelved->used.empty() &&
                 bytes <= block.capacity && bytes >= block.capacity / 2;
     if (fits && (best == blocks_.end() || block.capacity < best->second.capacity))
       best = it;
   }
   if (best == blocks_.end())
     return nullptr;
-  former.swap(best->second.parked);
+  former.swap(best->second.shelved);
   return best->first;
 }
 
-std::optional<Allocation> Wanted::unpark(void* address) {
+std::optional<Allocation> Wanted::unshelve(void* address) {
   std::lock_guard<std::mutex> guard(lock_);
   auto found = blocks_.find(address);
-  return found == blocks_.end() ? std::nullopt : std::exchange(found->second.parked, std::nullopt);
+  return found == blocks_.end() ? std::nullopt : std::exchange(found->second.shelved, std::nullopt);
 }
 
-std::vector<std::pair<void*, Allocation>> Wanted::parked() {
-  std::vector<std::pair<void*, Allocation>> parked;
+std::vector<std::pair<void*, Allocation>> Wanted::shelved() {
+  std::vector<std::pair<void*, Allocation>> shelved;
   std::lock_guard<std::mutex> guard(lock_);
   for (const auto& [address, block] : blocks_)
-    if (block.parked)
-      parked.emplace_back(address, *block.parked);
-  return parked;
+    if (block.shelved)
+      shelved.emplace_back(address, *block.shelved);
+  return shelved;
 }
 
 } // namespace vpmm_torch

@@ -5,12 +5,12 @@
  * those allocations made live again, at their addresses, that were live when that graph had been recorded: a checkpoint.
  *
  *   wanted   an address in a checkpoint that is kept; `checkpoints` counts them
- *   parked   wanted, and freed: vpmm has not been told, so it gives the address to nobody
+ *   shelved  wanted, and freed: vpmm has not been told, so it gives the address to nobody
  *   block    what vpmm has handed out at the address, `capacity` bytes that are known of
  *
- *   a wanted address is either live (in Allocations) or parked
+ *   a wanted address is either live (in Allocations) or shelved
  *
- * A parked block serves a later request for the same stream, whole, if that is of at least half its capacity: what a
+ * A shelved block serves a later request for the same stream, whole, if that is of at least half its capacity: what a
  * backward graph asks for is often what its forward graph has kept, and it frees the one before it asks for the other.
  * It may be smaller meanwhile, never longer, so the checkpoint's allocation fits again when it comes back.
  *
@@ -29,32 +29,32 @@
 
 namespace vpmm_torch {
 
-/* Parked allocations name no pool: they are kept by it. */
+/* Shelved allocations name no pool: they are kept by it. */
 class Wanted {
  public:
   /* Of a live allocation. */
   void want(void* address, size_t bytes);
 
-  /* The allocation if it was parked and is wanted no more: the caller frees it. */
+  /* The allocation if it was shelved and is wanted no more: the caller frees it. */
   std::optional<Allocation> unwant(void* address);
 
   /* Instead of a free. False: nobody wants the address, and the allocation is as it was. */
-  bool park(void* address, Allocation& allocation);
+  bool shelve(void* address, Allocation& allocation);
 
-  /* A parked block for a request: NULL if none fits. It is the caller's. */
+  /* A shelved block for a request: NULL if none fits. It is the caller's. */
   void* reuse(size_t bytes, cudaStream_t stream);
 
-  /* A parked block, to be live again; none: it is not parked. */
-  std::optional<Allocation> unpark(void* address);
+  /* A shelved block, to be live again; none: it is not shelved. */
+  std::optional<Allocation> unshelve(void* address);
 
-  /* Each address and allocation that is parked, as it is now. */
-  std::vector<std::pair<void*, Allocation>> parked();
+  /* Each address and allocation that is shelved, as it is now. */
+  std::vector<std::pair<void*, Allocation>> shelved();
 
  private:
   struct Block {
     size_t capacity;
     int checkpoints;
-    std::optional<Allocation> parked;
+    std::optional<Allocation> shelved;
   };
 
   std::mutex lock_;
