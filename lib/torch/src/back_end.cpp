@@ -388,6 +388,7 @@ class BackEnd final : public back_end::CUDAAllocator {
     auto checkpoint = std::dynamic_pointer_cast<Checkpoint>(state);
     std::shared_ptr<Pool> pool = checkpoint ? checkpoint->pool() : nullptr;
     TORCH_CHECK(pool, "vpmm: the memory pool of this checkpoint has ended");
+    check_is_awake(*pool);
     back_end::CheckpointDelta delta;
     std::vector<void*> live;
     allocations_.each([&](void* address, const Allocation& allocation) {
@@ -400,6 +401,39 @@ class BackEnd final : public back_end::CUDAAllocator {
     for (const Checkpoint::Live& live : checkpoint->live())
       delta.dataptrs_allocd.push_back(allocate_again(index, pool, live));
     return delta;
+  }
+
+  /* ---- parking, which PyTorch does not know ---- */
+
+  /* On each device that has a pool of the id. */
+  void park(c10::MempoolId_t id, bool keep) {
+    each_private(id, [&](Device& device, Pool& pool) {
+      TORCH_CHECK(!keep || !device.pools.is_any_underway(), "vpmm: what a memory pool holds is not kept while a graph is "
+                  "captured, or in use_mem_pool: the wait for the device would end the capture");
+      pool.parking.park(pool.pool, keep, [&] {
+        std::vector<Content> live;
+        allocations_.each([&](void* address, const Allocation& allocation) {
+          if (allocation.pool.get() == &pool)
+            live.push_back({address, allocation.bytes});
+        });
+        return live;
+      });
+    });
+  }
+
+  void wake(c10::MempoolId_t id) {
+    each_private(id, [&](Device& device, Pool& pool) {
+      auto lives = [&](const void* address) {
+        Allocation allocation;
+        return allocations_.find(address, allocation) && allocation.pool.get() == &pool;
+      };
+      pool.parking.wake(pool.pool, lives, [&] {
+        device.frees.try_again();
+        for (const auto& other : device.pools.all())
+          if (!other->is_lent())
+            vpmm_trim(other->pool, 0, nullptr);
+      });
+    });
   }
 
   /* ---- what it does not do ---- */
@@ -459,6 +493,27 @@ class BackEnd final : public back_end::CUDAAllocator {
       cap = cap ? std::min(cap, left) : left;
     }
     check(vpmm_pool_set_attribute(pool.pool, VPMM_ATTRIBUTE_MAX_MAPPED, cap), "the memory fraction");
+  }
+
+  template <typename Visit>
+  void each_private(c10::MempoolId_t id, Visit visit) {
+    bool found = false;
+    for (size_t i = 0; i < devices_.size(); i++)
+      for (const auto& pool : devices_[i]->pools.all())
+        if (pool->is_private() && pool->id == id) {
+          TORCH_CHECK(!pool->is_lent(), "vpmm: a MemPool(allocator) is not parked: its memory is the allocator's");
+          int current = c10::cuda::current_device();
+          C10_CUDA_CHECK(cudaSetDevice(static_cast<int>(i)));
+          auto restore = c10::make_scope_exit([&] { cudaSetDevice(current); });
+          visit(*devices_[i], *pool);
+          found = true;
+        }
+    TORCH_CHECK(found, "vpmm: there is no memory pool (", id.first, ", ", id.second, ")");
+  }
+
+  static void check_is_awake(const Pool& pool) {
+    TORCH_CHECK(!pool.parking.is_parked(), "vpmm: memory pool (", pool.id.first, ", ", pool.id.second,
+                ") is parked: vpmm_torch.wake it first");
   }
 
   /* {0, 0}: all are. */
@@ -618,6 +673,7 @@ class BackEnd final : public back_end::CUDAAllocator {
     if (pool->is_lent())
       address = pool->keeper->raw_alloc_with_stream(bytes, stream); // throws if there is no memory
     else if (pool->is_private()) {
+      check_is_awake(*pool);
       device.frees.free_joined(*pool, stream);
       address = pool->wanted.reuse(length, stream);
     }
@@ -784,4 +840,29 @@ extern "C" __attribute__((visibility("default"))) const char* vpmm_torch_enable(
   current.store(&ours);
   c10::SetAllocator(c10::DeviceType::CUDA, &ours);
   return nullptr;
+}
+
+/* The call's refusal, which is the thread's until its next call of this kind; NULL: it was not refused. */
+template <typename Call>
+static const char* refusal_of(Call call) {
+  static thread_local std::string why;
+  try {
+    call();
+    return nullptr;
+  } catch (const c10::Error& error) {
+    why = error.what_without_backtrace();
+  } catch (const std::exception& error) {
+    why = error.what();
+  }
+  return why.c_str();
+}
+
+/* See parking.h. An id as PyTorch has it: of a MemPool, or of a graph's pool. */
+extern "C" __attribute__((visibility("default"))) const char* vpmm_torch_park(uint64_t first, uint64_t second,
+                                                                              bool keep) {
+  return refusal_of([=] { vpmm_torch::the_back_end().park({first, second}, keep); });
+}
+
+extern "C" __attribute__((visibility("default"))) const char* vpmm_torch_wake(uint64_t first, uint64_t second) {
+  return refusal_of([=] { vpmm_torch::the_back_end().wake({first, second}); });
 }

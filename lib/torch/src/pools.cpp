@@ -17,6 +17,7 @@ void check(vpmm_status status, const char* what) {
 Pool::~Pool() {
   for (const auto& [address, allocation] : wanted.shelved())
     vpmm_free(pool, reinterpret_cast<CUdeviceptr>(address), allocation.stream);
+  parking.end();
   if (pool)
     metrics_remove(pool);
   if (pool && is_private() && vpmm_pool_destroy(pool) != VPMM_SUCCESS) {
@@ -108,7 +109,7 @@ std::vector<std::shared_ptr<Pool>> Pools::for_shortage() {
   std::vector<std::shared_ptr<Pool>> pools;
   std::lock_guard<std::mutex> guard(lock_);
   for (const auto& [id, pool] : private_)
-    if (pool->use_on_oom)
+    if (pool->use_on_oom && !pool->parking.is_parked())
       pools.push_back(pool);
   return pools;
 }

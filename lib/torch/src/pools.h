@@ -20,6 +20,7 @@
 #define VPMM_TORCH_POOLS_H
 
 #include "allocations.h"
+#include "parking.h"
 #include "segments.h"
 #include "wanted.h"
 
@@ -49,7 +50,8 @@ struct Pool {
   std::atomic<int64_t> live{0}; // allocations of a private one
   int users = 0;                // under the lock
   bool use_on_oom = false;      // under the lock
-  Wanted wanted;                // of a private one
+  Wanted wanted;                // of a private one, as is the next
+  Parking parking;
   Mapped mapped;                // while history is recorded
 
   bool is_private() const {
@@ -81,7 +83,8 @@ class Pools {
   std::shared_ptr<Pool> main(); // made at the first call; throws if there can be none
   std::shared_ptr<Pool> for_request(cudaStream_t stream);
   std::vector<std::shared_ptr<Pool>> all();          // the main one first
-  std::vector<std::shared_ptr<Pool>> for_shortage(); // those that may be used before a request fails
+  std::vector<std::shared_ptr<Pool>> for_shortage(); // those that may be used before a request fails;
+                                                     // parked ones may not
 
   void add_user(MempoolId_t id);
   void add_lent(MempoolId_t id, Keeper* keeper); // with its first user; throws if there is such a pool
@@ -90,6 +93,9 @@ class Pools {
   std::shared_ptr<Pool> find(MempoolId_t id); // throws if there is none
   Keeper* keeper(MempoolId_t id);             // NULL: it is not lent
   bool is_underway(MempoolId_t id);
+  bool is_any_underway() const {
+    return underway_count_.load() != 0;
+  }
   void set_use_on_oom(MempoolId_t id, bool use);
 
   void begin(MempoolId_t id, Filter filter);

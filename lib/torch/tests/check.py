@@ -591,6 +591,74 @@ class Pools(unittest.TestCase):
         del t, pool
 
 
+class Parking(unittest.TestCase):
+    def setUp(self):
+        gc.collect()
+        torch.cuda.synchronize()
+        torch.cuda.empty_cache()
+        self.pool = torch.cuda.MemPool()
+
+    def fill_pool(self):
+        """Tensors of a page and more, and of less, and what is held without them."""
+        held = torch.cuda.memory_reserved()
+        with torch.cuda.use_mem_pool(self.pool):
+            tensors = [torch.full((n,), i, dtype=torch.int32, device="cuda") for i, n in enumerate((9 * MIB, 1000, 3))]
+        return tensors, held
+
+    def test_what_is_kept_comes_back(self):
+        tensors, held = self.fill_pool()
+        addresses = [t.data_ptr() for t in tensors]
+        free = torch.cuda.mem_get_info()[0]
+        vpmm_torch.park(self.pool, keep=True)
+        self.assertEqual(torch.cuda.memory_reserved(), held)
+        self.assertGreaterEqual(torch.cuda.mem_get_info()[0], free + 36 * MIB)
+        vpmm_torch.wake(self.pool)
+        self.assertEqual([t.data_ptr() for t in tensors], addresses)
+        for i, t in enumerate(tensors):
+            self.assertTrue(bool((t == i).all()))
+
+    def test_nothing_is_made_in_a_parked_pool(self):
+        tensors, _ = self.fill_pool()
+        vpmm_torch.park(self.pool)
+        with self.assertRaisesRegex(RuntimeError, "is parked"), torch.cuda.use_mem_pool(self.pool):
+            torch.empty(1, device="cuda")
+        del tensors
+        vpmm_torch.wake(self.pool)
+        self.fill_pool()
+
+    def test_a_graph_replays_after_it(self):
+        """Its constants are kept; the rest each replay makes anew."""
+        x, graph = torch.ones(1 << 20, device="cuda"), torch.cuda.CUDAGraph()
+        handle = torch.cuda.graph_pool_handle()
+        torch.cuda.synchronize()
+        with torch.cuda.graph(graph, pool=handle):
+            y = (x * 2 + 1) * 3
+        for keep in (True, False):
+            for n in (1, 5):
+                vpmm_torch.park(handle, keep)
+                vpmm_torch.wake(handle)
+                x.fill_(n)
+                graph.replay()
+                torch.cuda.synchronize()
+                self.assertTrue(bool((y == (n * 2 + 1) * 3).all()))
+
+    def test_waking_waits_for_room(self):
+        tensors, _ = self.fill_pool()
+        vpmm_torch.park(self.pool, keep=True)
+        others = torch.empty(torch.cuda.mem_get_info()[0] - 8 * MIB, dtype=torch.int8, device="cuda")
+        with self.assertRaises(torch.OutOfMemoryError):
+            vpmm_torch.wake(self.pool)
+        del others  # free, and not yet the device's
+        vpmm_torch.wake(self.pool)
+        self.assertTrue(bool((tensors[0] == 0).all()))
+
+    def test_others_are_not_parked(self):
+        with self.assertRaisesRegex(RuntimeError, "there is no memory pool"):
+            vpmm_torch.park((0, 0))
+        with torch.cuda.use_mem_pool(self.pool), self.assertRaisesRegex(RuntimeError, "use_mem_pool"):
+            vpmm_torch.park(self.pool, keep=True)
+
+
 
 class PoolsOverAnotherAllocator(unittest.TestCase):
     def setUp(self):

@@ -20,10 +20,53 @@ def enable():
     del torch
     if _library is None:
         _library = ctypes.CDLL(_path)
-        _library.vpmm_torch_enable.restype = ctypes.c_char_p
-    refusal = _library.vpmm_torch_enable()
-    if refusal:
-        raise RuntimeError(refusal.decode())
+        for function in (_library.vpmm_torch_enable, _library.vpmm_torch_park, _library.vpmm_torch_wake):
+            function.restype = ctypes.c_char_p
+        _library.vpmm_torch_park.argtypes = [ctypes.c_uint64, ctypes.c_uint64, ctypes.c_bool]
+        _library.vpmm_torch_wake.argtypes = [ctypes.c_uint64, ctypes.c_uint64]
+    _raise(_library.vpmm_torch_enable())
+
+
+def park(pool, keep=False):
+    """Gives the GPU memory of a pool back to the device, and keeps its tensors at their addresses.
+
+    pool: a torch.cuda.MemPool, or what torch.cuda.graph_pool_handle() or CUDAGraph.pool() gives.
+    keep: what the pool's tensors hold is copied to the host, in pinned memory, and back by wake; else it is lost.
+    Until wake nothing may use the tensors and no graph of the pool may be replayed; they may be deleted, and none is
+    made in the pool (RuntimeError). Waits for the device. With keep no graph is captured meanwhile.
+    RuntimeError: the pool is not known, or has another allocator, or the driver refuses: the text says what is so then.
+    """
+    _raise(_enabled().vpmm_torch_park(*_id_of(pool), keep))
+
+
+def wake(pool):
+    """Makes the memory of a parked pool anew, at the same addresses; a pool that is not parked is as it was.
+
+    torch.OutOfMemoryError: the device has not as much now, also after the other pools' free memory has been given
+    back. RuntimeError: the driver refuses. The pool is parked as before.
+    """
+    _raise(_enabled().vpmm_torch_wake(*_id_of(pool)))
+
+
+def _id_of(pool):
+    return getattr(pool, "id", pool)
+
+
+def _enabled():
+    if _library is None:
+        raise RuntimeError("vpmm_torch is not enabled")
+    return _library
+
+
+def _raise(refusal):
+    if not refusal:
+        return
+    text = refusal.decode()
+    if text.startswith("CUDA out of memory"):
+        import torch
+
+        raise torch.OutOfMemoryError(text)
+    raise RuntimeError(text)
 
 
 def pluggable():

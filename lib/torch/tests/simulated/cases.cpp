@@ -409,6 +409,120 @@ static void ends_with_the_capture(Back& back) {
   REQUIRE(back.getPoolUseCount(0, {7, 1}) == 0 && back.getDeviceStats(0).reserved_bytes[0].current == 0);
 }
 
+/* ---- parking ---- */
+
+extern "C" const char* vpmm_torch_park(uint64_t first, uint64_t second, bool keep);
+extern "C" const char* vpmm_torch_wake(uint64_t first, uint64_t second);
+
+static bool says(const char* refusal, const char* part) {
+  return refusal && std::string(refusal).find(part) != std::string::npos;
+}
+
+/* Two tensors, of pages and of a piece, with bytes of their own. */
+struct ParkedPool {
+  static constexpr size_t BYTES[2] = {6 << 20, 100 << 10};
+  Back& back;
+  const c10::MempoolId_t id{7, 6};
+  c10::DataPtr memory[2];
+
+  explicit ParkedPool(Back& back) : back(back) {
+    back.emptyCache({0, 0});
+    back.createOrIncrefPool(0, id);
+    InPool in(back, id);
+    for (int i = 0; i < 2; i++) {
+      memory[i] = back.allocate(BYTES[i]);
+      DRIVE(cuMemsetD8(at(i), static_cast<unsigned char>(40 + i), BYTES[i]));
+    }
+  }
+
+  ~ParkedPool() {
+    for (c10::DataPtr& one : memory)
+      one.clear();
+    back.releasePool(0, id);
+    back.emptyCache({0, 0});
+    REQUIRE(back.getPoolUseCount(0, id) == 0 && reserved() == 0);
+  }
+
+  CUdeviceptr at(int i) const {
+    return reinterpret_cast<CUdeviceptr>(memory[i].get());
+  }
+
+  int64_t reserved() const {
+    return back.getDeviceStats(0).reserved_bytes[0].current;
+  }
+
+  bool holds(int i) const {
+    std::vector<unsigned char> bytes(BYTES[i]);
+    DRIVE(cuMemcpyDtoH(bytes.data(), at(i), bytes.size()));
+    return bytes == std::vector<unsigned char>(BYTES[i], static_cast<unsigned char>(40 + i));
+  }
+
+  bool is_refused() const {
+    InPool in(back, id);
+    try {
+      back.allocate(1).clear();
+    } catch (const std::exception& error) {
+      return says(error.what(), "is parked");
+    }
+    return false;
+  }
+};
+
+static void parks_and_wakes(Back& back, bool keep) {
+  ParkedPool pool(back);
+  auto before = back.getDeviceStats(0);
+  REQUIRE(!vpmm_torch_park(7, 6, keep) && !vpmm_torch_park(7, 6, keep));
+  auto parked = back.getDeviceStats(0);
+  REQUIRE(parked.reserved_bytes[0].current == 0);
+  REQUIRE(parked.allocated_bytes[0].current == before.allocated_bytes[0].current);
+  REQUIRE(back.snapshot(pool.id).segments.size() == 2); // what lives, and nothing that is free
+  REQUIRE(pool.is_refused());
+  REQUIRE(!vpmm_torch_wake(7, 6) && !vpmm_torch_wake(7, 6));
+  REQUIRE(pool.reserved() == before.reserved_bytes[0].current);
+  REQUIRE(!keep || (pool.holds(0) && pool.holds(1)));
+  REQUIRE(!pool.is_refused());
+}
+
+static void does_not_bring_back_what_was_freed(Back& back) {
+  ParkedPool pool(back);
+  REQUIRE(!vpmm_torch_park(7, 6, true));
+  pool.memory[0].clear();
+  REQUIRE(!vpmm_torch_wake(7, 6) && pool.holds(1));
+}
+
+/* With what is kept, which goes with it. */
+static void ends_while_parked(Back& back) {
+  ParkedPool pool(back);
+  REQUIRE(!vpmm_torch_park(7, 6, true));
+}
+
+static void parks_no_other_pools(Back& back) {
+  REQUIRE(says(vpmm_torch_park(7, 99, false), "there is no memory pool (7, 99)"));
+  REQUIRE(says(vpmm_torch_wake(0, 0), "there is no memory pool (0, 0)"));
+  ParkedPool pool(back);
+  InPool in(back, pool.id);
+  REQUIRE(says(vpmm_torch_park(7, 6, true), "use_mem_pool"));
+}
+
+/* The main pool's free memory goes first. */
+static void wakes_where_memory_is_short(Back& back) {
+  ParkedPool pool(back);
+  REQUIRE(!vpmm_torch_park(7, 6, true));
+  size_t left = vpmm_sim_config_default().memory_bytes - vpmm_sim_used_bytes(simulated.sim) - (16 << 20);
+  c10::DataPtr most = back.allocate(left);
+  most.clear();
+  CUdeviceptr others = 0;
+  DRIVE(cuMemAlloc(&others, 14 << 20));
+  REQUIRE(!vpmm_torch_wake(7, 6) && pool.holds(0));
+  REQUIRE(!vpmm_torch_park(7, 6, true));
+  most = back.allocate(left);
+  REQUIRE(says(vpmm_torch_wake(7, 6), "CUDA out of memory. vpmm: "));
+  REQUIRE(pool.is_refused());
+  most.clear();
+  REQUIRE(!vpmm_torch_wake(7, 6) && pool.holds(0) && pool.holds(1));
+  DRIVE(cuMemFree(others));
+}
+
 void check_cases(Back& back) {
   refuses(back);
   counts_blocks(back);
@@ -424,5 +538,11 @@ void check_cases(Back& back) {
   waits_for_all_to_join(back);
   sees_that_a_frontier_was_set_anew(back);
   ends_with_the_capture(back);
+  parks_and_wakes(back, false);
+  parks_and_wakes(back, true);
+  does_not_bring_back_what_was_freed(back);
+  ends_while_parked(back);
+  parks_no_other_pools(back);
+  wakes_where_memory_is_short(back);
   back.emptyCache({0, 0});
 }

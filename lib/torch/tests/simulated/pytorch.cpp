@@ -258,7 +258,8 @@ namespace c10 {
 
 void detail::deleteNothing(void*) {}
 
-Error::Error(SourceLocation, std::string message) : msg_(std::move(message)), caller_(nullptr) {}
+Error::Error(SourceLocation, std::string message)
+    : msg_(std::move(message)), what_without_backtrace_(msg_), caller_(nullptr) {}
 
 const char* Error::what() const noexcept {
   return msg_.c_str();

@@ -18,6 +18,8 @@
 #include <vector>
 
 extern "C" const char* vpmm_torch_enable(void);
+extern "C" const char* vpmm_torch_park(uint64_t first, uint64_t second, bool keep);
+extern "C" const char* vpmm_torch_wake(uint64_t first, uint64_t second);
 
 using CheckpointState = c10::cuda::CUDACachingAllocator::AllocatorState;
 
@@ -45,7 +47,7 @@ struct Worker {
 static std::mutex pile_lock;
 static std::vector<Held> pile; // of all workers: who takes something from it frees it
 
-static std::atomic<uint64_t> pool_ids{1}, graphs, pools, trees, uses, refused;
+static std::atomic<uint64_t> pool_ids{1}, graphs, pools, parks, trees, uses, refused;
 
 static uint64_t draw(Worker& w, uint64_t below) {
   return w.random() % below;
@@ -148,14 +150,27 @@ static void capture(Worker& w) {
   graphs++;
 }
 
+/* Others capture meanwhile. What lives is used again afterwards; some of it goes before. */
+static void park_and_wake(Worker& w, const c10::MempoolId_t& id, std::vector<Held>& inner) {
+  REQUIRE(!vpmm_torch_park(id.first, id.second, false));
+  for (uint64_t drops = draw(w, 4); drops > 0; drops--)
+    drop_one(w, inner);
+  REQUIRE(!vpmm_torch_wake(id.first, id.second));
+  for (const Held& held : inner)
+    write(held, held.stream);
+  parks++;
+}
+
 /* As torch.cuda.use_mem_pool: what the thread allocates. */
 static void use_pool(Worker& w) {
   const c10::MempoolId_t id{0, pool_ids++};
   const std::thread::id thread = std::this_thread::get_id();
   w.back.createOrIncrefPool(0, id);
   w.back.beginAllocateToPool(0, id, [=](cudaStream_t) { return std::this_thread::get_id() == thread; });
-  work_in_pool(w, false);
+  std::vector<Held> inner = work_in_pool(w, false);
   w.back.endAllocateToPool(0, id);
+  if (draw(w, 2))
+    park_and_wake(w, id, inner);
   w.back.releasePool(0, id);
   w.back.releasePool(0, id);
   pools++;
@@ -369,10 +384,11 @@ int main(int count, char** arguments) {
   if (seed % 2)
     check_history(back);
   auto stats = back.getDeviceStats(0);
-  std::printf("captures %llu, pools %llu, trees %llu, uses %llu, refused %llu; races %llu, misuses %llu, live %lld, held %lld\n",
-              (unsigned long long)graphs, (unsigned long long)pools, (unsigned long long)trees,
-              (unsigned long long)uses,
-              (unsigned long long)refused, (unsigned long long)vpmm_sim_races(simulated.sim),
+  std::printf("captures %llu, pools %llu, parked %llu, trees %llu, uses %llu, refused %llu; races %llu, misuses %llu, "
+              "live %lld, held %lld\n",
+              (unsigned long long)graphs, (unsigned long long)pools, (unsigned long long)parks,
+              (unsigned long long)trees, (unsigned long long)uses, (unsigned long long)refused,
+              (unsigned long long)vpmm_sim_races(simulated.sim),
               (unsigned long long)vpmm_sim_misuses(simulated.sim), (long long)stats.allocation[0].current,
               (long long)stats.reserved_bytes[0].current);
   REQUIRE(vpmm_sim_races(simulated.sim) == 0 && vpmm_sim_misuses(simulated.sim) == 0);

@@ -1,0 +1,99 @@
+#include "parking.h"
+
+#include "pools.h"
+
+#include <c10/util/Exception.h>
+#include <c10/util/ScopeExit.h>
+
+#include <utility>
+
+namespace vpmm_torch {
+
+static void check_call(CUresult result, const char* call) {
+  TORCH_CHECK(result == CUDA_SUCCESS, "vpmm: what a memory pool holds could not be copied: ", call, " answers ",
+              static_cast<int>(result));
+}
+
+/* copy(of one allocation, where it is in the host's memory, stream). Waits until all are done. */
+template <typename Copy>
+static void copy_all(const vpmm_driver& driver, const std::vector<Content>& contents, void* memory, Copy copy) {
+  CUstream stream = nullptr;
+  auto* at = static_cast<char*>(memory);
+  check_call(driver.cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING), "cuStreamCreate");
+  auto destroy = c10::make_scope_exit([&] { driver.cuStreamDestroy(stream); });
+  for (const Content& one : contents) {
+    copy(one, at, stream);
+    at += one.bytes;
+  }
+  check_call(driver.cuStreamSynchronize(stream), "cuStreamSynchronize");
+}
+
+void HostCopy::take(vpmm_pool* pool, std::vector<Content> contents) {
+  size_t bytes = 0;
+  for (const Content& one : contents)
+    bytes += one.bytes;
+  drop();
+  if (!bytes)
+    return;
+  driver_ = vpmm_pool_driver(pool);
+  check_call(driver_->cuCtxSynchronize(), "cuCtxSynchronize");
+  check_call(driver_->cuMemHostAlloc(&memory_, bytes, 0), "cuMemHostAlloc");
+  auto undo = c10::make_scope_exit([&] { drop(); });
+  copy_all(*driver_, contents, memory_, [this](const Content& one, void* at, CUstream stream) {
+    check_call(driver_->cuMemcpyDtoHAsync(at, reinterpret_cast<CUdeviceptr>(one.address), one.bytes, stream),
+               "cuMemcpyDtoHAsync");
+  });
+  contents_ = std::move(contents);
+  undo.release();
+}
+
+void HostCopy::put_back(const std::function<bool(const void*)>& lives) const {
+  if (!memory_)
+    return;
+  copy_all(*driver_, contents_, memory_, [&](const Content& one, const void* at, CUstream stream) {
+    if (lives(one.address))
+      check_call(driver_->cuMemcpyHtoDAsync(reinterpret_cast<CUdeviceptr>(one.address), at, one.bytes, stream),
+                 "cuMemcpyHtoDAsync");
+  });
+}
+
+void HostCopy::drop() {
+  if (memory_)
+    driver_->cuMemFreeHost(memory_);
+  memory_ = nullptr;
+  contents_.clear();
+}
+
+void Parking::park(vpmm_pool* pool, bool keep, const std::function<std::vector<Content>()>& live) {
+  std::lock_guard<std::mutex> guard(lock_);
+  bool is_new = !parked_.exchange(true);
+  auto undo = c10::make_scope_exit([&] { parked_.store(false); });
+  if (is_new && keep)
+    kept_.take(pool, live());
+  vpmm_status status = vpmm_park(pool);
+  if (!is_new || status != VPMM_ERROR_BUSY) // else nothing is changed
+    undo.release();
+  else
+    kept_.drop();
+  check(status, "parking a memory pool");
+}
+
+void Parking::wake(vpmm_pool* pool, const std::function<bool(const void*)>& lives,
+                   const std::function<void()>& make_room) {
+  std::lock_guard<std::mutex> guard(lock_);
+  if (!parked_.load())
+    return;
+  vpmm_status status = vpmm_wake(pool);
+  if (status == VPMM_ERROR_OUT_OF_MEMORY) {
+    make_room();
+    status = vpmm_wake(pool);
+  }
+  TORCH_CHECK_WITH(OutOfMemoryError, status != VPMM_ERROR_OUT_OF_MEMORY, "CUDA out of memory. vpmm: ",
+                   vpmm_last_error());
+  check(status, "waking a memory pool");
+  kept_.put_back(lives);
+  kept_.drop();
+  parked_.store(false, std::memory_order_release);
+}
+
+} // namespace vpmm_torch
