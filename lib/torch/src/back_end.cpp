@@ -423,11 +423,7 @@ class BackEnd final : public back_end::CUDAAllocator {
 
   void wake(c10::MempoolId_t id) {
     each_private(id, [&](Device& device, Pool& pool) {
-      auto lives = [&](const void* address) {
-        Allocation allocation;
-        return allocations_.find(address, allocation) && allocation.pool.get() == &pool;
-      };
-      pool.parking.wake(pool.pool, lives, [&] {
+      pool.parking.wake(pool.pool, [&] {
         device.frees.try_again();
         for (const auto& other : device.pools.all())
           if (!other->is_lent())

@@ -47,13 +47,12 @@ void HostCopy::take(vpmm_pool* pool, std::vector<Content> contents) {
   undo.release();
 }
 
-void HostCopy::put_back(const std::function<bool(const void*)>& lives) const {
+void HostCopy::put_back() const {
   if (!memory_)
     return;
-  copy_all(*driver_, contents_, memory_, [&](const Content& one, const void* at, CUstream stream) {
-    if (lives(one.address))
-      check_call(driver_->cuMemcpyHtoDAsync(reinterpret_cast<CUdeviceptr>(one.address), at, one.bytes, stream),
-                 "cuMemcpyHtoDAsync");
+  copy_all(*driver_, contents_, memory_, [this](const Content& one, const void* at, CUstream stream) {
+    check_call(driver_->cuMemcpyHtoDAsync(reinterpret_cast<CUdeviceptr>(one.address), at, one.bytes, stream),
+               "cuMemcpyHtoDAsync");
   });
 }
 
@@ -78,8 +77,7 @@ void Parking::park(vpmm_pool* pool, bool keep, const std::function<std::vector<C
   check(status, "parking a memory pool");
 }
 
-void Parking::wake(vpmm_pool* pool, const std::function<bool(const void*)>& lives,
-                   const std::function<void()>& make_room) {
+void Parking::wake(vpmm_pool* pool, const std::function<void()>& make_room) {
   std::lock_guard<std::mutex> guard(lock_);
   if (!parked_.load())
     return;
@@ -91,7 +89,7 @@ void Parking::wake(vpmm_pool* pool, const std::function<bool(const void*)>& live
   TORCH_CHECK_WITH(OutOfMemoryError, status != VPMM_ERROR_OUT_OF_MEMORY, "CUDA out of memory. vpmm: ",
                    vpmm_last_error());
   check(status, "waking a memory pool");
-  kept_.put_back(lives);
+  kept_.put_back();
   kept_.drop();
   parked_.store(false, std::memory_order_release);
 }

@@ -4,7 +4,8 @@
  *   parked   from the beginning of a park until a wake has succeeded. Nothing is allocated of the pool meanwhile; frees
  *            are as ever. Work that uses its tensors is the program's mistake, and so is the replay of a graph
  *   kept     what the live allocations held, copied to pinned memory of the host before the park and back after the
- *            wake, if that is asked for; else it is lost. What is freed meanwhile is not copied back
+ *            wake, if that is asked for; else it is lost. What is freed meanwhile is nobody's by then, and is
+ *            written to as the rest
  *
  * The lock is held over a park or a wake: one at a time of a pool. Whoever asks for memory reads `parked` alone.
  */
@@ -32,8 +33,8 @@ class HostCopy {
   /* Waits for the device first, which would end a capture. Throws, and has nothing then. */
   void take(vpmm_pool* pool, std::vector<Content> contents);
 
-  /* Of the allocations that live yet. Throws, and has it all still. */
-  void put_back(const std::function<bool(const void*)>& lives) const;
+  /* Throws, and has it all still. */
+  void put_back() const;
 
   void drop();
 
@@ -53,7 +54,7 @@ class Parking {
   void park(vpmm_pool* pool, bool keep, const std::function<std::vector<Content>()>& live);
 
   /* `make_room` is called if the device has too little memory, once. Throws, and the pool is parked as before. */
-  void wake(vpmm_pool* pool, const std::function<bool(const void*)>& lives, const std::function<void()>& make_room);
+  void wake(vpmm_pool* pool, const std::function<void()>& make_room);
 
   /* Before the pool ends. */
   void end() {

@@ -457,10 +457,10 @@ struct ParkedPool {
     return bytes == std::vector<unsigned char>(BYTES[i], static_cast<unsigned char>(40 + i));
   }
 
-  bool is_refused() const {
+  bool is_refused(size_t bytes = 1) const {
     InPool in(back, id);
     try {
-      back.allocate(1).clear();
+      back.allocate(bytes).clear();
     } catch (const std::exception& error) {
       return says(error.what(), "is parked");
     }
@@ -483,7 +483,7 @@ static void parks_and_wakes(Back& back, bool keep) {
   REQUIRE(!pool.is_refused());
 }
 
-static void does_not_bring_back_what_was_freed(Back& back) {
+static void wakes_what_was_freed_in_part(Back& back) {
   ParkedPool pool(back);
   REQUIRE(!vpmm_torch_park(7, 6, true));
   pool.memory[0].clear();
@@ -502,6 +502,26 @@ static void parks_no_other_pools(Back& back) {
   ParkedPool pool(back);
   InPool in(back, pool.id);
   REQUIRE(says(vpmm_torch_park(7, 6, true), "use_mem_pool"));
+}
+
+/* A checkpoint's addresses are given to nobody, and not back to it. */
+static void keeps_what_is_shelved(Back& back) {
+  ParkedPool pool(back);
+  void* address = pool.memory[0].get();
+  auto checkpoint = back.getCheckpointState(0, pool.id);
+  pool.memory[0].clear();
+  REQUIRE(!vpmm_torch_park(7, 6, false));
+  REQUIRE(pool.is_refused(ParkedPool::BYTES[0]));
+  std::string why;
+  try {
+    back.setCheckpointPoolState(0, checkpoint);
+  } catch (const std::exception& error) {
+    why = error.what();
+  }
+  REQUIRE(says(why.c_str(), "is parked"));
+  REQUIRE(!vpmm_torch_wake(7, 6));
+  InPool in(back, pool.id);
+  REQUIRE(back.allocate(ParkedPool::BYTES[0]).get() == address);
 }
 
 /* The main pool's free memory goes first. */
@@ -540,9 +560,11 @@ void check_cases(Back& back) {
   ends_with_the_capture(back);
   parks_and_wakes(back, false);
   parks_and_wakes(back, true);
-  does_not_bring_back_what_was_freed(back);
+  wakes_what_was_freed_in_part(back);
   ends_while_parked(back);
+  keeps_what_is_shelved(back);
   parks_no_other_pools(back);
   wakes_where_memory_is_short(back);
+  REQUIRE(vpmm_sim_calls(simulated.sim, "cuMemHostAlloc") == vpmm_sim_calls(simulated.sim, "cuMemFreeHost"));
   back.emptyCache({0, 0});
 }
