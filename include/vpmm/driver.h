@@ -40,6 +40,8 @@ extern "C" {
     X(cuDeviceGetUuid, 9020, (CUuuid *uuid, CUdevice dev), (uuid, dev))                                                \
     X(cuDeviceGetAttribute, 2000, (int *pi, CUdevice_attribute attrib, CUdevice dev), (pi, attrib, dev))               \
     X(cuDeviceTotalMem, 3020, (size_t *bytes, CUdevice dev), (bytes, dev))                                             \
+    X(cuDeviceCanAccessPeer, 4000, (int *canAccessPeer, CUdevice dev, CUdevice peerDev),                               \
+      (canAccessPeer, dev, peerDev))                                                                                   \
     /* contexts */                                                                                                     \
     X(cuDevicePrimaryCtxRetain, 7000, (CUcontext *pctx, CUdevice dev), (pctx, dev))                                    \
     X(cuDevicePrimaryCtxRelease, 11000, (CUdevice dev), (dev))                                                         \

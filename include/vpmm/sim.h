@@ -41,6 +41,7 @@ typedef struct vpmm_sim_config {
     bool detect_races;   /* true */
     int devices;         /* how many devices the driver shows, each with memory_bytes; 1 */
     bool vmm;            /* the devices have virtual memory management; true */
+    bool peers;          /* each device can access the others' memory; true */
     size_t va_bytes;     /* address space that can be reserved in all; 120 TiB */
 } vpmm_sim_config;       /* more fields may follow: start from vpmm_sim_config_default() */
 

@@ -285,6 +285,20 @@ vpmm_status vpmm_pool_set_attribute(vpmm_pool *, vpmm_attribute, uint64_t value)
 vpmm_status vpmm_pool_get_attribute(vpmm_pool *, vpmm_attribute, uint64_t *value);
 
 /*
+ * Says what kernels and copies of another device may do with the pool's memory, all of it, what is mapped later too; at
+ * first nothing. As cuMemPoolSetAccess. CU_MEM_ACCESS_FLAGS_PROT_NONE, _READ or _READWRITE. It takes effect before the
+ * call returns, which makes a driver call for each handle that the pool has (some tens of microseconds each); and each
+ * later mapping gives its rights to every device that has some.
+ * Any thread, while others allocate; of two calls at once the later one waits. Streams of the other device are none of
+ * the pool's (see vpmm_malloc): their work with memory is ordered before its free by the program, by events.
+ * INVALID_VALUE: a NULL pool, its own device, none that there is, other flags. NOT_SUPPORTED: the device cannot reach
+ * the pool's memory (cuDeviceCanAccessPeer); VPMM_SMALL_ASYNC, or a device without pages; the child of a fork; 31 other
+ * devices have access. DRIVER, OUT_OF_MEMORY: the driver refuses; what had new rights by then has the former ones again,
+ * as far as the driver lets it. Rights are not taken from memory that is in use: the program waits before.
+ */
+vpmm_status vpmm_pool_set_access(vpmm_pool *, int device, CUmemAccess_flags);
+
+/*
  * Allocates at least `bytes` bytes for work queued on `stream` from now on: whole pages, aligned to the page size, or a
  * piece, aligned to 256 bytes and, if `bytes` is a power of two from 256 to a page, to `bytes` (VPMM_SMALL_ASYNC: to
  * 256 alone). 0, CU_STREAM_LEGACY and CU_STREAM_PER_THREAD are streams too. The stream must be of the pool's device.

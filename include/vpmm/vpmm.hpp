@@ -157,6 +157,12 @@ class pool
         return released;
     }
 
+    /* vpmm_pool_set_access: of a device other than the pool's. */
+    void set_access(int device, CUmemAccess_flags flags)
+    {
+        throw_if(vpmm_pool_set_access(pool_, device, flags));
+    }
+
     /* vpmm_park, of a pool with `graph`: its memory is the device's until it wakes, its addresses stay. */
     void park()
     {

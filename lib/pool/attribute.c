@@ -1,9 +1,12 @@
 /*
- * attribute.c - what of a pool can be read and changed while it is used: vpmm_pool_set_attribute and _get_attribute.
+ * attribute.c - what of a pool can be read and changed while it is used: vpmm_pool_set_attribute, _get_attribute, and
+ * _set_access.
  *
- * Each attribute is one atomic number, which calls read without a lock whenever they need it.
+ * Each attribute is one atomic number, which calls read without a lock whenever they need it. access.h has the rights of
+ * other devices.
  */
 #include "pool/pool.h"
+#include "remap/access.h"
 #include "remap/decay.h"
 
 #include <inttypes.h>
@@ -136,4 +139,57 @@ vpmm_status vpmm_pool_get_attribute(vpmm_pool *pool, vpmm_attribute attribute, u
         return unknown(function, attribute);
     *value = get(pool, attribute);
     return VPMM_SUCCESS;
+}
+
+/* ---- the rights of other devices ---- */
+
+static vpmm_status check_peer(struct vpmm_pool *pool, int device)
+{
+    int devices = 0, can = 0;
+    CUdevice peer;
+    if (device_call(&pool->device, cuDeviceGetCount, &devices) != CUDA_SUCCESS)
+        return device_failed(&pool->device, "counting the devices");
+    if (device < 0 || device >= devices || device == pool->config.device)
+        return fail(VPMM_ERROR_INVALID_VALUE,
+                    "vpmm_pool_set_access: device %d; allowed: another one than the pool's, %d, below %d", device,
+                    pool->config.device, devices);
+    if (device_call(&pool->device, cuDeviceGet, &peer, device) != CUDA_SUCCESS ||
+        device_call(&pool->device, cuDeviceCanAccessPeer, &can, peer, pool->device.id) != CUDA_SUCCESS)
+        return device_failed(&pool->device, "looking whether a device can have access to the pool's");
+    return can ? VPMM_SUCCESS
+               : fail(VPMM_ERROR_NOT_SUPPORTED,
+                      "device %d cannot reach the memory of device %d (cuDeviceCanAccessPeer)", device,
+                      pool->config.device);
+}
+
+static vpmm_status check_access(struct vpmm_pool *pool, int device, CUmemAccess_flags flags)
+{
+    static const char function[] = "vpmm_pool_set_access";
+    vpmm_status status = pool_check(pool, function);
+    if (status != VPMM_SUCCESS)
+        return status;
+    if (flags != CU_MEM_ACCESS_FLAGS_PROT_NONE && flags != CU_MEM_ACCESS_FLAGS_PROT_READ &&
+        flags != CU_MEM_ACCESS_FLAGS_PROT_READWRITE)
+        return fail(VPMM_ERROR_INVALID_VALUE,
+                    "%s: the flags are %d; allowed: CU_MEM_ACCESS_FLAGS_PROT_NONE (0), _READ (1) or _READWRITE (3)",
+                    function, (int)flags);
+    if (!pool->paged || pool->config.small == VPMM_SMALL_ASYNC)
+        return fail(VPMM_ERROR_NOT_SUPPORTED,
+                    "%s: some of the pool's memory is the driver's own pool's (VPMM_SMALL=async, or a device without "
+                    "pages), whose rights are not changed",
+                    function);
+    return check_peer(pool, device);
+}
+
+vpmm_status vpmm_pool_set_access(vpmm_pool *pool, int device, CUmemAccess_flags flags)
+{
+    struct device_scope scope;
+    vpmm_status status = check_access(pool, device, flags);
+    if (status == VPMM_SUCCESS)
+        status = device_enter(&pool->device, &scope);
+    if (status != VPMM_SUCCESS)
+        return status;
+    status = access_set(&pool->arena, device, flags);
+    device_leave(&pool->device, &scope);
+    return status;
 }

@@ -46,6 +46,7 @@ vpmm_status arena_init(struct arena *arena, struct device *device, struct stats 
     arena->is_graph = config->graph;
     store_relaxed_u32(&arena->exportable, config->exportable && device->can_export);
     store_relaxed_u32(&arena->rdma, config->rdma && device->can_rdma);
+    access_init(&arena->access, device->ordinal);
     turn_init(&arena->turn, &arena->space.await);
     pthread_mutex_init(&arena->reserve_lock, NULL);
     pthread_mutex_init(&arena->plan_lock, NULL);
@@ -116,6 +117,7 @@ void arena_free(struct arena *arena)
     reserve_free(arena->note, STREAMS_MAX * sizeof *arena->note);
     space_free(&arena->cut);
     space_free(&arena->space);
+    access_destroy(&arena->access);
     turn_destroy(&arena->turn);
     pthread_mutex_destroy(&arena->reserve_lock);
     pthread_mutex_destroy(&arena->plan_lock);

@@ -10,6 +10,7 @@
  *   pace       how slow the driver is, for the policy                         lock-free (pace.h)
  *   zombies    old addresses, pushed by builders, taken by the reaper         lock-free (queue.h)
  *   ending     freed memory, pushed by frees, taken by passes                 lock-free, and the event lock (ending.h)
+ *   access     which devices may use the memory                               under a lock of its own (access.h)
  *   parked     whether a graph's pool is without its memory                   under the plan lock, read acquire (park.h)
  *
  * The plan lock is a lock over planning and bookkeeping alone: no driver call is made and nothing is waited for
@@ -36,6 +37,7 @@
 #include "cache/slab.h"
 #include "driver/async_pool.h"
 #include "driver/device.h"
+#include "remap/access.h"
 #include "remap/decay.h"
 #include "remap/pace.h"
 #include "remap/policy.h"
@@ -71,7 +73,8 @@ struct arena {
     struct async_pool *async; /* the driver's own pool, for small requests: it takes from the same device */
     struct streams streams;
 
-    struct turn turn; /* of those who build, or give memory back to the device */
+    struct access access; /* which devices may use the memory */
+    struct turn turn;     /* of those who build, or give memory back to the device */
     pthread_mutex_t reserve_lock;
     pthread_mutex_t plan_lock;
     struct hints holes;

@@ -31,6 +31,7 @@ struct build {
     struct donor *donor;
     size_t donors, donor_places;
     uint64_t new_pages;
+    uint32_t access;   /* the version of the rights that the target has (access.h) */
     double cost_us;    /* of its driver calls, by the policy's cost model, */
     uint64_t calls_ns; /* and what they have taken so far */
 };
@@ -270,8 +271,18 @@ static vpmm_status map_all(struct build *build)
             return step_failed(build, "mapping memory", STAT_unwound_map);
         page += extent->pages;
     }
-    if (mapping_allow(arena, build->target.first, build->target.units) != CUDA_SUCCESS)
-        return step_failed(build, "giving the device access to a mapping", STAT_unwound_access);
+    build->calls_ns += clock_now_ns() - begin;
+    return VPMM_SUCCESS;
+}
+
+static vpmm_status give_access(struct build *build)
+{
+    struct arena *arena = build->arena;
+    uint64_t begin = clock_now_ns();
+    struct access_list list = access_read(&arena->access);
+    if (mapping_allow(arena, build->target.first, build->target.units, &list) != CUDA_SUCCESS)
+        return step_failed(build, "giving a device access to a mapping", STAT_unwound_access);
+    build->access = list.version;
     build->calls_ns += clock_now_ns() - begin;
     return VPMM_SUCCESS;
 }
@@ -341,7 +352,7 @@ static void place_extents(struct build *build)
         vpmm_assert(peek_u32(&extent->holders) > 0);
         store_relaxed_u64(&extent->page, page);
         for (uint32_t j = 0; j < extent->pages; j++)
-            store_relaxed_ptr(&unit_at(&arena->space.units, page + j)->extent, extent);
+            store_release_ptr(&unit_at(&arena->space.units, page + j)->extent, extent); /* pairs with find_next's */
         page += extent->pages;
     }
 }
@@ -385,13 +396,16 @@ static void count_commit(struct build *build)
     stats_note_peak_mapped(stats);
 }
 
-/* Memory has moved: from here on nothing can fail. */
-static void commit(struct build *build, bool waited, struct region *result)
+/* Memory has moved: from here on nothing can fail. False: its rights are not those of the pool any more. */
+static bool commit(struct build *build, bool waited, struct region *result)
 {
     struct arena *arena = build->arena;
+    if (!access_may_place(&arena->access, build->access))
+        return false;
     struct fence fence = joint_fence(build, waited);
     bury_donors(build); /* before their extents learn a new place: a page of the old address names none */
     place_extents(build);
+    access_placed(&arena->access);
     count_commit(build);
     pace_note(&arena->pace, build->cost_us, build->calls_ns);
     struct region *first = &build->target, *second = &build->base;
@@ -405,6 +419,7 @@ static void commit(struct build *build, bool waited, struct region *result)
     unit_set(unit_at(&arena->space.units, result->first), UNIT_OWN, result->units);
     for (size_t i = build->moved; i < build->extents; i++)
         build->extent[i] = NULL; /* the pages' now */
+    return true;
 }
 
 /*
@@ -505,9 +520,12 @@ static vpmm_status carry_out(struct build *build, struct build_limits *limits, s
             status = wait_for_donors(build, limits, &waited);
         if (status == VPMM_SUCCESS)
             status = map_all(build);
-        if (status == VPMM_SUCCESS)
-            commit(build, waited, result);
-        else
+        bool is_placed = false;
+        while (status == VPMM_SUCCESS && !is_placed) { /* again only if the program has changed the rights meanwhile */
+            status = give_access(build);
+            is_placed = status == VPMM_SUCCESS && commit(build, waited, result);
+        }
+        if (!is_placed)
             unwind(build);
         device_leave(build->arena->device, &scope);
     } else {

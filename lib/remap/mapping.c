@@ -58,12 +58,10 @@ CUresult mapping_map(struct arena *arena, uint64_t page, const struct extent *ex
     return result;
 }
 
-CUresult mapping_allow(struct arena *arena, uint64_t page, uint64_t pages)
+CUresult mapping_allow(struct arena *arena, uint64_t page, uint64_t pages, const struct access_list *list)
 {
-    CUmemAccessDesc access = {.location = {.type = CU_MEM_LOCATION_TYPE_DEVICE, .id = arena->device->ordinal},
-                              .flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE};
     return device_call(arena->device, cuMemSetAccess, unit_address(&arena->space.units, page), bytes_of(arena, pages),
-                       &access, 1);
+                       list->device, list->devices);
 }
 
 CUresult mapping_unmap(struct arena *arena, uint64_t page, uint64_t pages)

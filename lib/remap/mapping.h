@@ -16,8 +16,8 @@ CUresult mapping_create(struct arena *, struct extent *);
 
 CUresult mapping_map(struct arena *, uint64_t page, const struct extent *);
 
-/* Read and write access for the pool's device. */
-CUresult mapping_allow(struct arena *, uint64_t page, uint64_t pages);
+/* The rights of the list. */
+CUresult mapping_allow(struct arena *, uint64_t page, uint64_t pages, const struct access_list *);
 
 CUresult mapping_unmap(struct arena *, uint64_t page, uint64_t pages);
 

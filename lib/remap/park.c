@@ -3,44 +3,13 @@
 #include "base/assert.h"
 #include "base/clock.h"
 #include "base/lock.h"
+#include "remap/extents.h"
 #include "remap/mapping.h"
 #include "space/context.h"
 
 vpmm_status parked_status(void)
 {
     return fail(VPMM_ERROR_NOT_SUPPORTED, "vpmm_malloc: the pool is parked, its memory the device's: vpmm_wake first");
-}
-
-/* ---- all extents ---- */
-
-/* The first extent that begins at a page from *page on; *page is then the page behind it. NULL: there is none. */
-static struct extent *next_extent(const struct arena *arena, uint32_t chunk, uint64_t *page)
-{
-    const struct units *units = &arena->space.units;
-    uint64_t end = ((uint64_t)chunk << units->chunk_shift) + units->chunk_units;
-    while (*page < end) {
-        const struct unit *unit = unit_at(units, *page);
-        struct extent *extent = unit_extent(unit);
-        if (extent) {
-            vpmm_assert(peek_u64(&extent->page) == *page && peek_u32(&extent->holders) == 1);
-            *page += extent->pages;
-            return extent;
-        }
-        *page += word_units(load_acquire_u64(&unit->word)); /* of a hole or a zombie, whose bounds stay meanwhile */
-    }
-    return NULL;
-}
-
-/* Does the same with each extent, until one answers no, if it is to end there. True: none did. */
-static bool for_each_extent(struct arena *arena, bool ends, bool (*visit)(struct arena *, struct extent *))
-{
-    bool all = true;
-    for (uint32_t chunk = 0; chunk < load_acquire_u32(&arena->space.units.chunks); chunk++) {
-        uint64_t page = (uint64_t)chunk << arena->space.units.chunk_shift;
-        for (struct extent *extent; (all || !ends) && (extent = next_extent(arena, chunk, &page));)
-            all &= visit(arena, extent);
-    }
-    return all;
 }
 
 static uint64_t bytes_of(const struct arena *arena, const struct extent *extent)
@@ -71,12 +40,14 @@ static void become_held(struct arena *arena, struct extent *extent)
 }
 
 /* To PARKED. False: the driver refuses, and it is UNSURE: what was refused may have been done all the same. */
-static bool park_extent(struct arena *arena, struct extent *extent)
+static bool park_extent(struct arena *arena, struct extent *extent, uint64_t page, void *unused)
 {
+    (void)unused;
+    vpmm_assert(peek_u32(&extent->holders) == 1);
     if (extent->memory == EXTENT_PARKED)
         return true;
     extent->memory = EXTENT_UNSURE;
-    if (mapping_unmap(arena, load_relaxed_u64(&extent->page), extent->pages) != CUDA_SUCCESS) {
+    if (mapping_unmap(arena, page, extent->pages) != CUDA_SUCCESS) {
         stats_count(arena->stats, STAT_unmap_failures);
         return false;
     }
@@ -87,16 +58,15 @@ static bool park_extent(struct arena *arena, struct extent *extent)
 }
 
 /* To MAPPED. False: the driver refuses, and the extent is PARKED or UNSURE. */
-static bool wake_extent(struct arena *arena, struct extent *extent)
+static bool wake_extent(struct arena *arena, struct extent *extent, uint64_t page, void *list)
 {
-    uint64_t page = load_relaxed_u64(&extent->page);
-    if (!park_extent(arena, extent)) /* the only way to know what it has */
+    if (!park_extent(arena, extent, page, NULL)) /* the only way to know what it has */
         return false;
     CUresult result = mapping_create(arena, extent);
     if (result == CUDA_SUCCESS || extent->handle)
         become_held(arena, extent);
     if (result != CUDA_SUCCESS || mapping_map(arena, page, extent) != CUDA_SUCCESS ||
-        mapping_allow(arena, page, extent->pages) != CUDA_SUCCESS)
+        mapping_allow(arena, page, extent->pages, list) != CUDA_SUCCESS)
         return false;
     extent->memory = EXTENT_MAPPED;
     return true;
@@ -129,7 +99,7 @@ vpmm_status park(struct arena *arena)
         return cannot_wait();
     lock_take(&arena->pass_lock);
     end_builds(arena);
-    bool all = for_each_extent(arena, false, park_extent);
+    bool all = extents_visit(arena, false, park_extent, NULL);
     vpmm_status status = all ? VPMM_SUCCESS : device_failed(arena->device, "parking a pool, some of it");
     pthread_mutex_unlock(&arena->pass_lock);
     return status;
@@ -141,7 +111,7 @@ static vpmm_status park_again(struct arena *arena)
     char words[256];
     vpmm_status status = device_failed(arena->device, "waking a pool");
     snprintf(words, sizeof words, "%s", vpmm_last_error());
-    for_each_extent(arena, false, park_extent);
+    extents_visit(arena, false, park_extent, NULL);
     return fail(status, "%s; the pool is parked as before", words);
 }
 
@@ -149,8 +119,9 @@ vpmm_status park_wake(struct arena *arena)
 {
     vpmm_status status = VPMM_SUCCESS;
     lock_take(&arena->pass_lock);
+    struct access_list list = access_read(&arena->access); /* it does not change under the pass lock */
     if (arena_is_parked(arena)) {
-        if (!for_each_extent(arena, true, wake_extent))
+        if (!extents_visit(arena, true, wake_extent, &list))
             status = park_again(arena);
         else
             store_release_u32(&arena->parked, 0); /* pairs with is_parked's acquire */

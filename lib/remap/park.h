@@ -19,8 +19,8 @@
  *                 itself in (`builders`); who parks then waits until those counted in have committed or unwound
  *   a malloc      looks at `parked` when it begins. One that began before it was set is served with free memory, as if
  *                 it had returned before; its memory is parked with the rest
- *   frees, uses   whenever: they change regions alone. So the extents are found by their pages, not by regions, whose
- *                 bounds change meanwhile; but those of holes and zombies are changed by builds and passes alone
+ *   frees, uses   whenever: they change regions alone. So the extents are found by their pages (extents.h), not by
+ *                 regions, whose bounds change meanwhile
  *
  * A wake publishes what it did by clearing `parked` (release), which the malloc's look pairs with.
  */

@@ -290,9 +290,10 @@ static bool wholly_mapped(vpmm_sim *sim, CUdeviceptr ptr, CUdeviceptr end)
     return true;
 }
 
-static bool access_valid(vpmm_sim *sim, const CUmemAccessDesc *desc)
+static bool access_valid(vpmm_sim *sim, const CUmemAccessDesc *desc, const struct sim_mapping *mapping)
 {
     return desc->location.type == CU_MEM_LOCATION_TYPE_DEVICE && sim_device_valid(sim, desc->location.id) &&
+           (sim->config.peers || desc->location.id == mapping->handle->device) &&
            (desc->flags == CU_MEM_ACCESS_FLAGS_PROT_NONE || desc->flags == CU_MEM_ACCESS_FLAGS_PROT_READ ||
             desc->flags == CU_MEM_ACCESS_FLAGS_PROT_READWRITE);
 }
@@ -305,7 +306,7 @@ CUresult sim_cuMemSetAccess(CUdeviceptr ptr, size_t size, const CUmemAccessDesc 
     if (!desc || count == 0 || !program_range(sim, ptr, size) || !wholly_mapped(sim, ptr, ptr + size))
         return CUDA_ERROR_INVALID_VALUE;
     for (size_t i = 0; i < count; i++)
-        if (!access_valid(sim, &desc[i]))
+        if (!access_valid(sim, &desc[i], sim_mapping_at(sim, ptr)))
             return CUDA_ERROR_INVALID_VALUE;
     sim->host_time++;
     for (CUdeviceptr at = ptr; at < ptr + size;) {

@@ -34,6 +34,7 @@ static const uint8_t traits[SIM_ENTRIES] = {
     [SIM_cuDeviceGetUuid] = SURVIVE,
     [SIM_cuDeviceGetAttribute] = SURVIVE,
     [SIM_cuDeviceTotalMem] = SURVIVE,
+    [SIM_cuDeviceCanAccessPeer] = SURVIVE,
     [SIM_cuCtxGetCurrent] = LIGHT | SURVIVE,
     [SIM_cuCtxSetCurrent] = SURVIVE,
     [SIM_cuCtxPushCurrent] = SURVIVE,

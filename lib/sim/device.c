@@ -146,6 +146,17 @@ CUresult sim_cuDeviceGetUuid(CUuuid *uuid, CUdevice dev)
     return CUDA_SUCCESS;
 }
 
+CUresult sim_cuDeviceCanAccessPeer(int *canAccessPeer, CUdevice dev, CUdevice peerDev)
+{
+    vpmm_sim *sim = sim_self();
+    if (!canAccessPeer)
+        return CUDA_ERROR_INVALID_VALUE;
+    if (!sim_device_valid(sim, dev) || !sim_device_valid(sim, peerDev))
+        return CUDA_ERROR_INVALID_DEVICE;
+    *canAccessPeer = dev != peerDev && sim->config.peers;
+    return CUDA_SUCCESS;
+}
+
 CUresult sim_cuDeviceTotalMem(size_t *bytes, CUdevice dev)
 {
     vpmm_sim *sim = sim_self();

@@ -18,6 +18,7 @@ vpmm_sim_config vpmm_sim_config_default(void)
         .detect_races = true,
         .devices = 1,
         .vmm = true,
+        .peers = true,
         .va_bytes = (size_t)120 << 40,
     };
 }

@@ -140,6 +140,9 @@ int main()
         pool.close();
         need(pool.get() == nullptr, "a closed pool is gone");
         vpmm::pool ends_with_its_scope(on(sim));
+        need(thrown_by([&] { ends_with_its_scope.set_access(0, CU_MEM_ACCESS_FLAGS_PROT_READWRITE); }) ==
+                 VPMM_ERROR_INVALID_VALUE,
+             "a pool's own device has access");
         need(thrown_by([&] { ends_with_its_scope.park(); }) == VPMM_ERROR_NOT_SUPPORTED, "a graph's pool alone parks");
         parking(sim, stream);
     }

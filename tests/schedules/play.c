@@ -155,9 +155,11 @@ void open_world(void)
                          .reuse = kept.reuse,
                          .streams = kept.streams,
                          .graph = kept.graph,
+                         .devices = kept.devices,
                          .what = kept.what,
                          .w = {.sim = NULL}};
     setup.sim.memory_bytes = 2 * CHUNK_PAGES * PAGE;
+    setup.sim.devices = play.devices ? play.devices : setup.sim.devices;
     setup.pool.va_size = CHUNK_PAGES * PAGE;
     setup.pool.extent_size = PAGE; /* a page moves alone: no free memory is ever stuck */
     setup.pool.cache_bytes = play.cache_pages * PAGE;

@@ -25,7 +25,8 @@ extern struct play {
     size_t cache_pages, cap; /* kept from one schedule to the next, as is `what` */
     vpmm_reuse reuse;
     vpmm_streams streams;
-    bool graph; /* the pool is a graph's; likewise */
+    bool graph;  /* the pool is a graph's; likewise, as is the next */
+    int devices; /* 0: one */
     CUstream s, t;
     struct block owned[OWNED]; /* by the actors, as they see it */
     CUdeviceptr p[HELD];

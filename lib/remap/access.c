@@ -1,0 +1,121 @@
+#include "remap/access.h"
+
+#include "base/assert.h"
+#include "base/lock.h"
+#include "remap/extents.h"
+#include "remap/mapping.h"
+
+#include <stdio.h>
+
+/* ---- the list ---- */
+
+static CUmemAccessDesc rights_of(int ordinal, CUmemAccess_flags flags)
+{
+    return (CUmemAccessDesc){.location = {.type = CU_MEM_LOCATION_TYPE_DEVICE, .id = ordinal}, .flags = flags};
+}
+
+void access_init(struct access *access, int ordinal)
+{
+    pthread_mutex_init(&access->lock, NULL);
+    access->list = (struct access_list){.devices = 1};
+    access->list.device[0] = rights_of(ordinal, CU_MEM_ACCESS_FLAGS_PROT_READWRITE);
+}
+
+void access_destroy(struct access *access)
+{
+    pthread_mutex_destroy(&access->lock);
+}
+
+struct access_list access_read(struct access *access)
+{
+    lock_take(&access->lock);
+    struct access_list list = access->list;
+    pthread_mutex_unlock(&access->lock);
+    return list;
+}
+
+bool access_may_place(struct access *access, uint32_t version)
+{
+    lock_take(&access->lock);
+    if (access->list.version == version)
+        return true;
+    pthread_mutex_unlock(&access->lock);
+    return false;
+}
+
+void access_placed(struct access *access)
+{
+    pthread_mutex_unlock(&access->lock);
+}
+
+static uint32_t place_in(const struct access_list *list, int ordinal)
+{
+    uint32_t i = 1;
+    while (i < list->devices && list->device[i].location.id != ordinal)
+        i++;
+    return i;
+}
+
+static CUmemAccess_flags flags_in(const struct access_list *list, int ordinal)
+{
+    uint32_t i = place_in(list, ordinal);
+    return i < list->devices ? list->device[i].flags : CU_MEM_ACCESS_FLAGS_PROT_NONE;
+}
+
+/* A device without rights is not in it. False: it is full. */
+static bool change(struct access_list *list, int ordinal, CUmemAccess_flags flags)
+{
+    uint32_t i = place_in(list, ordinal);
+    bool is_new = i == list->devices;
+    if (is_new && i == ACCESS_DEVICES)
+        return flags == CU_MEM_ACCESS_FLAGS_PROT_NONE;
+    list->device[i] = rights_of(ordinal, flags);
+    list->devices += is_new;
+    if (flags == CU_MEM_ACCESS_FLAGS_PROT_NONE)
+        list->device[i] = list->device[--list->devices];
+    return true;
+}
+
+/* ---- a change ---- */
+
+/* A parked extent is given the list's rights when it wakes. */
+static bool give_rights(struct arena *arena, struct extent *extent, uint64_t page, void *rights)
+{
+    struct access_list one = {.devices = 1, .device = {*(const CUmemAccessDesc *)rights}};
+    return extent->memory != EXTENT_MAPPED || mapping_allow(arena, page, extent->pages, &one) == CUDA_SUCCESS;
+}
+
+/* Under the pass lock. False: the driver refuses it for some extent; `ends`: and later ones have not been tried. */
+static bool set(struct arena *arena, int ordinal, CUmemAccess_flags flags, bool ends)
+{
+    CUmemAccessDesc rights = rights_of(ordinal, flags);
+    lock_take(&arena->access.lock);
+    bool has_room = change(&arena->access.list, ordinal, flags);
+    arena->access.list.version++;
+    pthread_mutex_unlock(&arena->access.lock);
+    vpmm_assert(has_room);
+    return extents_visit(arena, ends, give_rights, &rights);
+}
+
+static vpmm_status set_back(struct arena *arena, int ordinal, CUmemAccess_flags before)
+{
+    char words[256];
+    vpmm_status status = device_failed(arena->device, "giving a device access to the pool's memory");
+    snprintf(words, sizeof words, "%s", vpmm_last_error());
+    set(arena, ordinal, before, false);
+    return fail(status, "%s", words);
+}
+
+vpmm_status access_set(struct arena *arena, int ordinal, CUmemAccess_flags flags)
+{
+    vpmm_status status = VPMM_SUCCESS;
+    lock_take(&arena->pass_lock);
+    struct access_list before = access_read(&arena->access), after = before;
+    if (!change(&after, ordinal, flags))
+        status = fail(VPMM_ERROR_NOT_SUPPORTED, "%d devices have access to the pool's memory, and no more can",
+                      ACCESS_DEVICES);
+    else if (flags_in(&before, ordinal) != flags && !set(arena, ordinal, flags, true))
+        status = set_back(arena, ordinal, flags_in(&before, ordinal));
+    pthread_mutex_unlock(&arena->pass_lock);
+    return status;
+}

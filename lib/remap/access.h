@@ -1,0 +1,58 @@
+/*
+ * access.h - which devices may use the pool's memory: its own, and peers that the program has named
+ * (vpmm_pool_set_access).
+ *
+ *   list     the devices and their rights, the pool's own first; `version` is another one after each change
+ *   placed   of an extent: its pages name it. Before that it is its builder's
+ *
+ *   (1) each placed extent has the rights of the list, or of the one before it while a change is under way
+ *
+ * A change publishes the new list, then gives its rights to each placed extent. A build gives the rights of the list
+ * that it has read to what it has mapped, and places it only if the list is still that one, under the lock; else it
+ * gives the new rights first. So what is placed after the list was published has its rights, and what was placed before
+ * is found by the change.
+ *
+ * The lock is held over the reading of the list and the placing of a build's extents, and over no driver call. A change
+ * is made under the pass lock: no other change, no park, and nothing that is mapped is unmapped meanwhile, old
+ * addresses included. So an extent that a build moves meanwhile has a mapping at the address where it was found.
+ */
+#ifndef VPMM_LIB_ACCESS_H
+#define VPMM_LIB_ACCESS_H
+
+#include "base/status.h"
+
+#include <pthread.h>
+
+#include <vpmm/driver.h>
+
+struct arena;
+
+enum { ACCESS_DEVICES = 32 };
+
+struct access_list {
+    uint32_t version, devices;
+    CUmemAccessDesc device[ACCESS_DEVICES];
+};
+
+struct access {
+    pthread_mutex_t lock;
+    struct access_list list; /* under the lock */
+};
+
+void access_init(struct access *, int ordinal);
+void access_destroy(struct access *);
+
+struct access_list access_read(struct access *);
+
+/* Takes the lock if the list is of this version still. Who has placed its extents calls access_placed. */
+bool access_may_place(struct access *, uint32_t version);
+void access_placed(struct access *);
+
+/*
+ * Changes the rights of a device other than the pool's. NOT_SUPPORTED: the list is full. DRIVER, OUT_OF_MEMORY: the
+ * driver refuses it for some extent, and the list is as before; what has the new rights loses them, if the driver lets
+ * it.
+ */
+vpmm_status access_set(struct arena *, int ordinal, CUmemAccess_flags);
+
+#endif
