@@ -9,7 +9,7 @@
  * A process has one, made by enable and never destroyed: tensors may outlive the interpreter. It is locked nowhere over
  * a malloc or a free; each of its parts has a lock of its own for its tables.
  *
- * What it refuses, and says so: sharing memory with other processes, and access from another device.
+ * What it refuses, and says so: sharing memory with other processes.
  */
 #include "allocations.h"
 #include "checkpoint.h"
@@ -46,6 +46,22 @@ namespace back_end = c10::cuda::CUDACachingAllocator;
 constexpr size_t EXBIBYTE = size_t{1} << 60;
 
 constexpr uint64_t NOT_ASKED = UINT64_MAX;
+
+class OnDevice {
+ public:
+  explicit OnDevice(int device) : former_(c10::cuda::current_device()) {
+    C10_CUDA_CHECK(cudaSetDevice(device));
+  }
+  OnDevice(const OnDevice&) = delete;
+  OnDevice& operator=(const OnDevice&) = delete;
+
+  ~OnDevice() {
+    cudaSetDevice(former_);
+  }
+
+ private:
+  const int former_;
+};
 
 struct Device {
   explicit Device(int index) : pools(index) {}
@@ -403,6 +419,23 @@ class BackEnd final : public back_end::CUDAAllocator {
     return delta;
   }
 
+  /* ---- several devices ---- */
+
+  /*
+   * `device` may use the memory of `owner`: PyTorch asks for it before the first copy between two that are peers. For
+   * memory of CUDA's own (direct.h) it is the runtime's to allow.
+   */
+  void enablePeerAccess(DeviceIndex device, DeviceIndex owner) override {
+    at(owner).pools.allow(device);
+    {
+      OnDevice on(device);
+      if (cudaDeviceEnablePeerAccess(owner, 0) != cudaSuccess)
+        (void)cudaGetLastError(); // it was allowed before
+    }
+    if (Keeper* keeper = lender_.keeper_if_used())
+      keeper->enablePeerAccess(device, owner);
+  }
+
   /* ---- parking, which PyTorch does not know ---- */
 
   /* On each device that has a pool of the id. */
@@ -442,9 +475,6 @@ class BackEnd final : public back_end::CUDAAllocator {
     TORCH_CHECK_NOT_IMPLEMENTED(false, "vpmm does not share tensors with other processes");
   }
 
-  void enablePeerAccess(DeviceIndex, DeviceIndex) override {
-    TORCH_CHECK_NOT_IMPLEMENTED(false, "vpmm does not map memory for a second device");
-  }
 
  private:
   static void delete_at(void* address);
@@ -498,9 +528,7 @@ class BackEnd final : public back_end::CUDAAllocator {
       for (const auto& pool : devices_[i]->pools.all())
         if (pool->is_private() && pool->id == id) {
           TORCH_CHECK(!pool->is_lent(), "vpmm: a MemPool(allocator) is not parked: its memory is the allocator's");
-          int current = c10::cuda::current_device();
-          C10_CUDA_CHECK(cudaSetDevice(static_cast<int>(i)));
-          auto restore = c10::make_scope_exit([&] { cudaSetDevice(current); });
+          OnDevice on(static_cast<int>(i));
           visit(*devices_[i], *pool);
           found = true;
         }

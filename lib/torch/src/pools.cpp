@@ -63,6 +63,11 @@ static vpmm_config configuration(int device, bool is_private) {
   return config;
 }
 
+static void give_access(const Pool& pool, int peer) {
+  check(vpmm_pool_set_access(pool.pool, peer, CU_MEM_ACCESS_FLAGS_PROT_READWRITE), "access for another device");
+}
+
+/* Under the lock. */
 std::shared_ptr<Pool> Pools::make(MempoolId_t id) {
   auto made = std::make_shared<Pool>();
   made->id = id;
@@ -71,7 +76,21 @@ std::shared_ptr<Pool> Pools::make(MempoolId_t id) {
   metrics_begin();
   check(vpmm_pool_create(&config, &made->pool), "a pool");
   metrics_add(made->pool, id);
+  for (int peer : peers_)
+    give_access(*made, peer);
   return made;
+}
+
+void Pools::allow(int peer) {
+  std::lock_guard<std::mutex> guard(lock_);
+  if (std::find(peers_.begin(), peers_.end(), peer) != peers_.end())
+    return;
+  if (main_)
+    give_access(*main_, peer);
+  for (const auto& [id, pool] : private_)
+    if (!pool->is_lent())
+      give_access(*pool, peer);
+  peers_.push_back(peer);
 }
 
 std::shared_ptr<Pool> Pools::main() {

@@ -98,6 +98,9 @@ class Pools {
   }
   void set_use_on_oom(MempoolId_t id, bool use);
 
+  /* Another device may use all memory of this one's from now on. Throws. */
+  void allow(int peer);
+
   void begin(MempoolId_t id, Filter filter);
   void end(MempoolId_t id);
 
@@ -132,6 +135,7 @@ class Pools {
   std::shared_ptr<Pool> uncounted_main_; // the same without a count, at which all threads would meet: it never ends
   std::atomic<bool> has_main_{false};
   std::map<MempoolId_t, std::shared_ptr<Pool>> private_;
+  std::vector<int> peers_; // that have access
   std::vector<Underway> underway_;
   std::atomic<int> underway_count_{0};
   std::array<Place, Allocations::SHARDS> entered_;

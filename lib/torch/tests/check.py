@@ -591,6 +591,27 @@ class Pools(unittest.TestCase):
         del t, pool
 
 
+@unittest.skipIf(torch.cuda.device_count() < 2 or not torch.cuda.can_device_access_peer(0, 1), "needs two peers")
+class Peers(unittest.TestCase):
+    def test_copies_between_devices(self):
+        """Contiguous ones are the driver's, others are by a kernel that reads the other device's memory."""
+        for source, target in (("cuda:0", "cuda:1"), ("cuda:1", "cuda:0")):
+            there = torch.arange(4 * MIB, device=source).reshape(2048, -1)
+            for copy in (there.to(target), there.t().to(target), (there + 1).to(target) - 1):
+                torch.cuda.synchronize()
+                self.assertTrue(bool((copy.cpu().sum() == there.cpu().sum())))
+            later = torch.full((3 * MIB,), 4, device=source)[::2]  # of memory that is made after access was given
+            self.assertTrue(bool((later.to(target) == 4).all()))
+
+    def test_memory_of_a_pool_is_reached(self):
+        pool = torch.cuda.MemPool()
+        torch.ones(8, device="cuda:0").to("cuda:1")
+        with torch.cuda.use_mem_pool(pool):
+            t = torch.full((3 * MIB,), 4, device="cuda:0")[::2]
+        self.assertTrue(bool((t.to("cuda:1") == 4).all()))
+        del t
+
+
 class Parking(unittest.TestCase):
     def setUp(self):
         gc.collect()

@@ -89,6 +89,10 @@ cudaError_t cudaSetDevice(int) {
   return answer(simulated.driver->cuCtxSetCurrent(simulated.context));
 }
 
+cudaError_t cudaDeviceEnablePeerAccess(int, unsigned) {
+  return cudaSuccess;
+}
+
 cudaError_t cudaGetLastError() {
   return cudaSuccess;
 }
