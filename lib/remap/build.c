@@ -396,7 +396,10 @@ static void count_commit(struct build *build)
     stats_note_peak_mapped(stats);
 }
 
-/* Memory has moved: from here on nothing can fail. False: its rights are not those of the pool any more. */
+/*
+ * False: the rights that were given are not those of the pool any more, and nothing has happened. Else memory has moved,
+ * and nothing can fail from here on.
+ */
 static bool commit(struct build *build, bool waited, struct region *result)
 {
     struct arena *arena = build->arena;

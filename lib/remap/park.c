@@ -124,7 +124,7 @@ vpmm_status park_wake(struct arena *arena)
         if (!extents_visit(arena, true, wake_extent, &list))
             status = park_again(arena);
         else
-            store_release_u32(&arena->parked, 0); /* pairs with is_parked's acquire */
+            store_release_u32(&arena->parked, 0); /* pairs with arena_is_parked's acquire */
     }
     pthread_mutex_unlock(&arena->pass_lock);
     return status;
