@@ -409,6 +409,47 @@ static void ends_with_the_capture(Back& back) {
   REQUIRE(back.getPoolUseCount(0, {7, 1}) == 0 && back.getDeviceStats(0).reserved_bytes[0].current == 0);
 }
 
+/* ---- several devices ---- */
+
+/* The second device writes to memory of the first. */
+static void write_by_peer(const c10::DataPtr& memory) {
+  CUcontext context = nullptr;
+  CUstream stream = nullptr;
+  DRIVE(cuDevicePrimaryCtxRetain(&context, 1));
+  DRIVE(cuCtxPushCurrent(context));
+  DRIVE(cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING));
+  DRIVE(cuMemsetD8Async(reinterpret_cast<CUdeviceptr>(memory.get()), 1, 100, stream));
+  DRIVE(cuStreamSynchronize(stream));
+  DRIVE(cuStreamDestroy(stream));
+  DRIVE(cuCtxPopCurrent(&context));
+  DRIVE(cuDevicePrimaryCtxRelease(1));
+}
+
+/* Of pools that there are, and of those that come later. */
+static void lets_a_peer_in(Back& back) {
+  const c10::MempoolId_t before{7, 10}, after{7, 11};
+  back.createOrIncrefPool(0, before);
+  c10::DataPtr in_main = back.allocate(5 << 20), in_before, in_after;
+  {
+    InPool in(back, before);
+    in_before = back.allocate(5 << 20);
+  }
+  back.enablePeerAccess(1, 0);
+  back.enablePeerAccess(1, 0);
+  back.createOrIncrefPool(0, after);
+  {
+    InPool in(back, after);
+    in_after = back.allocate(5 << 20);
+  }
+  for (const c10::DataPtr* memory : {&in_main, &in_before, &in_after})
+    write_by_peer(*memory);
+  REQUIRE(vpmm_sim_misuses(simulated.sim) == 0);
+  for (c10::DataPtr* memory : {&in_main, &in_before, &in_after})
+    memory->clear();
+  back.releasePool(0, before);
+  back.releasePool(0, after);
+}
+
 /* ---- parking ---- */
 
 extern "C" const char* vpmm_torch_park(uint64_t first, uint64_t second, bool keep);
@@ -558,6 +599,7 @@ void check_cases(Back& back) {
   waits_for_all_to_join(back);
   sees_that_a_frontier_was_set_anew(back);
   ends_with_the_capture(back);
+  lets_a_peer_in(back);
   parks_and_wakes(back, false);
   parks_and_wakes(back, true);
   wakes_what_was_freed_in_part(back);

@@ -461,7 +461,9 @@ void torch_open() {
   static OneDevice device;
   static Unused unused;
   CUdevice ordinal;
-  simulated.sim = vpmm_sim_create(nullptr);
+  vpmm_sim_config config = vpmm_sim_config_default();
+  config.devices = 2; // PyTorch knows of the first alone
+  simulated.sim = vpmm_sim_create(&config);
   simulated.driver = vpmm_sim_driver(simulated.sim);
   if (simulated.driver->cuInit(0) != CUDA_SUCCESS || simulated.driver->cuDeviceGet(&ordinal, 0) != CUDA_SUCCESS ||
       simulated.driver->cuDevicePrimaryCtxRetain(&simulated.context, ordinal) != CUDA_SUCCESS)
