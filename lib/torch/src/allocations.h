@@ -24,6 +24,16 @@ namespace vpmm_torch {
 
 struct Pool;
 
+/* By a stream of any device. */
+struct Use {
+  cudaStream_t stream;
+  int device;
+
+  bool operator==(const Use& other) const { // a default stream's handle is the same on each device
+    return stream == other.stream && device == other.device;
+  }
+};
+
 struct Allocation {
   size_t bytes; // as the program asked for them
   size_t block; // what counts as allocated: see statistics.h
@@ -31,7 +41,7 @@ struct Allocation {
   cudaStream_t stream; // the one it was allocated for, and is freed behind
   std::shared_ptr<Pool> pool;
   std::shared_ptr<c10::GatheredContext> context; // while history keeps the stacks of live allocations
-  std::vector<cudaStream_t> used;                // further streams that vpmm has not been told of: see frees.h
+  std::vector<Use> used;                         // by further streams that vpmm has not been told of: see frees.h
 };
 
 class Allocations {
@@ -54,15 +64,15 @@ class Allocations {
   }
 
   /* Once for each stream. */
-  void note_use(const void* address, cudaStream_t stream) {
+  void note_use(const void* address, Use use) {
     Shard& shard = shard_of(address);
     std::lock_guard<std::mutex> guard(shard.lock);
     auto found = shard.live.find(const_cast<void*>(address));
     if (found == shard.live.end())
       return;
-    std::vector<cudaStream_t>& used = found->second.used;
-    if (std::find(used.begin(), used.end(), stream) == used.end())
-      used.push_back(stream);
+    std::vector<Use>& used = found->second.used;
+    if (std::find(used.begin(), used.end(), use) == used.end())
+      used.push_back(use);
   }
 
   bool take(void* address, Allocation& out) {

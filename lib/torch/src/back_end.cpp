@@ -17,6 +17,7 @@
 #include "frees.h"
 #include "history.h"
 #include "lender.h"
+#include "on_device.h"
 #include "pools.h"
 #include "segments.h"
 #include "statistics.h"
@@ -46,22 +47,6 @@ namespace back_end = c10::cuda::CUDACachingAllocator;
 constexpr size_t EXBIBYTE = size_t{1} << 60;
 
 constexpr uint64_t NOT_ASKED = UINT64_MAX;
-
-class OnDevice {
- public:
-  explicit OnDevice(int device) : former_(c10::cuda::current_device()) {
-    C10_CUDA_CHECK(cudaSetDevice(device));
-  }
-  OnDevice(const OnDevice&) = delete;
-  OnDevice& operator=(const OnDevice&) = delete;
-
-  ~OnDevice() {
-    cudaSetDevice(former_);
-  }
-
- private:
-  const int former_;
-};
 
 struct Device {
   explicit Device(int index) : pools(index) {}
@@ -116,15 +101,17 @@ class BackEnd final : public back_end::CUDAAllocator {
 
   void recordStream(const DataPtr& memory, CUDAStream stream) override {
     Allocation allocation;
-    if (!memory.get() || memory.get_deleter() != &delete_at || !allocations_.find(memory.get(), allocation) ||
-        allocation.stream == stream.stream())
+    if (!memory.get() || memory.get_deleter() != &delete_at || !allocations_.find(memory.get(), allocation))
+      return;
+    const Use use{stream.stream(), stream.device_index()};
+    if (use == Use{allocation.stream, allocation.device})
       return;
     if (Keeper* keeper = allocation.pool->keeper) { // it looks for its own deleter; without a context nothing is owned
       keeper->recordStream({memory.get(), nullptr, keeper->raw_deleter(), memory.device()}, stream);
       return;
     }
-    if (!use_now(memory.get(), allocation, stream.stream()))
-      allocations_.note_use(memory.get(), stream.stream());
+    if (!use_now(memory.get(), allocation, use))
+      allocations_.note_use(memory.get(), use);
   }
 
   /* ---- as a whole ---- */
@@ -429,7 +416,7 @@ class BackEnd final : public back_end::CUDAAllocator {
     at(owner).pools.allow(device);
     {
       OnDevice on(device);
-      if (cudaDeviceEnablePeerAccess(owner, 0) != cudaSuccess)
+      if (on.is_on() && cudaDeviceEnablePeerAccess(owner, 0) != cudaSuccess)
         (void)cudaGetLastError(); // it was allowed before
     }
     if (Keeper* keeper = lender_.keeper_if_used())
@@ -529,6 +516,7 @@ class BackEnd final : public back_end::CUDAAllocator {
         if (pool->is_private() && pool->id == id) {
           TORCH_CHECK(!pool->is_lent(), "vpmm: a MemPool(allocator) is not parked: its memory is the allocator's");
           OnDevice on(static_cast<int>(i));
+          TORCH_CHECK(on.is_on(), "vpmm: device ", i, " cannot be made current");
           visit(*devices_[i], *pool);
           found = true;
         }
@@ -790,13 +778,13 @@ class BackEnd final : public back_end::CUDAAllocator {
 
   /* ---- using and freeing ---- */
 
-  /* False: vpmm may not be told now, or has no use for it. */
-  bool use_now(const void* address, const Allocation& allocation, cudaStream_t stream) {
+  /* False: vpmm may not be told now, or has no use for it, as for what happens on other devices. */
+  bool use_now(const void* address, const Allocation& allocation, const Use& use) {
     Device& device = at(allocation.device);
     size_t shard = Allocations::shard_number(address);
-    if (allocation.pool->is_private() || !device.pools.enter(shard))
+    if (use.device != allocation.device || allocation.pool->is_private() || !device.pools.enter(shard))
       return false;
-    vpmm_status status = vpmm_use(allocation.pool->pool, reinterpret_cast<CUdeviceptr>(address), stream);
+    vpmm_status status = vpmm_use(allocation.pool->pool, reinterpret_cast<CUdeviceptr>(address), use.stream);
     device.pools.leave(shard);
     if (status != VPMM_ERROR_NOT_SUPPORTED) // the stream captures
       check(status, "record_stream");

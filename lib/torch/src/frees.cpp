@@ -1,5 +1,9 @@
 #include "frees.h"
 
+#include "on_device.h"
+
+#include <algorithm>
+
 #include <c10/cuda/CUDAAllocatorConfig.h>
 
 namespace vpmm_torch {
@@ -19,8 +23,8 @@ static bool is_done(vpmm_status status) {
 /* Within enter and leave. A stream that is no more has no use left. */
 bool Frees::try_main(Freed& freed) {
   Allocation& allocation = freed.allocation;
-  for (cudaStream_t stream : allocation.used) {
-    vpmm_status status = vpmm_use(allocation.pool->pool, address_of(freed.address), stream);
+  for (const Use& use : allocation.used) {
+    vpmm_status status = vpmm_use(allocation.pool->pool, address_of(freed.address), use.stream);
     if (status != VPMM_SUCCESS && status != VPMM_ERROR_INVALID_VALUE && status != VPMM_ERROR_INVALID_POINTER)
       return false;
   }
@@ -45,10 +49,11 @@ class RelaxedMode {
 bool Frees::record_events(Freed& freed) {
   std::vector<cudaEvent_t> events;
   bool recorded = true;
-  for (cudaStream_t stream : freed.allocation.used) {
+  for (const auto& [stream, device] : freed.allocation.used) {
+    OnDevice on(device);
     cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
     cudaEvent_t event = nullptr;
-    recorded = recorded && cudaStreamIsCapturing(stream, &capture) == cudaSuccess &&
+    recorded = recorded && on.is_on() && cudaStreamIsCapturing(stream, &capture) == cudaSuccess &&
                capture == cudaStreamCaptureStatusNone &&
                cudaEventCreateWithFlags(&event, cudaEventDisableTiming) == cudaSuccess;
     if (event)
@@ -63,7 +68,7 @@ bool Frees::record_events(Freed& freed) {
   return recorded;
 }
 
-bool Frees::try_private(Freed& freed) {
+bool Frees::try_by_events(Freed& freed) {
   Allocation& allocation = freed.allocation;
   if (!allocation.used.empty()) {
     RelaxedMode relaxed;
@@ -80,14 +85,20 @@ bool Frees::try_private(Freed& freed) {
   return is_done(vpmm_free(allocation.pool->pool, address_of(freed.address), allocation.stream));
 }
 
+static bool is_used_on_another_device(const Allocation& allocation) {
+  return std::any_of(allocation.used.begin(), allocation.used.end(),
+                     [&](const Use& use) { return use.device != allocation.device; });
+}
+
 bool Frees::try_one(Freed& freed) {
   bool is_private = freed.allocation.pool->is_private();
   if (is_private && freed.allocation.used.empty()) // meets no stream
-    return try_private(freed);
+    return try_by_events(freed);
   size_t shard = Allocations::shard_number(freed.address);
   if (!pools_.enter(shard))
     return false;
-  bool done = is_private ? try_private(freed) : try_main(freed);
+  bool by_events = is_private || is_used_on_another_device(freed.allocation);
+  bool done = by_events ? try_by_events(freed) : try_main(freed);
   pools_.leave(shard);
   return done;
 }
@@ -115,8 +126,9 @@ void Frees::note_point(Freed& freed) {
   if (allocation.used.empty() || !pools_.is_underway(allocation.pool->id) ||
       !c10::cuda::CUDACachingAllocator::CUDAAllocatorConfig::graph_capture_record_stream_reuse())
     return;
-  std::vector<cudaStream_t> streams = allocation.used;
-  streams.push_back(allocation.stream);
+  std::vector<cudaStream_t> streams{allocation.stream};
+  for (const Use& use : allocation.used)
+    streams.push_back(use.stream);
   freed.point = CaptureOrder::point(streams);
 }
 

@@ -8,7 +8,8 @@
  *             another thread's pool is underway nobody but that thread may: a long torch.cuda.use_mem_pool of a thread
  *             that asks for nothing keeps the others' frees, even if a request fails for it
  *   ending    memory of a private pool that further streams used: vpmm would keep it to the pool's end, because nothing
- *             passes there. An event on each of these streams is recorded at the free; it is freed when all have passed
+ *             passes there; and memory that streams of another device used, which vpmm does not know. An event on each of
+ *             these streams is recorded at the free; it is freed when all have passed
  *   joining   the same where they all capture, and the program wants such memory back within the capture
  *             (graph_capture_record_stream_reuse): where they are in the capture is noted at the free. A request of the
  *             stream of the allocation looks whether that stream has come behind it (capture.h); then it is freed. If
@@ -67,7 +68,7 @@ class Frees {
   bool finish(Freed& freed);
   bool try_one(Freed& freed);
   bool try_main(Freed& freed);
-  bool try_private(Freed& freed);
+  bool try_by_events(Freed& freed);
   bool record_events(Freed& freed);
   void try_all();
   void note_point(Freed& freed);

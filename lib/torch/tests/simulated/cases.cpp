@@ -411,19 +411,26 @@ static void ends_with_the_capture(Back& back) {
 
 /* ---- several devices ---- */
 
-/* The second device writes to memory of the first. */
-static void write_by_peer(const c10::DataPtr& memory) {
-  CUcontext context = nullptr;
+/* A stream of the second device, which the test's thread works with while there is one. */
+struct PeerStream {
   CUstream stream = nullptr;
-  DRIVE(cuDevicePrimaryCtxRetain(&context, 1));
-  DRIVE(cuCtxPushCurrent(context));
-  DRIVE(cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING));
-  DRIVE(cuMemsetD8Async(reinterpret_cast<CUdeviceptr>(memory.get()), 1, 100, stream));
-  DRIVE(cuStreamSynchronize(stream));
-  DRIVE(cuStreamDestroy(stream));
-  DRIVE(cuCtxPopCurrent(&context));
-  DRIVE(cuDevicePrimaryCtxRelease(1));
-}
+
+  PeerStream() {
+    DRIVE(cuCtxPushCurrent(simulated.peer_context));
+    DRIVE(cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING));
+  }
+
+  ~PeerStream() {
+    CUcontext context;
+    DRIVE(cuStreamSynchronize(stream));
+    DRIVE(cuStreamDestroy(stream));
+    DRIVE(cuCtxPopCurrent(&context));
+  }
+
+  void write(const c10::DataPtr& memory) const {
+    DRIVE(cuMemsetD8Async(reinterpret_cast<CUdeviceptr>(memory.get()), 1, 100, stream));
+  }
+};
 
 /* Of pools that there are, and of those that come later. */
 static void lets_a_peer_in(Back& back) {
@@ -442,12 +449,35 @@ static void lets_a_peer_in(Back& back) {
     in_after = back.allocate(5 << 20);
   }
   for (const c10::DataPtr* memory : {&in_main, &in_before, &in_after})
-    write_by_peer(*memory);
+    PeerStream().write(*memory);
   REQUIRE(vpmm_sim_misuses(simulated.sim) == 0);
   for (c10::DataPtr* memory : {&in_main, &in_before, &in_after})
     memory->clear();
   back.releasePool(0, before);
   back.releasePool(0, after);
+}
+
+/* The memory is nobody's before the other device is done with it, and then it is free. */
+static void waits_for_a_peer_s_stream(Back& back) {
+  const size_t BYTES = 5 << 20;
+  back.emptyCache({0, 0});
+  c10::DataPtr used = back.allocate(BYTES);
+  {
+    PeerStream peer;
+    peer.write(used);
+    back.recordStream(used, torch_stream(peer.stream, 1));
+    DRIVE(cuCtxPushCurrent(simulated.context));
+    used.clear();
+    for (int i = 0; i < 4; i++) { // a race, if it is the same memory
+      c10::DataPtr other = back.allocate(BYTES);
+      capture_work(nullptr, reinterpret_cast<CUdeviceptr>(other.get()), 100);
+    }
+    CUcontext context;
+    DRIVE(cuCtxPopCurrent(&context));
+  }
+  back.emptyCache({0, 0});
+  back.emptyCache({0, 0});
+  REQUIRE(vpmm_sim_races(simulated.sim) == 0 && back.getDeviceStats(0).reserved_bytes[0].current == 0);
 }
 
 /* ---- parking ---- */
@@ -600,6 +630,7 @@ void check_cases(Back& back) {
   sees_that_a_frontier_was_set_anew(back);
   ends_with_the_capture(back);
   lets_a_peer_in(back);
+  waits_for_a_peer_s_stream(back);
   parks_and_wakes(back, false);
   parks_and_wakes(back, true);
   wakes_what_was_freed_in_part(back);

@@ -85,8 +85,15 @@ cudaError_t cudaFree(void* memory) {
   return answer(simulated.driver->cuMemFree(as<CUdeviceptr>(memory)));
 }
 
-cudaError_t cudaSetDevice(int) {
-  return answer(simulated.driver->cuCtxSetCurrent(simulated.context));
+cudaError_t cudaSetDevice(int device) {
+  return answer(simulated.driver->cuCtxSetCurrent(device ? simulated.peer_context : simulated.context));
+}
+
+cudaError_t cudaGetDevice(int* device) {
+  CUcontext context = nullptr;
+  CUresult result = simulated.driver->cuCtxGetCurrent(&context);
+  *device = context && context == simulated.peer_context;
+  return answer(result);
 }
 
 cudaError_t cudaDeviceEnablePeerAccess(int, unsigned) {
@@ -451,9 +458,10 @@ void torch_set_current_stream(CUstream stream) {
   current = stream;
 }
 
-c10::cuda::CUDAStream torch_stream(CUstream stream) {
+c10::cuda::CUDAStream torch_stream(CUstream stream, int device) {
   using c10::cuda::CUDAStream;
-  Stream unchecked(Stream::UNSAFE, Device(DeviceType::CUDA, 0), as<intptr_t>(stream));
+  Device of(DeviceType::CUDA, static_cast<DeviceIndex>(device));
+  Stream unchecked(Stream::UNSAFE, of, as<intptr_t>(stream));
   return CUDAStream(CUDAStream::UNCHECKED, unchecked);
 }
 
@@ -466,7 +474,8 @@ void torch_open() {
   simulated.sim = vpmm_sim_create(&config);
   simulated.driver = vpmm_sim_driver(simulated.sim);
   if (simulated.driver->cuInit(0) != CUDA_SUCCESS || simulated.driver->cuDeviceGet(&ordinal, 0) != CUDA_SUCCESS ||
-      simulated.driver->cuDevicePrimaryCtxRetain(&simulated.context, ordinal) != CUDA_SUCCESS)
+      simulated.driver->cuDevicePrimaryCtxRetain(&simulated.context, ordinal) != CUDA_SUCCESS ||
+      simulated.driver->cuDevicePrimaryCtxRetain(&simulated.peer_context, 1) != CUDA_SUCCESS)
     abort();
   c10::impl::device_guard_impl_registry[static_cast<size_t>(DeviceType::CUDA)].store(&device);
   caching::allocator.store(&unused);

@@ -27,6 +27,7 @@ struct simulated_gpu {
   vpmm_sim* sim;
   const vpmm_driver* driver;
   CUcontext context;
+  CUcontext peer_context; // of a second device, which PyTorch does not know
 };
 
 /* What PYTORCH_CUDA_ALLOC_CONF would say. */
@@ -58,6 +59,6 @@ bool capture_is_behind(CUstream, cudaGraphNode_t);      // whether the stream's 
 
 void torch_open();                            // a simulated GPU, and an allocator of PyTorch's that was not used yet
 void torch_set_current_stream(CUstream);      // of the calling thread
-c10::cuda::CUDAStream torch_stream(CUstream); // as PyTorch has it
+c10::cuda::CUDAStream torch_stream(CUstream, int device = 0); // as PyTorch has it
 
 #endif
