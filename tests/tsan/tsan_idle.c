@@ -10,17 +10,9 @@
  */
 #include "world.h"
 
-#include <time.h>
-
 enum { WORKERS = 3, BURST = 12, LONGEST = 40 };
 
 static atomic_bool stop;
-
-static void sleep_us(long us)
-{
-    const struct timespec time = {.tv_nsec = us * 1000};
-    nanosleep(&time, NULL);
-}
 
 static void burst(CUstream stream)
 {

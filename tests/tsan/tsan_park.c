@@ -14,17 +14,9 @@
 
 #include "base/atomic.h"
 
-#include <time.h>
-
 enum { THREADS = 3, HELD = 8, LONGEST = 4 };
 
 static _Atomic(uint32_t) working;
-
-static void sleep_us(long us)
-{
-    const struct timespec time = {.tv_nsec = us * 1000};
-    nanosleep(&time, NULL);
-}
 
 /* False: the pool is parked. */
 static bool serve(size_t bytes, CUstream stream, CUdeviceptr *held)

@@ -1,6 +1,7 @@
 #include "world.h"
 
 #include <pthread.h>
+#include <time.h>
 
 struct world world;
 
@@ -31,6 +32,12 @@ uint64_t draw(uint64_t below)
     mine.random ^= mine.random >> 7;
     mine.random ^= mine.random << 17;
     return (mine.random >> 11) % below;
+}
+
+void sleep_us(long us)
+{
+    const struct timespec time = {.tv_nsec = us * 1000};
+    nanosleep(&time, NULL);
 }
 
 uint32_t write_stamp(CUdeviceptr pointer, size_t pages, CUstream stream)

@@ -63,6 +63,9 @@ void failed(const char *what);
             failed(#condition);                                                                                        \
     } while (0)
 
+/* At most a second. */
+void sleep_us(long);
+
 /* The thread's next random number. */
 uint64_t draw(uint64_t below);
 
