@@ -100,7 +100,8 @@ vpmm_status park(struct arena *arena)
     lock_take(&arena->pass_lock);
     end_builds(arena);
     bool all = extents_visit(arena, false, park_extent, NULL);
-    vpmm_status status = all ? VPMM_SUCCESS : device_failed(arena->device, "parking a pool, some of it");
+    vpmm_status status =
+        all ? VPMM_SUCCESS : device_failed(arena->device, "parking a pool, the rest of which is parked");
     pthread_mutex_unlock(&arena->pass_lock);
     return status;
 }
