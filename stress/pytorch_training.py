@@ -136,7 +136,7 @@ def main():
     torch, peaks = with_allocator(args)
     torch.use_deterministic_algorithms(True)
     seconds, loss, digest = train(torch, args)
-    held, in_use = peaks()
+    held, in_use = peaks.end()
     samples = args.batch * (args.steps - args.steps // 10) * (2 if args.model == "llama" else 1)
     result = {"model": args.model, "allocator": args.allocator, "held_gib": round(held / GIB, 2),
               "in_use_gib": round(in_use / GIB, 2), "ratio": round(held / in_use, 3),

@@ -153,8 +153,10 @@ class BackEnd final : public back_end::CUDAAllocator {
       Device& device = *devices_[i];
       device.frees.try_again();
       for (const auto& pool : device.pools.all())
-        if (!pool->is_lent() && is_meant(id, *pool))
+        if (!pool->is_lent() && is_meant(id, *pool)) {
           vpmm_trim(pool->pool, 0, nullptr); // what stays is in use, or its work has not ended
+          pool->parking.empty_cache();
+        }
       note_all_mapped(device, static_cast<int>(i), context);
       end_idle(device, static_cast<int>(i), context);
     }

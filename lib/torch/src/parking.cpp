@@ -28,39 +28,51 @@ static void copy_all(const vpmm_driver& driver, const std::vector<Content>& cont
   check_call(driver.cuStreamSynchronize(stream), "cuStreamSynchronize");
 }
 
+void HostCopy::allocate(size_t bytes) {
+  if (bytes <= capacity_)
+    return;
+  free_memory();
+  check_call(driver_->cuCtxGetCurrent(&context_), "cuCtxGetCurrent");
+  check_call(driver_->cuMemHostAlloc(&memory_, bytes, 0), "cuMemHostAlloc");
+  capacity_ = bytes;
+}
+
+void HostCopy::free_memory() {
+  forget();
+  if (!memory_)
+    return;
+  driver_->cuCtxPushCurrent(context_);
+  driver_->cuMemFreeHost(memory_);
+  driver_->cuCtxPopCurrent(&context_);
+  memory_ = nullptr;
+  capacity_ = 0;
+}
+
 void HostCopy::take(vpmm_pool* pool, std::vector<Content> contents) {
   size_t bytes = 0;
   for (const Content& one : contents)
     bytes += one.bytes;
-  drop();
+  forget();
   if (!bytes)
     return;
   driver_ = vpmm_pool_driver(pool);
   check_call(driver_->cuCtxSynchronize(), "cuCtxSynchronize");
-  check_call(driver_->cuMemHostAlloc(&memory_, bytes, 0), "cuMemHostAlloc");
-  auto undo = c10::make_scope_exit([&] { drop(); });
+  allocate(bytes);
   copy_all(*driver_, contents, memory_, [this](const Content& one, void* at, CUstream stream) {
     check_call(driver_->cuMemcpyDtoHAsync(at, reinterpret_cast<CUdeviceptr>(one.address), one.bytes, stream),
                "cuMemcpyDtoHAsync");
   });
   contents_ = std::move(contents);
-  undo.release();
 }
 
-void HostCopy::put_back() const {
-  if (!memory_)
+void HostCopy::put_back() {
+  if (contents_.empty())
     return;
   copy_all(*driver_, contents_, memory_, [this](const Content& one, const void* at, CUstream stream) {
     check_call(driver_->cuMemcpyHtoDAsync(reinterpret_cast<CUdeviceptr>(one.address), at, one.bytes, stream),
                "cuMemcpyHtoDAsync");
   });
-}
-
-void HostCopy::drop() {
-  if (memory_)
-    driver_->cuMemFreeHost(memory_);
-  memory_ = nullptr;
-  contents_.clear();
+  forget();
 }
 
 void Parking::park(vpmm_pool* pool, bool keep, const std::function<std::vector<Content>()>& live) {
@@ -73,7 +85,7 @@ void Parking::park(vpmm_pool* pool, bool keep, const std::function<std::vector<C
   if (!is_new || status != VPMM_ERROR_BUSY) // else nothing is changed
     undo.release();
   else
-    kept_.drop();
+    kept_.forget();
   check(status, "parking a memory pool");
 }
 
@@ -90,8 +102,13 @@ void Parking::wake(vpmm_pool* pool, const std::function<void()>& make_room) {
                    vpmm_last_error());
   check(status, "waking a memory pool");
   kept_.put_back();
-  kept_.drop();
   parked_.store(false, std::memory_order_release);
+}
+
+void Parking::empty_cache() {
+  std::unique_lock<std::mutex> guard(lock_, std::try_to_lock);
+  if (guard && !parked_.load())
+    kept_.free_memory();
 }
 
 } // namespace vpmm_torch

@@ -554,6 +554,24 @@ static void parks_and_wakes(Back& back, bool keep) {
   REQUIRE(!pool.is_refused());
 }
 
+/* Until the cache is emptied, which leaves alone what is kept. */
+static void pins_the_hosts_memory_once(Back& back) {
+  ParkedPool pool(back);
+  auto pinned = [] { return vpmm_sim_calls(simulated.sim, "cuMemHostAlloc"); };
+  auto freed = [] { return vpmm_sim_calls(simulated.sim, "cuMemFreeHost"); };
+  uint64_t before = pinned(), before_freed = freed();
+  for (int i = 0; i < 2; i++) {
+    REQUIRE(!vpmm_torch_park(7, 6, true));
+    back.emptyCache({0, 0});
+    REQUIRE(!vpmm_torch_wake(7, 6) && pool.holds(0) && pool.holds(1));
+  }
+  REQUIRE(pinned() == before + 1 && freed() == before_freed);
+  back.emptyCache(pool.id);
+  REQUIRE(freed() == before_freed + 1);
+  REQUIRE(!vpmm_torch_park(7, 6, true));
+  REQUIRE(!vpmm_torch_wake(7, 6) && pool.holds(0) && pool.holds(1) && pinned() == before + 2);
+}
+
 static void wakes_what_was_freed_in_part(Back& back) {
   ParkedPool pool(back);
   REQUIRE(!vpmm_torch_park(7, 6, true));
@@ -633,6 +651,7 @@ void check_cases(Back& back) {
   waits_for_a_peer_s_stream(back);
   parks_and_wakes(back, false);
   parks_and_wakes(back, true);
+  pins_the_hosts_memory_once(back);
   wakes_what_was_freed_in_part(back);
   ends_while_parked(back);
   keeps_what_is_shelved(back);
