@@ -18,7 +18,7 @@ simulated GPU.
   4  clang, release                        every test
 
 In 1 each scenario of test_schedules_*.c is played in every order that it looks at, and test_faults.c plays all
-settings; in 2 and 4 500 of these orders and a seventeenth of the settings.
+settings; in 2 and 4 200 of these orders and a seventeenth of the settings.
 
 --quick runs 1 alone. The last line is "N passed, N failed", over all runs; the exit status is 0 if none failed.
 Everything is built under build/, or under $VPMM_BUILD_DIR; logs are in its logs folder.
@@ -352,7 +352,7 @@ stage_end
 [ -z "$quick" ] || finish
 
 # The first build has played all orders, and all settings of test_faults.
-export VPMM_TEST_SCHEDULES=500 VPMM_TEST_SETTINGS=$few_settings
+export VPMM_TEST_SCHEDULES=200 VPMM_TEST_SETTINGS=$few_settings
 
 stage asan "gcc, AddressSanitizer and UBSan"
 criterion_jobs=1

@@ -73,6 +73,14 @@ extern "C" {
       (CUdeviceptr ptr, size_t size, const CUmemAccessDesc *desc, size_t count),                                       \
       (ptr, size, desc, count))                                                                                        \
     X(cuMemRetainAllocationHandle, 11000, (CUmemGenericAllocationHandle *handle, void *addr), (handle, addr))          \
+    X(cuMemGetAddressRange, 3020, (CUdeviceptr *pbase, size_t *psize, CUdeviceptr dptr), (pbase, psize, dptr))         \
+    X(cuMemExportToShareableHandle, 10020,                                                                             \
+      (void *shareableHandle, CUmemGenericAllocationHandle handle, CUmemAllocationHandleType handleType,               \
+       unsigned long long flags),                                                                                      \
+      (shareableHandle, handle, handleType, flags))                                                                    \
+    X(cuMemImportFromShareableHandle, 10020,                                                                           \
+      (CUmemGenericAllocationHandle *handle, void *osHandle, CUmemAllocationHandleType shHandleType),                  \
+      (handle, osHandle, shHandleType))                                                                                \
     /* plain memory and memory pools */                                                                                \
     X(cuMemGetInfo, 3020, (size_t *free, size_t *total), (free, total))                                                \
     X(cuMemAlloc, 3020, (CUdeviceptr *dptr, size_t bytesize), (dptr, bytesize))                                        \

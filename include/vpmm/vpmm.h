@@ -208,8 +208,9 @@ typedef struct vpmm_config {
     vpmm_reuse reuse;          /*                                                  VPMM_REUSE=device|completed|host */
     vpmm_streams streams;      /*                                                  VPMM_STREAMS=checked|trusted|eager */
     bool reaper;               /* true: a thread of the pool's own; false: the caller calls vpmm_poll     VPMM_REAPER */
-    bool exportable;           /* handles can be exported as POSIX file descriptors, where the device can; true
-                                                                                                     VPMM_EXPORTABLE */
+    bool exportable;           /* handles can be exported as POSIX file descriptors, where the device can:
+                                  cuMemRetainAllocationHandle gives that of an address, and those of a live allocation
+                                  stay the same until its free, or vpmm_park; true                   VPMM_EXPORTABLE */
     bool rdma;                 /* handles can be registered for GPUDirect RDMA, where the device can; false
                                                                                                      VPMM_RDMA */
     size_t release_threshold;  /* bytes that stay mapped however long nothing happens, at least what initial_pages

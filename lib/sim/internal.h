@@ -124,6 +124,7 @@ struct sim_device {
 struct sim_handle {
     uint64_t handle; /* 0: of plain memory or a pool, not the program's */
     int device;
+    bool exportable; /* as a file descriptor */
     uint32_t page_count;
     uint32_t references, mappings;
     uint32_t pages[];

@@ -5,6 +5,9 @@
  * fresh from the end, so neighbours in a handle are mostly neighbours in the memfd too. A page that was written is
  * punched out of the file when it is freed: it costs nothing again, and the next owner finds zeroes, not old data that
  * happens to be right.
+ *
+ * A handle that is exported is a file with its name in it, for this process alone. Unlike the driver's, such a file does
+ * not keep the memory: it is imported while a handle or a mapping of the exporter's does.
  */
 #include "internal.h"
 
@@ -139,6 +142,7 @@ CUresult sim_cuMemCreate(CUmemGenericAllocationHandle *handle, size_t size, cons
         return CUDA_ERROR_OUT_OF_MEMORY;
     }
     made->references = 1;
+    made->exportable = (int)prop->requestedHandleTypes & CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
     *handle = made->handle;
     return CUDA_SUCCESS;
 }
@@ -195,6 +199,68 @@ CUresult sim_cuMemRetainAllocationHandle(CUmemGenericAllocationHandle *handle, v
         return CUDA_ERROR_INVALID_VALUE;
     mapping->handle->references++;
     *handle = mapping->handle->handle;
+    return CUDA_SUCCESS;
+}
+
+/* Of plain memory and memory pools nobody asks. */
+CUresult sim_cuMemGetAddressRange(CUdeviceptr *pbase, size_t *psize, CUdeviceptr dptr)
+{
+    vpmm_sim *sim = sim_self();
+    struct sim_mapping *mapping = sim_mapping_at(sim, dptr);
+    if (!mapping)
+        return CUDA_ERROR_NOT_FOUND;
+    if (mapping->owner != SIM_OWNER_PROGRAM)
+        return CUDA_ERROR_NOT_SUPPORTED;
+    if (pbase)
+        *pbase = mapping->base;
+    if (psize)
+        *psize = mapping->size;
+    return CUDA_SUCCESS;
+}
+
+/* What is in the file of an exported handle. */
+struct exported {
+    const vpmm_sim *sim;
+    pid_t process;
+    uint64_t handle;
+};
+
+CUresult sim_cuMemExportToShareableHandle(void *shareable, CUmemGenericAllocationHandle name,
+                                          CUmemAllocationHandleType type, unsigned long long flags)
+{
+    vpmm_sim *sim = sim_self();
+    struct sim_handle *handle = find_handle(sim, name);
+    struct exported exported = {sim, getpid(), name};
+    if (!shareable || flags || !handle || type != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR)
+        return CUDA_ERROR_INVALID_VALUE;
+    if (!handle->exportable)
+        return CUDA_ERROR_NOT_SUPPORTED;
+    int fd = memfd_create("vpmm simulated handle", MFD_CLOEXEC);
+    if (fd < 0)
+        return CUDA_ERROR_OPERATING_SYSTEM;
+    if (pwrite(fd, &exported, sizeof exported, 0) != sizeof exported) {
+        close(fd);
+        return CUDA_ERROR_OPERATING_SYSTEM;
+    }
+    *(int *)shareable = fd;
+    return CUDA_SUCCESS;
+}
+
+CUresult sim_cuMemImportFromShareableHandle(CUmemGenericAllocationHandle *handle, void *shareable,
+                                            CUmemAllocationHandleType type)
+{
+    vpmm_sim *sim = sim_self();
+    struct exported exported;
+    if (!handle || type != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR)
+        return CUDA_ERROR_INVALID_VALUE;
+    if (pread((int)(intptr_t)shareable, &exported, sizeof exported, 0) != sizeof exported || exported.sim != sim ||
+        exported.process != getpid())
+        return CUDA_ERROR_INVALID_VALUE;
+    struct sim_handle *found = sim_object_find(sim, SIM_HANDLE, exported.handle);
+    if (!found)
+        return CUDA_ERROR_INVALID_VALUE;
+    found->references++;
+    *handle = found->handle;
     return CUDA_SUCCESS;
 }
 

@@ -10,6 +10,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
+#include <unistd.h>
 
 #include <vpmm/sim.h>
 #include <vpmm/vpmm.h>
@@ -381,6 +382,43 @@ Test(sim, capacity_comes_back_with_the_last_mapping)
     cr_assert_eq(free_bytes, 256 * MIB);
     OK(d->cuMemAddressFree(at, 256 * MIB));
     close_clean();
+}
+
+Test(sim, an_exported_handle_is_the_same_memory)
+{
+    open_sim(false);
+    CUmemAllocationProp prop = prop_of(0);
+    CUmemGenericAllocationHandle plain = create(PAGE), handle, imported;
+    const CUmemAllocationHandleType type = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
+    CUdeviceptr at = reserve(8 * PAGE), base;
+    size_t bytes;
+    int fd = -1;
+    prop.requestedHandleTypes = type;
+    OK(d->cuMemCreate(&handle, 2 * PAGE, &prop, 0));
+    IS(CUDA_ERROR_NOT_SUPPORTED, d->cuMemExportToShareableHandle(&fd, plain, type, 0));
+    IS(CUDA_ERROR_INVALID_VALUE, d->cuMemExportToShareableHandle(&fd, handle, CU_MEM_HANDLE_TYPE_NONE, 0));
+    OK(d->cuMemExportToShareableHandle(&fd, handle, type, 0));
+    OK(d->cuMemMap(at + PAGE, 2 * PAGE, 0, handle, 0));
+    OK(d->cuMemRelease(handle)); /* the mapping holds it */
+    OK(d->cuMemImportFromShareableHandle(&imported, (void *)(intptr_t)fd, type));
+    OK(d->cuMemMap(at + 4 * PAGE, 2 * PAGE, 0, imported, 0));
+    OK(give_access(at + PAGE, 2 * PAGE));
+    OK(give_access(at + 4 * PAGE, 2 * PAGE));
+    OK(d->cuMemsetD8(at + 2 * PAGE, 0xAB, 8));
+    cr_assert_eq(word_at(at + 5 * PAGE), 0xABABABAB);
+    OK(d->cuMemGetAddressRange(&base, &bytes, at + 2 * PAGE + 5));
+    cr_assert(base == at + PAGE && bytes == 2 * PAGE);
+    IS(CUDA_ERROR_NOT_FOUND, d->cuMemGetAddressRange(&base, &bytes, at));
+    OK(d->cuMemUnmap(at, 8 * PAGE));
+    OK(d->cuMemRelease(imported));
+    OK(d->cuMemRelease(plain));
+    OK(d->cuMemAddressFree(at, 8 * PAGE));
+    cr_assert_eq(vpmm_sim_used_bytes(sim), 0);
+    cr_assert_eq(vpmm_sim_misuses(sim), 0);
+    IS(CUDA_ERROR_INVALID_VALUE, d->cuMemImportFromShareableHandle(&imported, (void *)(intptr_t)fd, type));
+    cr_assert_eq(vpmm_sim_misuses(sim), 1); /* the file does not keep the memory here */
+    close(fd);
+    close_with(0);
 }
 
 Test(sim, freed_memory_is_not_found_again)
