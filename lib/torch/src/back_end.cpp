@@ -8,14 +8,14 @@
  *
  * A process has one, made by enable and never destroyed: tensors may outlive the interpreter. It is locked nowhere over
  * a malloc or a free; each of its parts has a lock of its own for its tables.
- *
- * What it refuses, and says so: sharing memory with other processes.
  */
 #include "allocations.h"
 #include "checkpoint.h"
 #include "direct.h"
+#include "exports.h"
 #include "frees.h"
 #include "history.h"
+#include "imports.h"
 #include "lender.h"
 #include "on_device.h"
 #include "pools.h"
@@ -416,6 +416,7 @@ class BackEnd final : public back_end::CUDAAllocator {
    */
   void enablePeerAccess(DeviceIndex device, DeviceIndex owner) override {
     at(owner).pools.allow(device);
+    imports_.allow(device, owner);
     {
       OnDevice on(device);
       if (on.is_on() && cudaDeviceEnablePeerAccess(owner, 0) != cudaSuccess)
@@ -432,6 +433,10 @@ class BackEnd final : public back_end::CUDAAllocator {
     each_private(id, [&](Device& device, Pool& pool) {
       TORCH_CHECK(!keep || !device.pools.is_any_underway(), "vpmm: what a memory pool holds is not kept while a graph is "
                   "captured, or in use_mem_pool: the wait for the device would end the capture");
+      allocations_.each([&](void* address, const Allocation& allocation) {
+        if (allocation.pool.get() == &pool)
+          exports_.end(address); // other handles will be behind it
+      });
       pool.parking.park(pool.pool, keep, [&] {
         std::vector<Content> live;
         allocations_.each([&](void* address, const Allocation& allocation) {
@@ -454,16 +459,26 @@ class BackEnd final : public back_end::CUDAAllocator {
     });
   }
 
-  /* ---- what it does not do ---- */
+  /* ---- sharing with other processes ---- */
 
-  back_end::ShareableHandle shareIpcHandle(void*) override {
-    TORCH_CHECK_NOT_IMPLEMENTED(false, "vpmm does not share tensors with other processes");
+  back_end::ShareableHandle shareIpcHandle(void* address) override {
+    Allocation allocation;
+    TORCH_CHECK(allocations_.find(address, allocation), "invalid device pointer: ", address);
+    if (allocation.pool->keeper)
+      return allocation.pool->keeper->shareIpcHandle(address);
+    check_is_awake(*allocation.pool);
+    OnDevice on(allocation.device);
+    Export shared = exports_.share(*vpmm_pool_driver(allocation.pool->pool), address, allocation.bytes);
+    return {static_cast<ptrdiff_t>(shared.offset), shared.description};
   }
 
-  std::shared_ptr<void> getIpcDevPtr(std::string) override {
-    TORCH_CHECK_NOT_IMPLEMENTED(false, "vpmm does not share tensors with other processes");
+  /* What a process without vpmm shares is opened by PyTorch's own allocator. */
+  std::shared_ptr<void> getIpcDevPtr(std::string handle) override {
+    if (!Imports::is_description(handle))
+      return lender_.keeper(static_cast<int>(devices_.size()))->getIpcDevPtr(std::move(handle));
+    int device = c10::cuda::current_device();
+    return imports_.open(*vpmm_pool_driver(at(device).pools.main()->pool), device, handle);
   }
-
 
  private:
   static void delete_at(void* address);
@@ -802,6 +817,7 @@ class BackEnd final : public back_end::CUDAAllocator {
     Allocation allocation;
     if (!allocations_.take(address, allocation))
       return false;
+    exports_.end(address);
     Device& device = at(allocation.device);
     device.statistics.take(allocation.bytes, allocation.block);
     tell_profiler(device, address, -static_cast<int64_t>(allocation.block), allocation.device);
@@ -817,6 +833,8 @@ class BackEnd final : public back_end::CUDAAllocator {
 
   Allocations allocations_;
   Direct direct_;
+  Exports exports_;
+  Imports imports_;
   std::atomic<bool> enabled_{true};
   History history_;
   Lender lender_;

@@ -12,10 +12,12 @@ import threading
 import unittest
 
 import torch
+import torch.multiprocessing
 
 import vpmm_torch
 
-vpmm_torch.enable()
+if "VPMM_CHECK_AS_NATIVE" not in os.environ:  # the other process of Sharing, where it is to be without vpmm
+    vpmm_torch.enable()
 
 MIB = 1 << 20
 CYCLES = 200_000_000  # of torch.cuda._sleep: about a tenth of a second
@@ -679,6 +681,83 @@ class Parking(unittest.TestCase):
         with torch.cuda.use_mem_pool(self.pool), self.assertRaisesRegex(RuntimeError, "use_mem_pool"):
             vpmm_torch.park(self.pool, keep=True)
 
+
+
+def other_process(inbox, outbox):
+    """Adds 1 to each tensor that comes, and says which back end it has; for a number it makes a tensor of its own."""
+    kept = []
+    while (thing := inbox.get()) is not None:
+        if isinstance(thing, int):
+            kept.append(torch.full((2 * MIB,), thing, dtype=torch.int32, device="cuda"))
+            outbox.put(kept[-1])
+        else:
+            thing += 1
+            torch.cuda.synchronize()
+            del thing
+            outbox.put(torch.cuda.get_allocator_backend())
+
+
+class Sharing(unittest.TestCase):
+    back_end = "vpmm"
+
+    def setUp(self):
+        context = torch.multiprocessing.get_context("spawn")
+        self.there, self.here = context.Queue(), context.Queue()
+        self.other = context.Process(target=other_process, args=(self.there, self.here))
+        if self.back_end == "native":
+            os.environ["VPMM_CHECK_AS_NATIVE"] = "1"
+        try:
+            self.other.start()
+        finally:
+            os.environ.pop("VPMM_CHECK_AS_NATIVE", None)
+
+    def tearDown(self):
+        self.there.put(None)
+        self.other.join(60)
+        self.assertEqual(self.other.exitcode, 0)
+
+    def test_what_the_other_process_made(self):
+        for n in (5, 6):
+            self.there.put(n)
+            t = self.here.get(timeout=60)
+            self.assertTrue(bool((t == n).all()))
+            t.fill_(n + 1)
+            u = t.clone()
+            torch.cuda.synchronize()
+            del t
+            self.assertTrue(bool((u == n + 1).all()))
+
+
+class SharingOfOurs(Sharing):
+    def test_the_other_process_writes_to_ours(self):
+        pool = torch.cuda.MemPool()
+        with torch.cuda.use_mem_pool(pool):
+            in_pool = torch.zeros(5 * MIB, dtype=torch.int32, device="cuda")
+        large = torch.zeros(300 * MIB, dtype=torch.int32, device="cuda")
+        for t in (torch.zeros(1000, dtype=torch.int32, device="cuda"), large, large[7 * MIB:], in_pool):
+            for _ in range(2):
+                before = t.clone()
+                torch.cuda.synchronize()
+                self.there.put(t)
+                self.assertEqual(self.here.get(timeout=60), self.back_end)
+                self.assertTrue(bool((t == before + 1).all()))
+
+    def test_its_memory_comes_back(self):
+        torch.cuda.empty_cache()
+        held = torch.cuda.memory_reserved()
+        t = torch.zeros(64 * MIB, dtype=torch.int8, device="cuda")
+        torch.cuda.synchronize()
+        self.there.put(t)
+        self.assertEqual(self.here.get(timeout=60), self.back_end)
+        del t
+        torch.cuda.ipc_collect()
+        torch.cuda.empty_cache()
+        self.assertEqual(torch.cuda.memory_reserved(), held)
+
+
+class SharingOfPyTorchs(Sharing):
+    """Of a process without vpmm: its memory is opened as PyTorch's own allocator does."""
+    back_end = "native"
 
 
 class PoolsOverAnotherAllocator(unittest.TestCase):

@@ -4,11 +4,20 @@
  */
 #include "pytorch.h"
 
+#include <filesystem>
+#include <iterator>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include <unistd.h>
+
 static const size_t SMALL = 1, LARGE = 2; // c10's StatType
+
+static bool says(const char* refusal, const char* part) {
+  return refusal && std::string(refusal).find(part) != std::string::npos;
+}
 
 static void refuses(Back& back) {
   std::string why;
@@ -427,8 +436,8 @@ struct PeerStream {
     DRIVE(cuCtxPopCurrent(&context));
   }
 
-  void write(const c10::DataPtr& memory) const {
-    DRIVE(cuMemsetD8Async(reinterpret_cast<CUdeviceptr>(memory.get()), 1, 100, stream));
+  void write(const void* memory) const {
+    DRIVE(cuMemsetD8Async(reinterpret_cast<CUdeviceptr>(memory), 1, 100, stream));
   }
 };
 
@@ -437,6 +446,7 @@ static void lets_a_peer_in(Back& back) {
   const c10::MempoolId_t before{7, 10}, after{7, 11};
   back.createOrIncrefPool(0, before);
   c10::DataPtr in_main = back.allocate(5 << 20), in_before, in_after;
+  std::shared_ptr<void> import = back.getIpcDevPtr(back.shareIpcHandle(in_main.get()).handle);
   {
     InPool in(back, before);
     in_before = back.allocate(5 << 20);
@@ -448,8 +458,11 @@ static void lets_a_peer_in(Back& back) {
     InPool in(back, after);
     in_after = back.allocate(5 << 20);
   }
+  std::shared_ptr<void> later = back.getIpcDevPtr(back.shareIpcHandle(in_after.get()).handle);
   for (const c10::DataPtr* memory : {&in_main, &in_before, &in_after})
-    PeerStream().write(*memory);
+    PeerStream().write(memory->get());
+  PeerStream().write(import.get());
+  PeerStream().write(later.get());
   REQUIRE(vpmm_sim_misuses(simulated.sim) == 0);
   for (c10::DataPtr* memory : {&in_main, &in_before, &in_after})
     memory->clear();
@@ -464,7 +477,7 @@ static void waits_for_a_peer_s_stream(Back& back) {
   c10::DataPtr used = back.allocate(BYTES);
   {
     PeerStream peer;
-    peer.write(used);
+    peer.write(used.get());
     back.recordStream(used, torch_stream(peer.stream, 1));
     DRIVE(cuCtxPushCurrent(simulated.context));
     used.clear();
@@ -480,14 +493,108 @@ static void waits_for_a_peer_s_stream(Back& back) {
   REQUIRE(vpmm_sim_races(simulated.sim) == 0 && back.getDeviceStats(0).reserved_bytes[0].current == 0);
 }
 
+/* ---- sharing with other processes, of which this one plays both ---- */
+
+static size_t open_files() {
+  auto files = std::filesystem::directory_iterator("/proc/self/fd");
+  return static_cast<size_t>(std::distance(begin(files), end(files)));
+}
+
+/* In a while: the thread at the door hangs up when it comes to it. */
+static bool open_files_come_to(size_t files) {
+  for (int i = 0; i < 1000 && open_files() != files; i++)
+    usleep(5000);
+  return open_files() == files;
+}
+
+static CUdeviceptr inside(const std::shared_ptr<void>& import, ptrdiff_t offset) {
+  return reinterpret_cast<CUdeviceptr>(import.get()) + static_cast<CUdeviceptr>(offset);
+}
+
+static unsigned char byte_at(CUdeviceptr address) {
+  unsigned char byte = 0;
+  DRIVE(cuMemcpyDtoH(&byte, address, 1));
+  return byte;
+}
+
+/* Of a piece of a page, of a page, and of so many handles that one message does not carry them all. */
+static void shares(Back& back, size_t bytes, bool is_private) {
+  const c10::MempoolId_t id{7, 12};
+  back.createOrIncrefPool(0, id);
+  std::optional<InPool> in;
+  if (is_private)
+    in.emplace(back, id);
+  c10::DataPtr before = back.allocate(300), memory = back.allocate(bytes);
+  in.reset();
+  const auto own = reinterpret_cast<CUdeviceptr>(memory.get());
+  auto shared = back.shareIpcHandle(memory.get());
+  size_t files = open_files();
+  REQUIRE(back.shareIpcHandle(memory.get()).handle == shared.handle);
+  std::shared_ptr<void> import = back.getIpcDevPtr(shared.handle);
+  REQUIRE(open_files_come_to(files) && import.get() != memory.get());
+  for (size_t byte : {size_t{0}, bytes - 1}) {
+    DRIVE(cuMemsetD8(own + byte, 41, 1));
+    REQUIRE(byte_at(inside(import, shared.offset) + byte) == 41);
+    DRIVE(cuMemsetD8(inside(import, shared.offset) + byte, 42, 1));
+    REQUIRE(byte_at(own + byte) == 42);
+  }
+  REQUIRE(back.getIpcDevPtr(shared.handle) == import); // one, while anybody has it
+  memory.clear();
+  REQUIRE(open_files() < files);
+  REQUIRE(byte_at(inside(import, shared.offset)) == 42);
+  uint64_t ranges = vpmm_sim_calls(simulated.sim, "cuMemAddressFree");
+  import.reset();
+  REQUIRE(vpmm_sim_calls(simulated.sim, "cuMemAddressFree") == ranges + 1);
+  before.clear();
+  back.releasePool(0, id);
+  back.emptyCache({0, 0});
+}
+
+static std::string refusal_to_import(Back& back, const std::string& handle) {
+  try {
+    back.getIpcDevPtr(handle);
+  } catch (const std::exception& error) {
+    return error.what();
+  }
+  return "none";
+}
+
+static void refuses_what_is_no_more_shared(Back& back) {
+  c10::DataPtr memory = back.allocate(6 << 20);
+  std::string handle = back.shareIpcHandle(memory.get()).handle, cut = handle.substr(0, handle.size() - 1);
+  REQUIRE(says(refusal_to_import(back, cut).c_str(), "was cut or changed"));
+  for (const char* call : {"cuMemAddressReserve", "cuMemImportFromShareableHandle", "cuMemMap", "cuMemSetAccess"}) {
+    size_t files = open_files();
+    vpmm_sim_fail(simulated.sim, call, 1, CUDA_ERROR_UNKNOWN, false);
+    REQUIRE(says(refusal_to_import(back, handle).c_str(), call) && open_files_come_to(files));
+  }
+  REQUIRE(refusal_to_import(back, handle) == "none");
+  memory.clear();
+  REQUIRE(says(refusal_to_import(back, handle).c_str(), "has ended"));
+  std::string elsewhere = handle;
+  elsewhere[13]++; // its door is another's, or nobody's
+  REQUIRE(refusal_to_import(back, elsewhere) != "none");
+}
+
+static void shares_nothing_that_the_driver_refuses(Back& back) {
+  c10::DataPtr memory = back.allocate(6 << 20);
+  for (const char* call : {"cuMemGetAddressRange", "cuMemRetainAllocationHandle", "cuMemExportToShareableHandle"}) {
+    size_t files = open_files();
+    std::string why;
+    vpmm_sim_fail(simulated.sim, call, 1, CUDA_ERROR_UNKNOWN, false);
+    try {
+      back.shareIpcHandle(memory.get());
+    } catch (const std::exception& error) {
+      why = error.what();
+    }
+    REQUIRE(says(why.c_str(), call) && open_files_come_to(files));
+  }
+}
+
 /* ---- parking ---- */
 
 extern "C" const char* vpmm_torch_park(uint64_t first, uint64_t second, bool keep);
 extern "C" const char* vpmm_torch_wake(uint64_t first, uint64_t second);
-
-static bool says(const char* refusal, const char* part) {
-  return refusal && std::string(refusal).find(part) != std::string::npos;
-}
 
 /* Two tensors, of pages and of a piece, with bytes of their own. */
 struct ParkedPool {
@@ -572,6 +679,24 @@ static void pins_the_hosts_memory_once(Back& back) {
   REQUIRE(!vpmm_torch_wake(7, 6) && pool.holds(0) && pool.holds(1) && pinned() == before + 2);
 }
 
+/* By other handles, which are what is shared from then on. */
+static void shares_what_is_awake_again(Back& back) {
+  ParkedPool pool(back);
+  auto shared = back.shareIpcHandle(pool.memory[0].get());
+  REQUIRE(!vpmm_torch_park(7, 6, true));
+  std::string why;
+  try {
+    back.shareIpcHandle(pool.memory[0].get());
+  } catch (const std::exception& error) {
+    why = error.what();
+  }
+  REQUIRE(says(why.c_str(), "is parked") && says(refusal_to_import(back, shared.handle).c_str(), "has ended"));
+  REQUIRE(!vpmm_torch_wake(7, 6));
+  auto again = back.shareIpcHandle(pool.memory[0].get());
+  REQUIRE(again.handle != shared.handle);
+  REQUIRE(byte_at(inside(back.getIpcDevPtr(again.handle), again.offset)) == 40);
+}
+
 static void wakes_what_was_freed_in_part(Back& back) {
   ParkedPool pool(back);
   REQUIRE(!vpmm_torch_park(7, 6, true));
@@ -647,11 +772,18 @@ void check_cases(Back& back) {
   waits_for_all_to_join(back);
   sees_that_a_frontier_was_set_anew(back);
   ends_with_the_capture(back);
+  for (size_t bytes : {size_t{500}, size_t{6} << 20, size_t{7} << 30}) {
+    shares(back, bytes, false);
+    shares(back, bytes, true);
+  }
+  refuses_what_is_no_more_shared(back);
+  shares_nothing_that_the_driver_refuses(back);
   lets_a_peer_in(back);
   waits_for_a_peer_s_stream(back);
   parks_and_wakes(back, false);
   parks_and_wakes(back, true);
   pins_the_hosts_memory_once(back);
+  shares_what_is_awake_again(back);
   wakes_what_was_freed_in_part(back);
   ends_while_parked(back);
   keeps_what_is_shelved(back);

@@ -1,0 +1,224 @@
+#include "exports.h"
+
+#include <cerrno>
+#include <cstring>
+#include <ctime>
+#include <random>
+#include <thread>
+
+#include <pthread.h>
+#include <signal.h>
+#include <sys/socket.h>
+#include <sys/time.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#include <c10/util/Exception.h>
+
+namespace vpmm_torch {
+
+Descriptors::~Descriptors() {
+  for (int fd : fds)
+    ::close(fd);
+}
+
+/* ---- the door ---- */
+
+static void check_system(bool is_fine, const char* call) {
+  TORCH_CHECK(is_fine, "vpmm: sharing memory with other processes: ", call, ": ", std::strerror(errno));
+}
+
+/* The kernel gives a name that no other socket has: bound to an address without one. */
+void Door::listen_and_name() {
+  sockaddr_un address = {};
+  socklen_t length = sizeof address;
+  address.sun_family = AF_UNIX;
+  check_system(bind(socket_, reinterpret_cast<sockaddr*>(&address), sizeof address.sun_family) == 0, "bind");
+  check_system(listen(socket_, SOMAXCONN) == 0, "listen");
+  check_system(getsockname(socket_, reinterpret_cast<sockaddr*>(&address), &length) == 0, "getsockname");
+  name_.assign(address.sun_path, length - offsetof(sockaddr_un, sun_path));
+  TORCH_CHECK(name_.size() <= sizeof DescriptionHead::door, "vpmm: the kernel's name of a socket is too long");
+}
+
+void Door::open() {
+  std::lock_guard<std::mutex> guard(lock_);
+  if (!name_.empty())
+    return;
+  std::random_device random;
+  next_ = uint64_t{random()} << 32 | random();
+  socket_ = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
+  check_system(socket_ >= 0, "socket");
+  sigset_t all, former; // the program's signal handlers do not run on the thread
+  sigfillset(&all);
+  pthread_sigmask(SIG_SETMASK, &all, &former);
+  try {
+    listen_and_name();
+    std::thread(&Door::serve, this).detach();
+  } catch (...) {
+    pthread_sigmask(SIG_SETMASK, &former, nullptr);
+    close(socket_);
+    name_.clear();
+    throw;
+  }
+  pthread_sigmask(SIG_SETMASK, &former, nullptr);
+}
+
+void Door::serve() {
+  for (;;) {
+    int peer = accept4(socket_, nullptr, nullptr, SOCK_CLOEXEC);
+    if (peer >= 0) {
+      answer(peer);
+      close(peer);
+    } else if (errno != EINTR && errno != ECONNABORTED) {
+      const timespec pause = {0, 10000000}; // there is no descriptor, or no memory: it may be better soon
+      nanosleep(&pause, nullptr);
+    }
+  }
+}
+
+static bool is_own_user(int peer) {
+  ucred credentials = {};
+  socklen_t length = sizeof credentials;
+  return getsockopt(peer, SOL_SOCKET, SO_PEERCRED, &credentials, &length) == 0 &&
+         (credentials.uid == geteuid() || credentials.uid == 0);
+}
+
+static bool send_some(int peer, DoorSays what, const int* fds, size_t count) {
+  alignas(cmsghdr) char control[CMSG_SPACE(DESCRIPTORS_AT_ONCE * sizeof(int))] = {};
+  iovec body = {&what, sizeof what};
+  msghdr message = {};
+  message.msg_iov = &body;
+  message.msg_iovlen = 1;
+  if (count) {
+    message.msg_control = control;
+    message.msg_controllen = CMSG_SPACE(count * sizeof(int));
+    cmsghdr* header = CMSG_FIRSTHDR(&message);
+    header->cmsg_level = SOL_SOCKET;
+    header->cmsg_type = SCM_RIGHTS;
+    header->cmsg_len = CMSG_LEN(count * sizeof(int));
+    std::memcpy(CMSG_DATA(header), fds, count * sizeof(int));
+  }
+  return sendmsg(peer, &message, MSG_NOSIGNAL) == static_cast<ssize_t>(sizeof what);
+}
+
+void Door::answer(int peer) {
+  const timeval patience = {DOOR_PATIENCE_S, 0};
+  uint64_t number = 0;
+  setsockopt(peer, SOL_SOCKET, SO_RCVTIMEO, &patience, sizeof patience);
+  setsockopt(peer, SOL_SOCKET, SO_SNDTIMEO, &patience, sizeof patience);
+  if (!is_own_user(peer) || recv(peer, &number, sizeof number, 0) != static_cast<ssize_t>(sizeof number))
+    return;
+  std::shared_ptr<Descriptors> found = find(number);
+  if (!found) {
+    send_some(peer, DoorSays::NONE, nullptr, 0);
+    return;
+  }
+  size_t sent = 0, count = found->fds.size();
+  while (sent < count) {
+    size_t some = std::min(count - sent, DESCRIPTORS_AT_ONCE);
+    if (!send_some(peer, DoorSays::TAKE, &found->fds[sent], some))
+      return;
+    sent += some;
+  }
+}
+
+std::shared_ptr<Descriptors> Door::find(uint64_t number) {
+  std::lock_guard<std::mutex> guard(lock_);
+  auto found = handed_out_.find(number);
+  return found == handed_out_.end() ? nullptr : found->second;
+}
+
+uint64_t Door::add(std::shared_ptr<Descriptors> descriptors) {
+  std::lock_guard<std::mutex> guard(lock_);
+  handed_out_.emplace(++next_, std::move(descriptors));
+  return next_;
+}
+
+void Door::remove(uint64_t number) {
+  std::lock_guard<std::mutex> guard(lock_);
+  handed_out_.erase(number);
+}
+
+/* ---- exports ---- */
+
+static void check_driver(CUresult result, const char* call) {
+  TORCH_CHECK(result == CUDA_SUCCESS, "vpmm: memory cannot be shared with other processes: ", call, " answers ",
+              static_cast<int>(result), " (it needs a device that exports handles as file descriptors, and no "
+              "VPMM_EXPORTABLE=0)");
+}
+
+static int export_part(const vpmm_driver& driver, CUdeviceptr address) {
+  CUmemGenericAllocationHandle handle = 0;
+  int fd = -1;
+  check_driver(driver.cuMemRetainAllocationHandle(&handle, reinterpret_cast<void*>(address)),
+               "cuMemRetainAllocationHandle");
+  CUresult result =
+      driver.cuMemExportToShareableHandle(&fd, handle, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0);
+  driver.cuMemRelease(handle);
+  check_driver(result, "cuMemExportToShareableHandle");
+  return fd;
+}
+
+Export Exports::make(const vpmm_driver& driver, const void* address, size_t bytes) {
+  const auto first = reinterpret_cast<CUdeviceptr>(address);
+  auto descriptors = std::make_shared<Descriptors>();
+  std::vector<uint64_t> sizes;
+  Export made = {};
+  for (CUdeviceptr at = first; at < first + bytes;) {
+    CUdeviceptr base = 0;
+    size_t size = 0;
+    check_driver(driver.cuMemGetAddressRange(&base, &size, at), "cuMemGetAddressRange");
+    if (at == first)
+      made.offset = first - base;
+    descriptors->fds.push_back(export_part(driver, at));
+    sizes.push_back(size);
+    at = base + size;
+  }
+  made.number = door_.add(std::move(descriptors));
+  DescriptionHead head = {};
+  std::memcpy(head.magic, DescriptionHead::MAGIC, sizeof head.magic);
+  std::memcpy(head.door, door_.name().data(), door_.name().size());
+  head.door_bytes = static_cast<uint32_t>(door_.name().size());
+  head.number = made.number;
+  head.parts = static_cast<uint32_t>(sizes.size());
+  made.description.assign(reinterpret_cast<const char*>(&head), sizeof head);
+  made.description.append(reinterpret_cast<const char*>(sizes.data()), sizes.size() * sizeof sizes[0]);
+  return made;
+}
+
+bool Exports::find(const void* address, Export& out) {
+  std::lock_guard<std::mutex> guard(lock_);
+  auto found = exports_.find(address);
+  if (found == exports_.end())
+    return false;
+  out = found->second;
+  return true;
+}
+
+/* Not under the lock, because to export a handle takes a millisecond, and frees look at the table meanwhile. */
+Export Exports::share(const vpmm_driver& driver, const void* address, size_t bytes) {
+  Export out;
+  if (find(address, out))
+    return out;
+  door_.open();
+  out = make(driver, address, bytes);
+  std::lock_guard<std::mutex> guard(lock_);
+  auto [entry, is_new] = exports_.emplace(address, out);
+  if (is_new)
+    count_.fetch_add(1, std::memory_order_release);
+  else
+    door_.remove(out.number); // another thread was quicker
+  return entry->second;
+}
+
+void Exports::end_shared(const void* address) {
+  std::lock_guard<std::mutex> guard(lock_);
+  auto found = exports_.find(address);
+  if (found == exports_.end())
+    return;
+  door_.remove(found->second.number);
+  exports_.erase(found);
+  count_.fetch_sub(1, std::memory_order_relaxed);
+}
+
+} // namespace vpmm_torch

@@ -1,0 +1,117 @@
+/*
+ * exports.h - live allocations that other processes may map, as torch.multiprocessing shares CUDA tensors; what the
+ * others do is in imports.h.
+ *
+ *   part          a GPU handle behind an allocation. Shared is what the parts hold, so that neighbours may be among it,
+ *                 as where PyTorch's own allocator shares a segment
+ *   export        of a live allocation, by its address: a file descriptor of each part. Made when the allocation is
+ *                 shared for the first time, closed when it ends: who has mapped it until then keeps the memory
+ *   description   of an export, for who is to map it: whom to ask, for what, and the bytes of each part. It is sent as
+ *                 PyTorch sends its own
+ *   door          a socket, and a thread that hands descriptors out there, to processes of the same user. Opened by the
+ *                 first export, and open until the process ends
+ *
+ * Another way to a descriptor is pidfd_getfd, which PyTorch's expandable segments take. Containers refuse it mostly, and
+ * kernels between processes that are not each other's descendants.
+ */
+#ifndef VPMM_TORCH_EXPORTS_H
+#define VPMM_TORCH_EXPORTS_H
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include <vpmm/vpmm.h>
+
+namespace vpmm_torch {
+
+/* Closes them in the end. */
+class Descriptors {
+ public:
+  Descriptors() = default;
+  Descriptors(const Descriptors&) = delete;
+  Descriptors& operator=(const Descriptors&) = delete;
+  ~Descriptors();
+
+  std::vector<int> fds;
+};
+
+/* What stands at the beginning of a description. The bytes of each part follow, 8 bytes each. */
+struct DescriptionHead {
+  static constexpr char MAGIC[8] = {'v', 'p', 'm', 'm', 'i', 'p', 'c', '1'};
+
+  char magic[8];
+  char door[8]; // of a name in the kernel's own table of sockets, which begins with a zero
+  uint64_t number;
+  uint32_t door_bytes, parts;
+};
+
+/* An answer of the door: so many descriptors at once; NONE is all that there is, if the export has ended. */
+constexpr size_t DESCRIPTORS_AT_ONCE = 64;
+enum class DoorSays : char { TAKE, NONE };
+
+/* Seconds until either side of a talk at the door gives up. */
+constexpr int DOOR_PATIENCE_S = 10;
+
+class Door {
+ public:
+  /* Opens it once. Throws. `name`: whom to ask. */
+  void open();
+
+  const std::string& name() const { // of an open door
+    return name_;
+  }
+
+  /* A number to ask for, which no other process gives. */
+  uint64_t add(std::shared_ptr<Descriptors> descriptors);
+  void remove(uint64_t number);
+
+ private:
+  void listen_and_name();
+  void serve();
+  void answer(int peer);
+  std::shared_ptr<Descriptors> find(uint64_t number);
+
+  std::mutex lock_; // of all but what is constant once the door is open
+  int socket_ = -1;
+  std::string name_;
+  uint64_t next_ = 0;
+  std::unordered_map<uint64_t, std::shared_ptr<Descriptors>> handed_out_;
+};
+
+struct Export {
+  std::string description;
+  size_t offset; // of the allocation in the first part, bytes
+  uint64_t number;
+};
+
+class Exports {
+ public:
+  /* Of an allocation that does not end meanwhile; its device is current. Throws. */
+  Export share(const vpmm_driver& driver, const void* address, size_t bytes);
+
+  /* The allocation ends, or what is behind it. */
+  void end(const void* address) {
+    if (count_.load(std::memory_order_acquire)) // who frees has seen that it was shared: the program's own order
+      end_shared(address);
+  }
+
+ private:
+  bool find(const void* address, Export& out);
+  Export make(const vpmm_driver& driver, const void* address, size_t bytes);
+  void end_shared(const void* address);
+
+  Door door_;
+  std::atomic<size_t> count_{0};
+  std::mutex lock_; // of the table
+  std::unordered_map<const void*, Export> exports_;
+};
+
+} // namespace vpmm_torch
+
+#endif
