@@ -52,7 +52,7 @@ struct DescriptionHead {
 };
 
 /* An answer of the door: so many descriptors at once; NONE is all that there is, if the export has ended. */
-constexpr size_t DESCRIPTORS_AT_ONCE = 64;
+constexpr size_t DESCRIPTORS_AT_ONCE = 16;
 enum class DoorSays : char { TAKE, NONE };
 
 /* Seconds until either side of a talk at the door gives up. */

@@ -164,7 +164,7 @@ class Import {
 std::shared_ptr<void> Imports::open(const vpmm_driver& driver, int device, const std::string& description) {
   const Description read = read_description(description);
   std::lock_guard<std::mutex> guard(lock_);
-  std::shared_ptr<Import> import;
+  std::shared_ptr<Import> import = imports_[description].lock();
   if (!import) {
     Descriptors descriptors;
     import = std::make_shared<Import>(driver, device);

@@ -520,6 +520,8 @@ static unsigned char byte_at(CUdeviceptr address) {
 /* Of a piece of a page, of a page, and of so many handles that one message does not carry them all. */
 static void shares(Back& back, size_t bytes, bool is_private) {
   const c10::MempoolId_t id{7, 12};
+  back.emptyCache({0, 0});
+  size_t used = vpmm_sim_used_bytes(simulated.sim);
   back.createOrIncrefPool(0, id);
   std::optional<InPool> in;
   if (is_private)
@@ -548,6 +550,7 @@ static void shares(Back& back, size_t bytes, bool is_private) {
   before.clear();
   back.releasePool(0, id);
   back.emptyCache({0, 0});
+  REQUIRE(vpmm_sim_used_bytes(simulated.sim) == used);
 }
 
 static std::string refusal_to_import(Back& back, const std::string& handle) {
