@@ -12,6 +12,9 @@
  * gives the new rights first. So what is placed after the list was published has its rights, and what was placed before
  * is found by the change.
  *
+ * Each device more is as much again for each mapping: on a host with two H100s SetAccess took 46 to 54 us for the own
+ * device, 87 to 95 for both, in one call or two, and an unmap 25 to 29 and 50 to 57, of 2 MiB as of 32.
+ *
  * The lock is held over the reading of the list and the placing of a build's extents, and over no driver call. A change
  * is made under the pass lock: no other change, no park, and nothing that is mapped is unmapped meanwhile, old
  * addresses included. So an extent that a build moves meanwhile has a mapping at the address where it was found.
