@@ -15,6 +15,7 @@ from setuptools.command.build_py import build_py
 
 HERE = pathlib.Path(__file__).resolve().parent
 ROOT = HERE.parent.parent
+OLDEST = (2, 10)  # before it recorded history, memory pools and snapshots are asked for by other functions
 
 
 def build_vpmm(folder, cuda_home):
@@ -41,6 +42,8 @@ def build_back_end(out):
     import torch
     from torch.utils import cpp_extension
 
+    if tuple(int(part) for part in torch.__version__.split(".")[:2]) < OLDEST:
+        raise SystemExit(f"vpmm_torch needs PyTorch {OLDEST[0]}.{OLDEST[1]} or later, and this is {torch.__version__}")
     flags = ["-std=c++17", "-O2", "-fPIC", "-fvisibility=hidden", f"-I{ROOT / 'include'}",
              f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.compiled_with_cxx11_abi())}"]
     for folder in cpp_extension.include_paths(device_type="cuda"):

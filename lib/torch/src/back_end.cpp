@@ -11,6 +11,7 @@
  */
 #include "allocations.h"
 #include "checkpoint.h"
+#include "compat.h"
 #include "direct.h"
 #include "exports.h"
 #include "frees.h"
@@ -40,9 +41,9 @@ namespace vpmm_torch {
 using c10::DataPtr;
 using c10::DeviceIndex;
 using c10::CachingDeviceAllocator::DeviceStats;
-using c10::CachingDeviceAllocator::SegmentInfo;
 using c10::cuda::CUDAStream;
 namespace back_end = c10::cuda::CUDACachingAllocator;
+using back_end::SegmentInfo;
 
 constexpr size_t EXBIBYTE = size_t{1} << 60;
 
@@ -53,7 +54,7 @@ struct Device {
 
   Pools pools;
   Statistics statistics;
-  std::atomic<int64_t> retries{0}, shortages{0};
+  std::atomic<int64_t> retries{0}, shortages{0}, rejections{0};
   std::atomic<double> fraction{1};
   std::atomic<uint64_t> most{0}; // bytes that the fraction allows; 0: all; NOT_ASKED: of how many is not known yet
   Frees frees{pools};
@@ -217,6 +218,7 @@ class BackEnd final : public back_end::CUDAAllocator {
       out.num_sync_all_streams += static_cast<int64_t>(stats.reclaims);
     }
     device.statistics.write(out);
+    set_rejections(out, device.rejections.load(), 0);
     out.reserved_bytes[AGGREGATE].current = mapped;
     out.reserved_bytes[AGGREGATE].peak = std::max(mapped, peak_mapped);
     out.segment[AGGREGATE].current = out.num_device_alloc - out.num_device_free;
@@ -231,6 +233,7 @@ class BackEnd final : public back_end::CUDAAllocator {
     device.statistics.reset_accumulated();
     device.retries.store(0);
     device.shortages.store(0);
+    device.rejections.store(0);
   }
 
   void resetPeakStats(DeviceIndex index) override {
@@ -243,8 +246,12 @@ class BackEnd final : public back_end::CUDAAllocator {
       keeper->resetPeakStats(index);
   }
 
-  /* Those of lent pools are segments of the keeper's. */
-  back_end::SnapshotInfo snapshot(c10::MempoolId_t id = {0, 0}, bool include_traces = true) override {
+#pragma GCC diagnostic push
+#ifdef __clang__
+#pragma GCC diagnostic ignored "-Winconsistent-missing-override"
+#endif
+  /* Those of lent pools are segments of the keeper's. Without `include_traces` up to PyTorch 2.10. */
+  back_end::SnapshotInfo snapshot(c10::MempoolId_t id, bool include_traces) {
     back_end::SnapshotInfo out;
     std::map<const Pool*, std::vector<Occupant>> occupants;
     allocations_.each([&](void* address, const Allocation& allocation) {
@@ -256,7 +263,7 @@ class BackEnd final : public back_end::CUDAAllocator {
         if (!pool->is_lent() && is_meant(id, *pool))
           add_segments(out, *pool, static_cast<int>(i), std::move(occupants[pool.get()]));
     if (Keeper* keeper = lender_.keeper_if_used()) {
-      std::vector<SegmentInfo> lent = keeper->snapshot(id, false).segments;
+      std::vector<SegmentInfo> lent = segments_of_allocator(*keeper, id, 0);
       std::move(lent.begin(), lent.end(), std::back_inserter(out.segments));
     }
     std::sort(out.segments.begin(), out.segments.end(),
@@ -274,6 +281,23 @@ class BackEnd final : public back_end::CUDAAllocator {
     out.config_metadata = configuration();
     return out;
   }
+
+  back_end::SnapshotInfo snapshot(c10::MempoolId_t id) {
+    return snapshot(id, true);
+  }
+
+  /* Since PyTorch 2.12, as the next one. */
+  void attachOomRejectionObserver(RejectionObserver observer) {
+    std::lock_guard<std::mutex> guard(observers_lock_);
+    rejection_observers_.push_back(std::move(observer));
+  }
+
+  /* The stacks of a live allocation, while they are kept; NULL. */
+  Context getContextForPointer(const void* address) {
+    Allocation allocation;
+    return allocations_.find(address, allocation) ? allocation.context : nullptr;
+  }
+#pragma GCC diagnostic pop
 
   bool isHistoryEnabled() override {
     return history_.is_recording();
@@ -688,6 +712,11 @@ class BackEnd final : public back_end::CUDAAllocator {
     return never || !isEnabled() ? direct_.malloc(bytes) : malloc(device, bytes, stream);
   }
 
+  /* What the memory fraction does not leave, without trying anything else: see compat.h. */
+  static bool is_to_reject(const Device& device) {
+    return device.most.load(std::memory_order_relaxed) && rejects_early<back_end::CUDAAllocatorConfig>(0);
+  }
+
   /* Python may be asked for a stack, so that comes first: it may fail. */
   void* malloc(int index, size_t bytes, cudaStream_t stream) {
     Device& device = at(index);
@@ -710,7 +739,7 @@ class BackEnd final : public back_end::CUDAAllocator {
       make_context_current(*pool, index);
       address = try_malloc(*pool, length, stream);
     }
-    if (!address)
+    if (!address && !is_to_reject(device))
       address = malloc_in_shortage(device, index, pool, length, stream);
     if (!address)
       refuse(device, index, bytes, stream, *pool, context);
@@ -765,8 +794,13 @@ class BackEnd final : public back_end::CUDAAllocator {
     if (history_.is_watched())
       history_.add(TraceEntry::OOM, index, reinterpret_cast<void*>(free), bytes, stream, pool.id,
                    context);
-    for (const auto& observer : observers()) // they may take Python's lock, and allocate
+    for (const auto& observer : copy_of(observers_)) // they may take Python's lock, and allocate
       observer(index, bytes, total, free);
+    if (is_to_reject(device)) {
+      device.rejections.fetch_add(1, std::memory_order_relaxed);
+      for (const auto& observer : copy_of(rejection_observers_))
+        observer(index, bytes, static_cast<size_t>(std::max<int64_t>(allocated, 0)), total);
+    }
     C10_THROW_ERROR(OutOfMemoryError,
                     c10::str("CUDA out of memory. Tried to allocate ", size_text(bytes), ". GPU ", index,
                              " has a total capacity of ", size_text(total), " of which ", size_text(free),
@@ -788,9 +822,10 @@ class BackEnd final : public back_end::CUDAAllocator {
     return text;
   }
 
-  std::vector<back_end::OutOfMemoryObserver> observers() {
+  template <typename Observers>
+  Observers copy_of(const Observers& observers) {
     std::lock_guard<std::mutex> guard(observers_lock_);
-    return observers_;
+    return observers;
   }
 
   /* ---- using and freeing ---- */
@@ -844,6 +879,7 @@ class BackEnd final : public back_end::CUDAAllocator {
   std::atomic<bool> initialized_{false};
   std::mutex observers_lock_;
   std::vector<back_end::OutOfMemoryObserver> observers_;
+  std::vector<RejectionObserver> rejection_observers_;
   c10::ApproximateClockToUnixTimeConverter clock_;
 };
 

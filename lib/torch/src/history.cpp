@@ -1,5 +1,7 @@
 #include "history.h"
 
+#include <c10/util/Exception.h>
+
 namespace vpmm_torch {
 
 static thread_local std::vector<std::string> regions;
@@ -23,12 +25,30 @@ std::string History::metadata() {
   return metadata_;
 }
 
+/* PyTorch has this itself since 2.11. */
+static TraceEntry::Action action_of(const std::string& name) {
+  static const std::map<std::string, TraceEntry::Action> actions = {
+      {"alloc", TraceEntry::ALLOC},
+      {"free_requested", TraceEntry::FREE_REQUESTED},
+      {"free_completed", TraceEntry::FREE_COMPLETED},
+      {"segment_alloc", TraceEntry::SEGMENT_ALLOC},
+      {"segment_free", TraceEntry::SEGMENT_FREE},
+      {"segment_map", TraceEntry::SEGMENT_MAP},
+      {"segment_unmap", TraceEntry::SEGMENT_UNMAP},
+      {"snapshot", TraceEntry::SNAPSHOT},
+      {"oom", TraceEntry::OOM},
+  };
+  auto found = actions.find(name);
+  TORCH_CHECK(found != actions.end(), "Unknown TraceEntry action: ", name);
+  return found->second;
+}
+
 void History::record(bool enabled, CreateContextFn context, size_t entries, RecordContext when, bool clear,
                      const std::vector<std::string>& skip) {
   std::lock_guard<std::mutex> guard(lock_);
   skipped_.clear();
   for (const std::string& action : skip)
-    skipped_.insert(c10::CachingDeviceAllocator::parseTraceEntryAction(action));
+    skipped_.insert(action_of(action));
   if (clear || !enabled)
     entries_.clear();
   most_ = entries ? entries : 1;

@@ -19,10 +19,10 @@
 
 namespace vpmm_torch {
 
-using c10::CachingDeviceAllocator::AllocatorTraceTracker;
-using c10::CachingDeviceAllocator::CreateContextFn;
-using c10::CachingDeviceAllocator::RecordContext;
-using c10::CachingDeviceAllocator::TraceEntry;
+using c10::cuda::CUDACachingAllocator::AllocatorTraceTracker;
+using c10::cuda::CUDACachingAllocator::CreateContextFn;
+using c10::cuda::CUDACachingAllocator::RecordContext;
+using c10::cuda::CUDACachingAllocator::TraceEntry;
 using Context = std::shared_ptr<c10::GatheredContext>;
 
 class History {

@@ -7,8 +7,8 @@
 
 namespace vpmm_torch {
 
-using c10::CachingDeviceAllocator::BlockInfo;
-using c10::CachingDeviceAllocator::SegmentInfo;
+using c10::cuda::CUDACachingAllocator::BlockInfo;
+using c10::cuda::CUDACachingAllocator::SegmentInfo;
 
 /* In ascending order, none within another. */
 static std::vector<vpmm_range> ranges_of(vpmm_pool* pool) {

@@ -24,7 +24,7 @@
 #include <mutex>
 #include <vector>
 
-#include <c10/core/CachingDeviceAllocator.h>
+#include <c10/cuda/CUDACachingAllocator.h>
 #include <vpmm/observe.h>
 
 namespace vpmm_torch {
@@ -37,8 +37,8 @@ struct Occupant {
 };
 
 /* In ascending order of addresses. */
-std::vector<c10::CachingDeviceAllocator::SegmentInfo> segments_of(vpmm_pool* pool, int device, c10::MempoolId_t id,
-                                                                  std::vector<Occupant> occupants);
+std::vector<c10::cuda::CUDACachingAllocator::SegmentInfo> segments_of(vpmm_pool* pool, int device, c10::MempoolId_t id,
+                                                                      std::vector<Occupant> occupants);
 
 struct Interval {
   size_t begin, end;

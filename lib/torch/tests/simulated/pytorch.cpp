@@ -440,6 +440,7 @@ struct Unused : caching::CUDAAllocator {
   void recordHistory(bool, caching::CreateContextFn, size_t, caching::RecordContext, bool,
                      const std::vector<std::string>&) override { abort(); }
   void attachOutOfMemoryObserver(caching::OutOfMemoryObserver) override { abort(); }
+  void attachOomRejectionObserver(std::function<void(int64_t, size_t, size_t, size_t)>) { abort(); } // since 2.12
   void attachAllocatorTraceTracker(caching::AllocatorTraceTracker) override { abort(); }
   void enablePeerAccess(DeviceIndex, DeviceIndex) override { abort(); }
   cudaError_t memcpyAsync(void*, int, const void*, int, size_t, cudaStream_t, bool) override { abort(); }
