@@ -15,7 +15,7 @@ from setuptools.command.build_py import build_py
 
 HERE = pathlib.Path(__file__).resolve().parent
 ROOT = HERE.parent.parent
-OLDEST = (2, 10)  # before it recorded history, memory pools and snapshots are asked for by other functions
+OLDEST = (2, 10)  # earlier ones ask an allocator for history and snapshots by other functions
 
 
 def build_vpmm(folder, cuda_home):

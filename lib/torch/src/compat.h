@@ -1,5 +1,5 @@
 /*
- * compat.h - what differs between versions of PyTorch: 2.10 to 2.13 by what their headers say, of which 2.11 was run.
+ * compat.h - what differs between versions of PyTorch: 2.10 to 2.12 by what their headers say, of which 2.11 was run.
  *
  * What a version lacks is looked for when this is compiled, by name: an argument of 0 prefers the overload that uses it.
  * Functions of PyTorch's interface that only some versions have are in back_end.cpp without `override`.
