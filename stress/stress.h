@@ -219,7 +219,7 @@ typedef struct run {
         unsigned spares;
     } exchange;
     _Atomic(uint64_t) live, peak_live;
-    _Atomic(uint64_t) trims, caps, looks, pools, squeezes;
+    _Atomic(uint64_t) trims, caps, looks, pools, parks, squeezes;
     _Atomic(uint64_t) lower_cap, cap_changes; /* the latest that was set; changes: odd while it may be in force */
     longest longest[ANSWERS];
     pthread_mutex_t longest_lock;

@@ -86,34 +86,81 @@ static void look(run *r)
 
 enum { POOL_PAGES = 32, POOL_ALLOCATIONS = 24 };
 
-/* With planned faults it is refused host memory and its thread, and says so. Another may need the device's memory. */
+/*
+ * With planned faults it is refused host memory, also for the list of contexts that a park waits for, and its thread,
+ * and says so. Another may need the device's memory.
+ */
 static bool may_be_refused(run *r, const char *what, vpmm_status status)
 {
-    if (status != VPMM_SUCCESS && status != VPMM_ERROR_OUT_OF_MEMORY &&
-        !(r->options->faults && status == VPMM_ERROR_HOST_MEMORY))
+    bool is_planned = r->options->faults && (status == VPMM_ERROR_HOST_MEMORY || status == VPMM_ERROR_BUSY);
+    if (status != VPMM_SUCCESS && status != VPMM_ERROR_OUT_OF_MEMORY && !is_planned)
         run_end(r, status == VPMM_ERROR_DRIVER ? DEVICE_ERROR : FAILED, "another pool: %s: %s", what,
                 vpmm_last_error());
     return status == VPMM_SUCCESS;
 }
 
-static void use_pool(run *r, vpmm_pool *pool, CUstream stream)
+static size_t bytes_of(const run *r, int allocation)
 {
-    CUdeviceptr address[POOL_ALLOCATIONS] = {0};
+    return r->page_size >> allocation % 8;
+}
+
+static void allocate_in(run *r, vpmm_pool *pool, CUstream stream, CUdeviceptr *address)
+{
     for (int i = 0; i < POOL_ALLOCATIONS; i++) {
-        size_t bytes = r->page_size >> i % 8;
         host_memory_enter();
-        vpmm_status status = vpmm_malloc(pool, bytes, stream, &address[i]);
+        vpmm_status status = vpmm_malloc(pool, bytes_of(r, i), stream, &address[i]);
         host_memory_leave();
         if (!may_be_refused(r, "vpmm_malloc", status))
             address[i] = 0;
-        else if (i % 2)
-            run_cuda_ok(r, "cuMemsetD32Async", r->gpu.driver->cuMemsetD32Async(address[i], 0, bytes / 4, stream));
     }
+}
+
+/* Every other one. */
+static void write_to(run *r, CUstream stream, const CUdeviceptr *address)
+{
+    for (int i = 1; i < POOL_ALLOCATIONS; i += 2)
+        if (address[i])
+            run_cuda_ok(r, "cuMemsetD32Async",
+                        r->gpu.driver->cuMemsetD32Async(address[i], 0, bytes_of(r, i) / 4, stream));
+}
+
+static vpmm_status wake(vpmm_pool *pool)
+{
+    host_memory_enter();
+    vpmm_status status = vpmm_wake(pool);
+    host_memory_leave();
+    return status;
+}
+
+/* Gives the pool's memory back for a while. True: there is memory at its addresses again. */
+static bool park_and_wake(run *r, vpmm_pool *pool)
+{
+    host_memory_enter();
+    vpmm_status status = vpmm_park(pool);
+    host_memory_leave();
+    if (!may_be_refused(r, "vpmm_park", status))
+        return true;
+    count(&r->parks);
+    while (!may_be_refused(r, "vpmm_wake", wake(pool))) { /* others have the memory meanwhile */
+        if (atomic_load(&r->stop))
+            return false;
+        pause_ms(PAUSE_LEAST_MS);
+    }
+    return true;
+}
+
+static void use_pool(run *r, vpmm_pool *pool, CUstream stream, bool parks)
+{
+    CUdeviceptr address[POOL_ALLOCATIONS] = {0};
+    allocate_in(r, pool, stream, address);
+    write_to(r, stream, address);
+    if (parks && park_and_wake(r, pool))
+        write_to(r, stream, address);
     for (int i = 0; i < POOL_ALLOCATIONS; i++)
         may_be_refused(r, "vpmm_free", vpmm_free(pool, address[i], stream));
 }
 
-static void make_and_end_pool(run *r)
+static void make_and_end_pool(run *r, bool graph)
 {
     vpmm_config config = r->config;
     vpmm_pool *pool = NULL;
@@ -122,6 +169,7 @@ static void make_and_end_pool(run *r)
     config.max_mapped = POOL_PAGES * r->page_size;
     config.initial_pages = 0;
     config.reaper = true;
+    config.graph = graph;
     if (!run_cuda_ok(r, "cuStreamCreate", r->gpu.driver->cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING)))
         return;
     host_memory_enter_creation();
@@ -129,19 +177,19 @@ static void make_and_end_pool(run *r)
     host_memory_leave();
     if (may_be_refused(r, "vpmm_pool_create", status)) {
         count(&r->pools);
-        use_pool(r, pool, stream);
+        use_pool(r, pool, stream, graph);
         may_be_refused(r, "vpmm_pool_destroy", vpmm_pool_destroy(pool));
     }
     run_cuda_ok(r, "cuStreamDestroy", r->gpu.driver->cuStreamDestroy(stream));
 }
 
 /* The driver refuses this thread nothing: what it refused at the other pool's end would stay on the device. */
-static void come_and_go(run *r)
+static void come_and_go(run *r, bool graph)
 {
     if (r->target.pool == NULL)
         return;
     faults_spare(true);
-    make_and_end_pool(r);
+    make_and_end_pool(r, graph);
     faults_spare(false);
 }
 
@@ -162,7 +210,8 @@ static void *disturb(void *argument)
             lower_cap(r);
             break;
         case 3:
-            come_and_go(r);
+        case 4:
+            come_and_go(r, random_below(&random, 2));
             break;
         default:
             look(r);

@@ -70,7 +70,8 @@ void report_progress(run *r)
     X(freed_on_another_stream, run_count(r, COUNT_crossed))                                                            \
     X(trims, r->trims)                                                                                                 \
     X(caps_lowered, r->caps)                                                                                           \
-    X(other_pools, r->pools)
+    X(other_pools, r->pools)                                                                                           \
+    X(parks, r->parks)
 
 /* With planned faults: builds given up at each step that one refused call ends, */
 #define UNWINDINGS(X)                                                                                                  \
@@ -201,8 +202,8 @@ static void json_numbers(FILE *out, const run *r)
 #undef NUMBER
     fprintf(out,
             "\"trims\": %" PRIu64 ", \"caps\": %" PRIu64 ", \"looks\": %" PRIu64 ", \"pools\": %" PRIu64
-            ", \"squeezes\": %" PRIu64 "}",
-            r->trims, r->caps, r->looks, r->pools, r->squeezes);
+            ", \"parks\": %" PRIu64 ", \"squeezes\": %" PRIu64 "}",
+            r->trims, r->caps, r->looks, r->pools, r->parks, r->squeezes);
     fprintf(out,
             ",\n     \"mallocs_per_second\": %.1f, \"bytes_verified\": %" PRIu64 ", \"mismatches\": %" PRIu64
             ", \"races\": %" PRIu64 ", \"misuses\": %" PRIu64,
