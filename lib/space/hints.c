@@ -269,7 +269,7 @@ bool hints_best(const struct hints *set, const struct units *units, enum unit_st
 /* The descriptors of a block's hints are read from memory side by side, not one after another. */
 static void prefetch_units(const struct units *units, const struct hint_block *block)
 {
-    for (uint64_t used = load_relaxed_u64(&block->used); used; used &= used - 1) {
+    for (uint64_t used = peek_u64(&block->used); used; used &= used - 1) {
         uint32_t entry = peek_u32(&block->slot[__builtin_ctzll(used)]);
         if (entry)
             __builtin_prefetch(unit_at(units, entry - 1));
@@ -299,9 +299,37 @@ void hints_each(const struct hints *hints, const struct units *table, enum unit_
             return;
 }
 
+/*
+ * What other threads have written last lies in their caches. So all bins with hints, then their first blocks, then the
+ * descriptors of what is hinted there are asked for side by side, before they are looked at one after another. What is
+ * read for it is a guess: peeks.
+ */
+static void prefetch_from(const struct hints *hints, const struct units *table, unsigned first)
+{
+    enum { WORDS = sizeof hints->bits / sizeof hints->bits[0] };
+    const struct hint_bin *noted[HINT_BINS];
+    unsigned n = 0;
+    for (unsigned word = first / 64; word < WORDS; word++)
+        for (uint64_t bits = peek_u64(&hints->bits[word]); bits; bits &= bits - 1) {
+            unsigned bin = word * 64 + (unsigned)__builtin_ctzll(bits);
+            if (bin >= first)
+                noted[n++] = &hints->bin[bin];
+        }
+    for (unsigned i = 0; i < n; i++)
+        __builtin_prefetch(noted[i]);
+    for (unsigned i = 0; i < n; i++)
+        __builtin_prefetch(peek_ptr(&noted[i]->first));
+    for (unsigned i = 0; i < n; i++) {
+        const struct hint_block *block = peek_ptr(&noted[i]->first);
+        if (block)
+            prefetch_units(table, block);
+    }
+}
+
 void hints_each_from(const struct hints *hints, const struct units *table, enum unit_state state, uint64_t units,
                      bool (*visit)(const struct seen_region *, void *), void *data)
 {
+    prefetch_from(hints, table, bin_of(units));
     for (unsigned bin = bin_of(units); (bin = next_noted_bin(hints, bin)) < HINT_BINS; bin++)
         if (!each_of_bin(&hints->bin[bin], table, state, units, visit, data))
             return;
