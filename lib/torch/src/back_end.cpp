@@ -91,8 +91,8 @@ class BackEnd final : public back_end::CUDAAllocator {
     C10_CUDA_CHECK(cudaMemcpy(to, from, bytes, cudaMemcpyDeviceToDevice));
   }
 
-  cudaError_t memcpyAsync(void* to, int to_device, const void* from, int from_device, size_t bytes,
-                          cudaStream_t stream, bool) override {
+  cudaError_t memcpyAsync(void* to, int to_device, const void* from, int from_device, size_t bytes, cudaStream_t stream,
+                          bool) override {
     if (to_device == from_device)
       return cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToDevice, stream);
     return cudaMemcpyPeerAsync(to, to_device, from, from_device, bytes, stream);
@@ -455,7 +455,8 @@ class BackEnd final : public back_end::CUDAAllocator {
   /* On each device that has a pool of the id. */
   void park(c10::MempoolId_t id, bool keep) {
     each_private(id, [&](Device& device, Pool& pool) {
-      TORCH_CHECK(!keep || !device.pools.is_any_underway(), "vpmm: what a memory pool holds is not kept while a graph is "
+      TORCH_CHECK(!keep || !device.pools.is_any_underway(),
+                  "vpmm: what a memory pool holds is not kept while a graph is "
                   "captured, or in use_mem_pool: the wait for the device would end the capture");
       allocations_.each([&](void* address, const Allocation& allocation) {
         if (allocation.pool.get() == &pool)
@@ -587,8 +588,7 @@ class BackEnd final : public back_end::CUDAAllocator {
     std::string settings = c10::CachingAllocator::getAllocatorSettings();
     out.last_allocator_settings = settings.empty() ? "backend:vpmm" : "backend:vpmm," + settings;
     out.roundup_power2_divisions = c10::CachingAllocator::AcceleratorAllocatorConfig::roundup_power2_divisions();
-    out.graph_capture_record_stream_reuse =
-        back_end::CUDAAllocatorConfig::graph_capture_record_stream_reuse();
+    out.graph_capture_record_stream_reuse = back_end::CUDAAllocatorConfig::graph_capture_record_stream_reuse();
     return out;
   }
 
@@ -655,9 +655,8 @@ class BackEnd final : public back_end::CUDAAllocator {
     double fraction = pool.keeper->getMemoryFraction(device_index);
     pool.keeper->setMemoryFraction(0, device_index);
     auto restore = c10::make_scope_exit([&] { pool.keeper->setMemoryFraction(fraction, device_index); });
-    pool.keeper->beginAllocateToPool(device_index, pool.id, [=](cudaStream_t) {
-      return std::this_thread::get_id() == thread;
-    });
+    pool.keeper->beginAllocateToPool(device_index, pool.id,
+                                     [=](cudaStream_t) { return std::this_thread::get_id() == thread; });
     auto end = c10::make_scope_exit([&] {
       pool.keeper->endAllocateToPool(device_index, pool.id);
       pool.keeper->releasePool(device_index, pool.id); // as a user, which the begin made of this call
@@ -777,7 +776,8 @@ class BackEnd final : public back_end::CUDAAllocator {
   DataPtr allocate_again(DeviceIndex index, const std::shared_ptr<Pool>& pool, const Checkpoint::Live& live) {
     void* address = live.address;
     std::optional<Allocation> shelved = pool->wanted.unshelve(address);
-    TORCH_CHECK(shelved, "vpmm: ", address, " of a checkpoint is in use: another thread allocates from its memory pool");
+    TORCH_CHECK(shelved, "vpmm: ", address,
+                " of a checkpoint is in use: another thread allocates from its memory pool");
     shelved->pool = pool;
     shelved->bytes = live.bytes;
     shelved->block = live.block;
@@ -792,8 +792,7 @@ class BackEnd final : public back_end::CUDAAllocator {
     int64_t allocated = device.statistics.allocated(), held = static_cast<int64_t>(reserved(device, index));
     device.shortages.fetch_add(1, std::memory_order_relaxed);
     if (history_.is_watched())
-      history_.add(TraceEntry::OOM, index, reinterpret_cast<void*>(free), bytes, stream, pool.id,
-                   context);
+      history_.add(TraceEntry::OOM, index, reinterpret_cast<void*>(free), bytes, stream, pool.id, context);
     for (const auto& observer : copy_of(observers_)) // they may take Python's lock, and allocate
       observer(index, bytes, total, free);
     if (is_to_reject(device)) {

@@ -23,8 +23,7 @@ Frontier frontier_of(cudaStream_t stream) {
   unsigned long long capture = 0;
   cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
 #if CUDART_VERSION >= 13000
-  cudaError_t error =
-      cudaStreamGetCaptureInfo(stream, &status, &capture, nullptr, &found.nodes, nullptr, &found.count);
+  cudaError_t error = cudaStreamGetCaptureInfo(stream, &status, &capture, nullptr, &found.nodes, nullptr, &found.count);
 #else
   cudaError_t error = cudaStreamGetCaptureInfo_v2(stream, &status, &capture, nullptr, &found.nodes, &found.count);
 #endif

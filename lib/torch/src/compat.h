@@ -24,7 +24,8 @@ auto segments_of_allocator(Allocator& allocator, c10::MempoolId_t id, int)
 }
 
 template <typename Allocator>
-auto segments_of_allocator(Allocator& allocator, c10::MempoolId_t id, long) -> decltype(allocator.snapshot(id).segments) {
+auto segments_of_allocator(Allocator& allocator, c10::MempoolId_t id, long)
+    -> decltype(allocator.snapshot(id).segments) {
   return allocator.snapshot(id).segments;
 }
 

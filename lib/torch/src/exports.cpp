@@ -143,7 +143,8 @@ void Door::remove(uint64_t number) {
 
 static void check_driver(CUresult result, const char* call) {
   TORCH_CHECK(result == CUDA_SUCCESS, "vpmm: memory cannot be shared with other processes: ", call, " answers ",
-              static_cast<int>(result), " (it needs a device that exports handles as file descriptors, and no "
+              static_cast<int>(result),
+              " (it needs a device that exports handles as file descriptors, and no "
               "VPMM_EXPORTABLE=0)");
 }
 
@@ -152,8 +153,7 @@ static int export_part(const vpmm_driver& driver, CUdeviceptr address) {
   int fd = -1;
   check_driver(driver.cuMemRetainAllocationHandle(&handle, reinterpret_cast<void*>(address)),
                "cuMemRetainAllocationHandle");
-  CUresult result =
-      driver.cuMemExportToShareableHandle(&fd, handle, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0);
+  CUresult result = driver.cuMemExportToShareableHandle(&fd, handle, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0);
   driver.cuMemRelease(handle);
   check_driver(result, "cuMemExportToShareableHandle");
   return fd;

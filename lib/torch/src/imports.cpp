@@ -58,8 +58,10 @@ static int knock(const DescriptionHead& head) {
       send(peer, &head.number, sizeof head.number, MSG_NOSIGNAL) != static_cast<ssize_t>(sizeof head.number)) {
     int error = errno;
     close(peer);
-    TORCH_CHECK(false, "vpmm: the process that shares this memory cannot be asked for it: it has ended, or is in another "
-                "network namespace (", std::strerror(error), ")");
+    TORCH_CHECK(false,
+                "vpmm: the process that shares this memory cannot be asked for it: it has ended, or is in another "
+                "network namespace (",
+                std::strerror(error), ")");
   }
   return peer;
 }
@@ -88,7 +90,8 @@ static void ask_for(const Description& description, Descriptors& out) {
   int peer = knock(description.head);
   auto hang_up = c10::make_scope_exit([&] { close(peer); });
   while (out.fds.size() < description.sizes.size())
-    TORCH_CHECK(receive_some(peer, out), "vpmm: the process that shares this memory does not give it: the tensor has ended "
+    TORCH_CHECK(receive_some(peer, out),
+                "vpmm: the process that shares this memory does not give it: the tensor has ended "
                 "there, the process is another user's, or this one has too many open files");
 }
 

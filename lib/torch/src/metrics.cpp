@@ -37,7 +37,8 @@ static Endpoint endpoint(const std::string& text) {
   char* end = nullptr;
   unsigned long port = std::strtoul(digits.c_str(), &end, 10);
   bool is_port = !digits.empty() && digits.find_first_not_of("0123456789") == std::string::npos && port <= UINT16_MAX;
-  TORCH_CHECK(is_port, "VPMM_TORCH_METRICS is \"", text, "\": a port up to 65535, or an address and a port as in "
+  TORCH_CHECK(is_port, "VPMM_TORCH_METRICS is \"", text,
+              "\": a port up to 65535, or an address and a port as in "
               "0.0.0.0:9435 and [::1]:9435");
   out.port = static_cast<uint16_t>(port);
   return out;
@@ -77,8 +78,9 @@ void metrics_remove(vpmm_pool* pool) {
 
 void metrics_begin() {
   if (asked()) { // the macro has an if of its own
-    TORCH_WARN_ONCE("vpmm: VPMM_TORCH_METRICS is set, and vpmm_torch was built without the exporter: install "
-                    "libmicrohttpd-dev, libgnutls28-dev, zlib1g-dev and libcrypt-dev, and build it again");
+    TORCH_WARN_ONCE(
+        "vpmm: VPMM_TORCH_METRICS is set, and vpmm_torch was built without the exporter: install "
+        "libmicrohttpd-dev, libgnutls28-dev, zlib1g-dev and libcrypt-dev, and build it again");
   }
 }
 

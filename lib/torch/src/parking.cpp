@@ -98,8 +98,8 @@ void Parking::wake(vpmm_pool* pool, const std::function<void()>& make_room) {
     make_room();
     status = vpmm_wake(pool);
   }
-  TORCH_CHECK_WITH(OutOfMemoryError, status != VPMM_ERROR_OUT_OF_MEMORY, "CUDA out of memory. vpmm: ",
-                   vpmm_last_error());
+  TORCH_CHECK_WITH(OutOfMemoryError, status != VPMM_ERROR_OUT_OF_MEMORY,
+                   "CUDA out of memory. vpmm: ", vpmm_last_error());
   check(status, "waking a memory pool");
   kept_.put_back();
   parked_.store(false, std::memory_order_release);

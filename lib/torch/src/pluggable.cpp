@@ -20,8 +20,7 @@ vpmm_pool* pool_of(int device) {
 extern "C" __attribute__((visibility("default"))) void* vpmm_torch_malloc(size_t bytes, int device, CUstream stream) {
   CUdeviceptr address = 0;
   vpmm_status status = vpmm_malloc(pool_of(device), bytes, stream, &address);
-  TORCH_CHECK(status == VPMM_SUCCESS || status == VPMM_ERROR_OUT_OF_MEMORY ||
-                  status == VPMM_ERROR_OUT_OF_ADDRESS_SPACE,
+  TORCH_CHECK(status == VPMM_SUCCESS || status == VPMM_ERROR_OUT_OF_MEMORY || status == VPMM_ERROR_OUT_OF_ADDRESS_SPACE,
               "vpmm: an allocation: ", vpmm_last_error());
   return reinterpret_cast<void*>(address);
 }

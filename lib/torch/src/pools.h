@@ -52,7 +52,7 @@ struct Pool {
   bool use_on_oom = false;      // under the lock
   Wanted wanted;                // of a private one, as is the next
   Parking parking;
-  Mapped mapped;                // while history is recorded
+  Mapped mapped; // while history is recorded
 
   bool is_private() const {
     return id != MempoolId_t{0, 0};

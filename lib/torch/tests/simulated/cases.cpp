@@ -32,8 +32,8 @@ static void refuses(Back& back) {
 
 /* In steps of 512 bytes, those of up to 1 MiB as small. */
 static void counts_blocks(Back& back) {
-  const std::pair<size_t, size_t> cases[] = {{1, 512}, {512, 512}, {513, 1024}, {1 << 20, 1 << 20},
-                                             {(1 << 20) + 1, (1 << 20) + 512}, {3 << 20, 3 << 20}};
+  const std::pair<size_t, size_t> cases[] = {
+      {1, 512}, {512, 512}, {513, 1024}, {1 << 20, 1 << 20}, {(1 << 20) + 1, (1 << 20) + 512}, {3 << 20, 3 << 20}};
   back.resetAccumulatedStats(0);
   int64_t requested = 0, block = 0;
   for (auto [bytes, expected] : cases) {

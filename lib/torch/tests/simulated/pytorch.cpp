@@ -129,8 +129,8 @@ struct Captured {
   std::vector<Node*> frontier;
 };
 
-static std::mutex graph_lock;                 // of the rest
-static std::map<CUstream, Captured> captured; // streams that capture now
+static std::mutex graph_lock;                                                  // of the rest
+static std::map<CUstream, Captured> captured;                                  // streams that capture now
 static std::map<unsigned long long, std::vector<std::unique_ptr<Node>>> nodes; // of each capture under way
 static unsigned long long capture_ids;
 
@@ -360,8 +360,7 @@ void torchInternalAssertFail(const char*, const char*, uint32_t, const char* con
 } // namespace detail
 
 namespace impl {
-std::array<std::atomic<const DeviceGuardImplInterface*>,
-           static_cast<size_t>(DeviceType::COMPILE_TIME_MAX_DEVICE_TYPES)>
+std::array<std::atomic<const DeviceGuardImplInterface*>, static_cast<size_t>(DeviceType::COMPILE_TIME_MAX_DEVICE_TYPES)>
     device_guard_impl_registry;
 } // namespace impl
 
@@ -397,62 +396,140 @@ std::atomic<caching::CUDAAllocator*> caching::allocator;
 struct OneDevice : c10::impl::DeviceGuardImplInterface {
   const Device device{DeviceType::CUDA, 0};
 
-  DeviceType type() const override { return DeviceType::CUDA; }
-  Device exchangeDevice(Device) const override { return device; }
-  Device getDevice() const override { return device; }
+  DeviceType type() const override {
+    return DeviceType::CUDA;
+  }
+  Device exchangeDevice(Device) const override {
+    return device;
+  }
+  Device getDevice() const override {
+    return device;
+  }
   void setDevice(Device) const override {}
   void uncheckedSetDevice(Device) const noexcept override {}
-  Stream getStream(Device) const override { return torch_stream(current); }
-  Stream exchangeStream(Stream) const override { return torch_stream(current); }
-  DeviceIndex deviceCount() const noexcept override { return 1; }
+  Stream getStream(Device) const override {
+    return torch_stream(current);
+  }
+  Stream exchangeStream(Stream) const override {
+    return torch_stream(current);
+  }
+  DeviceIndex deviceCount() const noexcept override {
+    return 1;
+  }
 };
 
 /* That a call comes to it is a mistake. */
 struct Unused : caching::CUDAAllocator {
   using MempoolId = c10::MempoolId_t;
 
-  bool initialized() override { return false; }
-  std::string name() override { return "unused"; }
-  bool isEnabled() const override { return true; }
-  c10::DataPtr allocate(size_t) override { abort(); }
-  void copy_data(void*, const void*, size_t) const override { abort(); }
-  void* raw_alloc(size_t) override { abort(); }
-  void* raw_alloc_with_stream(size_t, cudaStream_t) override { abort(); }
-  void raw_delete(void*) override { abort(); }
-  void init(int) override { abort(); }
-  double getMemoryFraction(DeviceIndex) override { abort(); }
-  void setMemoryFraction(double, DeviceIndex) override { abort(); }
-  std::vector<caching::StreamSegmentSize> getExpandableSegmentSizes(DeviceIndex) override { abort(); }
-  void enable(bool) override { abort(); }
-  void emptyCache(MempoolId) override { abort(); }
-  void cacheInfo(DeviceIndex, size_t*) override { abort(); }
-  void* getBaseAllocation(void*, size_t*) override { abort(); }
-  void recordStream(const c10::DataPtr&, c10::cuda::CUDAStream) override { abort(); }
-  c10::CachingDeviceAllocator::DeviceStats getDeviceStats(DeviceIndex) override { abort(); }
-  void resetAccumulatedStats(DeviceIndex) override { abort(); }
-  void resetPeakStats(DeviceIndex) override { abort(); }
-  caching::SnapshotInfo snapshot(MempoolId, bool) override { abort(); }
-  void beginAllocateToPool(DeviceIndex, MempoolId, std::function<bool(cudaStream_t)>) override { abort(); }
-  void endAllocateToPool(DeviceIndex, MempoolId) override { abort(); }
-  void releasePool(DeviceIndex, MempoolId) override { abort(); }
-  caching::ShareableHandle shareIpcHandle(void*) override { abort(); }
-  std::shared_ptr<void> getIpcDevPtr(std::string) override { abort(); }
+  bool initialized() override {
+    return false;
+  }
+  std::string name() override {
+    return "unused";
+  }
+  bool isEnabled() const override {
+    return true;
+  }
+  c10::DataPtr allocate(size_t) override {
+    abort();
+  }
+  void copy_data(void*, const void*, size_t) const override {
+    abort();
+  }
+  void* raw_alloc(size_t) override {
+    abort();
+  }
+  void* raw_alloc_with_stream(size_t, cudaStream_t) override {
+    abort();
+  }
+  void raw_delete(void*) override {
+    abort();
+  }
+  void init(int) override {
+    abort();
+  }
+  double getMemoryFraction(DeviceIndex) override {
+    abort();
+  }
+  void setMemoryFraction(double, DeviceIndex) override {
+    abort();
+  }
+  std::vector<caching::StreamSegmentSize> getExpandableSegmentSizes(DeviceIndex) override {
+    abort();
+  }
+  void enable(bool) override {
+    abort();
+  }
+  void emptyCache(MempoolId) override {
+    abort();
+  }
+  void cacheInfo(DeviceIndex, size_t*) override {
+    abort();
+  }
+  void* getBaseAllocation(void*, size_t*) override {
+    abort();
+  }
+  void recordStream(const c10::DataPtr&, c10::cuda::CUDAStream) override {
+    abort();
+  }
+  c10::CachingDeviceAllocator::DeviceStats getDeviceStats(DeviceIndex) override {
+    abort();
+  }
+  void resetAccumulatedStats(DeviceIndex) override {
+    abort();
+  }
+  void resetPeakStats(DeviceIndex) override {
+    abort();
+  }
+  caching::SnapshotInfo snapshot(MempoolId, bool) override {
+    abort();
+  }
+  void beginAllocateToPool(DeviceIndex, MempoolId, std::function<bool(cudaStream_t)>) override {
+    abort();
+  }
+  void endAllocateToPool(DeviceIndex, MempoolId) override {
+    abort();
+  }
+  void releasePool(DeviceIndex, MempoolId) override {
+    abort();
+  }
+  caching::ShareableHandle shareIpcHandle(void*) override {
+    abort();
+  }
+  std::shared_ptr<void> getIpcDevPtr(std::string) override {
+    abort();
+  }
   void recordHistory(bool, caching::CreateContextFn, size_t, caching::RecordContext, bool,
-                     const std::vector<std::string>&) override { abort(); }
-  void attachOutOfMemoryObserver(caching::OutOfMemoryObserver) override { abort(); }
-  void attachOomRejectionObserver(std::function<void(int64_t, size_t, size_t, size_t)>) { abort(); } // since 2.12
-  void attachAllocatorTraceTracker(caching::AllocatorTraceTracker) override { abort(); }
-  void enablePeerAccess(DeviceIndex, DeviceIndex) override { abort(); }
-  cudaError_t memcpyAsync(void*, int, const void*, int, size_t, cudaStream_t, bool) override { abort(); }
-  std::shared_ptr<caching::AllocatorState> getCheckpointState(DeviceIndex, MempoolId) override { abort(); }
+                     const std::vector<std::string>&) override {
+    abort();
+  }
+  void attachOutOfMemoryObserver(caching::OutOfMemoryObserver) override {
+    abort();
+  }
+  void attachOomRejectionObserver(std::function<void(int64_t, size_t, size_t, size_t)>) {
+    abort();
+  } // since 2.12
+  void attachAllocatorTraceTracker(caching::AllocatorTraceTracker) override {
+    abort();
+  }
+  void enablePeerAccess(DeviceIndex, DeviceIndex) override {
+    abort();
+  }
+  cudaError_t memcpyAsync(void*, int, const void*, int, size_t, cudaStream_t, bool) override {
+    abort();
+  }
+  std::shared_ptr<caching::AllocatorState> getCheckpointState(DeviceIndex, MempoolId) override {
+    abort();
+  }
   caching::CheckpointDelta setCheckpointPoolState(DeviceIndex, std::shared_ptr<caching::AllocatorState>) override {
     abort();
   }
 };
 
 void set_reuse_in_captures(bool reuse) {
-  caching::CUDAAllocatorConfig::instance().parseArgs(
-      reuse ? "graph_capture_record_stream_reuse:True" : "graph_capture_record_stream_reuse:False");
+  caching::CUDAAllocatorConfig::instance().parseArgs(reuse ? "graph_capture_record_stream_reuse:True"
+                                                           : "graph_capture_record_stream_reuse:False");
 }
 
 void torch_set_current_stream(CUstream stream) {

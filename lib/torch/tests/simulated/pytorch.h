@@ -13,12 +13,12 @@
 #include <cstdio>
 #include <cstdlib>
 
-#define REQUIRE(condition)                                                                                             \
-  do {                                                                                                                 \
-    if (!(condition)) {                                                                                                \
-      std::fprintf(stderr, "%s, line %d: not so: %s (%s)\n", __FILE__, __LINE__, #condition, vpmm_last_error());       \
-      std::abort();                                                                                                    \
-    }                                                                                                                  \
+#define REQUIRE(condition)                                                                                       \
+  do {                                                                                                           \
+    if (!(condition)) {                                                                                          \
+      std::fprintf(stderr, "%s, line %d: not so: %s (%s)\n", __FILE__, __LINE__, #condition, vpmm_last_error()); \
+      std::abort();                                                                                              \
+    }                                                                                                            \
   } while (0)
 
 #define DRIVE(call) REQUIRE(simulated.driver->call == CUDA_SUCCESS)
@@ -40,8 +40,8 @@ extern torch_settings settings;
 
 using Back = c10::cuda::CUDACachingAllocator::CUDAAllocator;
 
-void check_cases(Back&);           // cases.cpp
-void check_counts();               // counts.cpp
+void check_cases(Back&);          // cases.cpp
+void check_counts();              // counts.cpp
 void set_reuse_in_captures(bool); // graph_capture_record_stream_reuse
 
 /*
@@ -57,8 +57,8 @@ void capture_set_frontier(CUstream, cudaGraphNode_t);   // as cudaStreamUpdateCa
 cudaGraphNode_t capture_last(CUstream);                 // node; NULL: it has none
 bool capture_is_behind(CUstream, cudaGraphNode_t);      // whether the stream's next work comes after the node
 
-void torch_open();                            // a simulated GPU, and an allocator of PyTorch's that was not used yet
-void torch_set_current_stream(CUstream);      // of the calling thread
+void torch_open();                       // a simulated GPU, and an allocator of PyTorch's that was not used yet
+void torch_set_current_stream(CUstream); // of the calling thread
 c10::cuda::CUDAStream torch_stream(CUstream, int device = 0); // as PyTorch has it
 
 #endif

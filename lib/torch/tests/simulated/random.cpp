@@ -384,13 +384,13 @@ int main(int count, char** arguments) {
   if (seed % 2)
     check_history(back);
   auto stats = back.getDeviceStats(0);
-  std::printf("captures %llu, pools %llu, parked %llu, trees %llu, uses %llu, refused %llu; races %llu, misuses %llu, "
-              "live %lld, held %lld\n",
-              (unsigned long long)graphs, (unsigned long long)pools, (unsigned long long)parks,
-              (unsigned long long)trees, (unsigned long long)uses, (unsigned long long)refused,
-              (unsigned long long)vpmm_sim_races(simulated.sim),
-              (unsigned long long)vpmm_sim_misuses(simulated.sim), (long long)stats.allocation[0].current,
-              (long long)stats.reserved_bytes[0].current);
+  std::printf(
+      "captures %llu, pools %llu, parked %llu, trees %llu, uses %llu, refused %llu; races %llu, misuses %llu, "
+      "live %lld, held %lld\n",
+      (unsigned long long)graphs, (unsigned long long)pools, (unsigned long long)parks, (unsigned long long)trees,
+      (unsigned long long)uses, (unsigned long long)refused, (unsigned long long)vpmm_sim_races(simulated.sim),
+      (unsigned long long)vpmm_sim_misuses(simulated.sim), (long long)stats.allocation[0].current,
+      (long long)stats.reserved_bytes[0].current);
   REQUIRE(vpmm_sim_races(simulated.sim) == 0 && vpmm_sim_misuses(simulated.sim) == 0);
   REQUIRE(stats.allocation[0].current == 0 && stats.allocated_bytes[0].current == 0);
   REQUIRE(stats.reserved_bytes[0].current == 0);
