@@ -8,6 +8,7 @@
 #include <iterator>
 #include <optional>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -594,6 +595,27 @@ static void shares_nothing_that_the_driver_refuses(Back& back) {
   }
 }
 
+/* Both are given the same, and nothing is left of what the slower one has made. */
+static void shares_once_by_two_threads(Back& back) {
+  size_t files = open_files();
+  for (int i = 0; i < 200; i++) {
+    c10::DataPtr memory = back.allocate(40 << 20);
+    std::string handle[2];
+    std::atomic<int> ready{0};
+    auto share = [&](std::string& out) {
+      DRIVE(cuCtxSetCurrent(simulated.context));
+      for (ready++; ready < 2;) {
+      }
+      out = back.shareIpcHandle(memory.get()).handle;
+    };
+    std::thread other(share, std::ref(handle[1]));
+    share(handle[0]);
+    other.join();
+    REQUIRE(handle[0] == handle[1] && !handle[0].empty());
+  }
+  REQUIRE(open_files_come_to(files));
+}
+
 /* ---- parking ---- */
 
 extern "C" const char* vpmm_torch_park(uint64_t first, uint64_t second, bool keep);
@@ -781,6 +803,7 @@ void check_cases(Back& back) {
   }
   refuses_what_is_no_more_shared(back);
   shares_nothing_that_the_driver_refuses(back);
+  shares_once_by_two_threads(back);
   lets_a_peer_in(back);
   waits_for_a_peer_s_stream(back);
   parks_and_wakes(back, false);
