@@ -275,6 +275,7 @@ class BackEnd final : public back_end::CUDAAllocator {
       out.device_traces.emplace_back();
       if (include_traces)
         out.device_traces.back() = history_.entries(static_cast<int>(i));
+      note_last_freed(out.segments, out.device_traces.back());
       for (TraceEntry& entry : out.device_traces.back())
         entry.time_.t_ = to_unix(entry.time_.approx_t_);
     }

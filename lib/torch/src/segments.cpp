@@ -3,12 +3,15 @@
 #include "statistics.h"
 
 #include <algorithm>
+#include <iterator>
+#include <map>
 #include <utility>
 
 namespace vpmm_torch {
 
 using c10::cuda::CUDACachingAllocator::BlockInfo;
 using c10::cuda::CUDACachingAllocator::SegmentInfo;
+using c10::cuda::CUDACachingAllocator::TraceEntry;
 
 /* In ascending order, none within another. */
 static std::vector<vpmm_range> ranges_of(vpmm_pool* pool) {
@@ -107,6 +110,25 @@ std::vector<SegmentInfo> segments_of(vpmm_pool* pool, int device, c10::MempoolId
   }
   add_before(SIZE_MAX);
   return segments;
+}
+
+void note_last_freed(std::vector<SegmentInfo>& segments, const std::vector<TraceEntry>& entries) {
+  std::map<size_t, BlockInfo*> blocks; // by address
+  for (SegmentInfo& segment : segments) {
+    size_t address = segment.address;
+    for (BlockInfo& block : segment.blocks) {
+      blocks.emplace(address, &block);
+      address += block.size;
+    }
+  }
+  for (const TraceEntry& entry : entries) {
+    auto after = blocks.upper_bound(entry.addr_);
+    if (entry.action_ != TraceEntry::FREE_COMPLETED || after == blocks.begin())
+      continue;
+    auto [address, block] = *std::prev(after);
+    if (!block->active && entry.addr_ - address < block->size)
+      block->requested_size = entry.size_;
+  }
 }
 
 /* ---- what is mapped ---- */

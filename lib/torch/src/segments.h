@@ -6,7 +6,8 @@
  *             free memory is of none
  *   block     of a segment, which it fills with its neighbours: an allocation's, of the bytes that count
  *             (statistics.h), or what is between two of them: inactive. That is free, or waits to be, or is what
- *             rounding to pieces and pages adds
+ *             rounding to pieces and pages adds. As PyTorch's own it says how many bytes were asked for of what was
+ *             freed there last, as far as recorded history goes back
  *   mapped    address space behind which there is memory. vpmm maps and unmaps within its calls, and by a thread of its
  *             own, and tells nobody: while history is recorded what is mapped is compared with what was, after calls
  *             that changed it. So an entry may come later than what it tells of
@@ -39,6 +40,10 @@ struct Occupant {
 /* In ascending order of addresses. */
 std::vector<c10::cuda::CUDACachingAllocator::SegmentInfo> segments_of(vpmm_pool* pool, int device, c10::MempoolId_t id,
                                                                       std::vector<Occupant> occupants);
+
+/* The inactive blocks say what was freed in them last, by these entries, oldest first. The segments are ascending. */
+void note_last_freed(std::vector<c10::cuda::CUDACachingAllocator::SegmentInfo>& segments,
+                     const std::vector<c10::cuda::CUDACachingAllocator::TraceEntry>& entries);
 
 struct Interval {
   size_t begin, end;

@@ -4,6 +4,7 @@
  */
 #include "pytorch.h"
 
+#include <algorithm>
 #include <filesystem>
 #include <iterator>
 #include <optional>
@@ -268,6 +269,36 @@ static void shows_the_free_memory_of_private_pools(Back& back) {
 
 static std::vector<TraceEntry> history_of(Back& back) {
   return back.snapshot({0, 0}, true).device_traces.at(0);
+}
+
+/* As far as history is recorded, what is inactive says what was freed in it last, and what lives what it is. */
+static void shows_what_was_freed_last(Back& back) {
+  c10::DataPtr kept = back.allocate(1000);
+  back.recordHistory(true, nullptr, 1000, c10::CachingDeviceAllocator::RecordContext::NEVER, true, {});
+  for (size_t bytes : {5000, 7000})
+    back.allocate(bytes).clear();
+  auto freed_last = [&] {
+    std::vector<SegmentInfo> segments = back.snapshot({0, 0}, true).segments;
+    REQUIRE(segments.size() == 1 && segments[0].blocks.size() >= 2);
+    size_t last = 0, lives = 0;
+    for (const auto& block : segments[0].blocks)
+      if (block.active)
+        lives += block.requested_size;
+      else
+        last = std::max(last, block.requested_size);
+    REQUIRE(lives == segments[0].requested_size);
+    return last;
+  };
+  REQUIRE(freed_last() == 7000);
+  back.allocate(9000).clear();
+  REQUIRE(freed_last() == 9000);
+  c10::DataPtr again = back.allocate(8900); // where the last one was
+  (void)freed_last();
+  again.clear();
+  back.recordHistory(false, nullptr, 0, c10::CachingDeviceAllocator::RecordContext::NEVER, true, {});
+  REQUIRE(freed_last() == 0);
+  kept.clear();
+  back.emptyCache({0, 0});
 }
 
 /* What is mapped and unmapped while history is recorded, and no more than that. */
@@ -791,6 +822,7 @@ void check_cases(Back& back) {
   shows_what_lives_and_what_is_free(back);
   shows_pages_that_are_cut(back);
   shows_the_free_memory_of_private_pools(back);
+  shows_what_was_freed_last(back);
   records_what_is_mapped(back);
   reuses_what_has_joined(back, true);
   reuses_what_has_joined(back, false);
