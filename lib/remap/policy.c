@@ -1,5 +1,7 @@
 #include "remap/policy.h"
 
+#include "base/radix.h"
+
 #include <stdlib.h>
 #include <string.h>
 
@@ -320,25 +322,8 @@ static bool plan_pages(const struct policy_view *v, uint32_t pages, struct polic
 }
 
 /*
- * Extents, longest first: a radix sort on (pages, then the lower page), 11 bits a turn.
+ * Extents, longest first, of equals the lower page.
  */
-enum { RADIX_BITS = 11, RADIX = 1 << RADIX_BITS };
-
-static size_t digit(uint64_t key, unsigned shift)
-{
-    return RADIX - 1 - (key >> (32 + shift) & (RADIX - 1));
-}
-
-static void sort_digit(const uint64_t *from, uint64_t *to, size_t n, unsigned shift)
-{
-    size_t start[RADIX + 1] = {0};
-    for (size_t i = 0; i < n; i++)
-        start[digit(from[i], shift) + 1]++;
-    for (size_t d = 0; d < RADIX; d++)
-        start[d + 1] += start[d];
-    for (size_t i = 0; i < n; i++)
-        to[start[digit(from[i], shift)]++] = from[i];
-}
 
 /* An extent that must be waited for costs about three times as much as another one. */
 static uint32_t worth_pages(const struct policy_view *v, size_t extent)
@@ -359,28 +344,15 @@ static bool sort_by_size(struct policy *p, const struct policy_view *v)
         p->by_size = grown;
         p->by_size_capacity = 4 * n;
     }
-    uint64_t *from = p->by_size, *to = p->by_size + n;
-    uint32_t longest = 0;
-    for (size_t i = 0; i < n; i++) {
-        uint32_t worth = worth_pages(v, i);
-        from[i] = (uint64_t)worth << 32 | i;
-        if (worth > longest)
-            longest = worth;
-    }
-    for (unsigned shift = 0; shift < 32 && longest >> shift; shift += RADIX_BITS) {
-        sort_digit(from, to, n, shift);
-        uint64_t *swap = from;
-        from = to;
-        to = swap;
-    }
-    if (from != p->by_size)
-        memcpy(p->by_size, from, n * sizeof *from);
+    for (size_t i = 0; i < n; i++)
+        p->by_size[i] = radix_key(UINT32_MAX - worth_pages(v, i), (uint32_t)i);
+    radix_sort(p->by_size, p->by_size + n, n);
     return true;
 }
 
 static uint32_t sorted(const struct policy *p, size_t i)
 {
-    return (uint32_t)p->by_size[i];
+    return radix_number(p->by_size[i]);
 }
 
 /*

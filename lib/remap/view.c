@@ -1,5 +1,6 @@
 #include "remap/view.h"
 
+#include "base/radix.h"
 #include "remap/hole.h"
 
 #include <stdlib.h>
@@ -87,9 +88,8 @@ static bool add_hole(const struct seen_region *found, void *data)
 
 static int by_page(const void *one, const void *other)
 {
-    /* Of struct view_place and of struct policy_hole the page is the first member. */
-    uint64_t a = *(const uint64_t *)one, b = *(const uint64_t *)other;
-    return a < b ? -1 : a > b;
+    const struct policy_hole *a = one, *b = other;
+    return a->page < b->page ? -1 : a->page > b->page;
 }
 
 static uint32_t cut_off(uint64_t pages)
@@ -195,20 +195,22 @@ bool view_claim_run(const struct view *view, struct arena *arena, uint32_t run, 
     return true;
 }
 
-/* By page, from the order in which they were met. What changed while it was looked for may have been met twice. */
+/*
+ * By page, which is a hint's and so of 32 bits, from the order in which they were met. What changed while it was looked
+ * for may have been met twice.
+ */
 static bool sort_regions(struct view *view)
 {
     size_t met = view->regions;
-    if (!room_for((void **)&view->place, &view->place_capacity, met, sizeof *view->place) ||
+    if (!room_for((void **)&view->place, &view->place_capacity, 2 * met, sizeof *view->place) ||
         !room_for((void **)&view->region, &view->region_capacity, met, sizeof *view->region))
         return false;
     for (size_t i = 0; i < met; i++)
-        view->place[i] = (struct view_place){view->met[i].page, i};
-    if (met)
-        qsort(view->place, met, sizeof *view->place, by_page);
+        view->place[i] = radix_key((uint32_t)view->met[i].page, (uint32_t)i);
+    radix_sort(view->place, view->place + met, met);
     view->regions = 0;
     for (size_t i = 0; i < met; i++) {
-        const struct view_region *next = &view->met[view->place[i].met];
+        const struct view_region *next = &view->met[radix_number(view->place[i])];
         const struct view_region *last = view->regions ? &view->region[view->regions - 1] : NULL;
         if (!last || next->page >= last->page + last->pages)
             view->region[view->regions++] = *next;

@@ -29,15 +29,9 @@ struct view_members {
     uint32_t first, regions;
 };
 
-/* Where a region begins that was met; sorted in the place of the regions, which are longer. */
-struct view_place {
-    uint64_t page; /* first */
-    size_t met;
-};
-
 struct view {
     struct view_region *met; /* in the order of the sets that they are found in */
-    struct view_place *place;
+    uint64_t *place;         /* their pages and numbers, to be sorted in place of the regions, which are longer: radix.h */
     struct view_region *region; /* by page */
     size_t regions;
     struct view_members *members; /* parallel to run */
