@@ -30,8 +30,8 @@ struct view_members {
 };
 
 struct view {
-    struct view_region *met; /* in the order of the sets that they are found in */
-    uint64_t *place;         /* their pages and numbers, to be sorted in place of the regions, which are longer: radix.h */
+    struct view_region *met;    /* in the order of the sets that they are found in */
+    uint64_t *place;            /* keys of them, sorted in place of the regions, which are longer (radix.h) */
     struct view_region *region; /* by page */
     size_t regions;
     struct view_members *members; /* parallel to run */
