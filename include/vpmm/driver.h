@@ -8,7 +8,8 @@
  *
  * Rules of the table
  *   size    the caller's sizeof(vpmm_driver). An entry that lies beyond it counts as NULL, so that a program built
- *           against an older header still runs.
+ *           against an older header still runs: what comes after the first release is added at the end, to the group
+ *           "newer than". Until then an entry is added where it belongs.
  *   NULL    an entry may be NULL only in the group "newer than"; vpmm_pool_create names the missing entry otherwise.
  *   types   are the function types of the ABI version that stands beside each name in the list (the version in which
  *           CUDA introduced that signature), whatever version of cuda.h is installed: cuGetProcAddress refuses a

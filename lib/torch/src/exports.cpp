@@ -101,11 +101,15 @@ static bool send_some(int peer, DoorSays what, const int* fds, size_t count) {
   return sendmsg(peer, &message, MSG_NOSIGNAL) == static_cast<ssize_t>(sizeof what);
 }
 
+void limit_patience(int socket) {
+  const timeval patience = {10, 0};
+  setsockopt(socket, SOL_SOCKET, SO_RCVTIMEO, &patience, sizeof patience);
+  setsockopt(socket, SOL_SOCKET, SO_SNDTIMEO, &patience, sizeof patience);
+}
+
 void Door::answer(int peer) {
-  const timeval patience = {DOOR_PATIENCE_S, 0};
   uint64_t number = 0;
-  setsockopt(peer, SOL_SOCKET, SO_RCVTIMEO, &patience, sizeof patience);
-  setsockopt(peer, SOL_SOCKET, SO_SNDTIMEO, &patience, sizeof patience);
+  limit_patience(peer);
   if (!is_own_user(peer) || recv(peer, &number, sizeof number, 0) != static_cast<ssize_t>(sizeof number))
     return;
   std::shared_ptr<Descriptors> found = find(number);

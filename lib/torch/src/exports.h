@@ -55,8 +55,8 @@ struct DescriptionHead {
 constexpr size_t DESCRIPTORS_AT_ONCE = 16;
 enum class DoorSays : char { TAKE, NONE };
 
-/* Seconds until either side of a talk at the door gives up. */
-constexpr int DOOR_PATIENCE_S = 10;
+/* Of either side of a talk at the door: a send or receive gives up after ten seconds. */
+void limit_patience(int socket);
 
 class Door {
  public:

@@ -9,7 +9,6 @@
 #include <vector>
 
 #include <sys/socket.h>
-#include <sys/time.h>
 #include <sys/un.h>
 #include <unistd.h>
 
@@ -45,15 +44,13 @@ static Description read_description(const std::string& text) {
 /* ---- the other process's door ---- */
 
 static int knock(const DescriptionHead& head) {
-  const timeval patience = {DOOR_PATIENCE_S, 0};
   sockaddr_un address = {};
   address.sun_family = AF_UNIX;
   std::memcpy(address.sun_path, head.door, head.door_bytes);
   auto length = static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + head.door_bytes);
   int peer = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
   TORCH_CHECK(peer >= 0, "vpmm: memory of another process: socket: ", std::strerror(errno));
-  setsockopt(peer, SOL_SOCKET, SO_RCVTIMEO, &patience, sizeof patience);
-  setsockopt(peer, SOL_SOCKET, SO_SNDTIMEO, &patience, sizeof patience);
+  limit_patience(peer);
   if (connect(peer, reinterpret_cast<sockaddr*>(&address), length) != 0 ||
       send(peer, &head.number, sizeof head.number, MSG_NOSIGNAL) != static_cast<ssize_t>(sizeof head.number)) {
     int error = errno;
