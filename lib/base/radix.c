@@ -40,6 +40,6 @@ void radix_sort(uint64_t *key, uint64_t *spare, size_t n)
         from = to;
         to = swap;
     }
-    if (from != key && n)
+    if (from != key)
         memcpy(key, from, n * sizeof *key);
 }

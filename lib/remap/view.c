@@ -207,7 +207,8 @@ static bool sort_regions(struct view *view)
         return false;
     for (size_t i = 0; i < met; i++)
         view->place[i] = radix_key((uint32_t)view->met[i].page, (uint32_t)i);
-    radix_sort(view->place, view->place + met, met);
+    if (met) /* there may be no array yet */
+        radix_sort(view->place, view->place + met, met);
     view->regions = 0;
     for (size_t i = 0; i < met; i++) {
         const struct view_region *next = &view->met[radix_number(view->place[i])];
