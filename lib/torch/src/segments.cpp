@@ -113,6 +113,8 @@ std::vector<SegmentInfo> segments_of(vpmm_pool* pool, int device, c10::MempoolId
 }
 
 void note_last_freed(std::vector<SegmentInfo>& segments, const std::vector<TraceEntry>& entries) {
+  if (entries.empty())
+    return;
   std::map<size_t, BlockInfo*> blocks; // by address
   for (SegmentInfo& segment : segments) {
     size_t address = segment.address;
