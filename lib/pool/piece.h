@@ -17,11 +17,11 @@
  * From eight pages on, rounding up to pages wastes less than an eighth. Pieces of up to 15 and 31 pages, where rounding
  * would waste more than a 16th and a 32nd, were tried: the traces (resnet_train and two Llamas, four scales) held as much
  * of what they asked for or more, by up to 0.013, because free granules lie scattered, and a first pass of resnet_train
- * took up to five times as long, for each page of a piece has a handle of its own. Nor of the training of a ResNet-50
- * and a Llama by stress/pytorch_training.py, which asks for much that is a quarter or an eighth of a page more than whole
- * pages (two passes, five scales, held over what was asked for): 1.074 and 1.049 as it is; 1.076 and 1.048 where just an
- * eighth would be wasted; 1.091 and 1.052 up to 15 pages; 1.098 and 1.052 up to 31; in handles of four pages up to 15,
- * 1.100 and 1.048.
+ * took up to five times as long, for each page of a piece has a handle of its own. It helps no more in the training of a
+ * ResNet-50 and a Llama by stress/pytorch_training.py, which asks for much that is a quarter or an eighth of a page more
+ * than whole pages (two passes, five scales, held over what was asked for): 1.074 and 1.049 as it is; 1.076 and 1.048
+ * where just an eighth would be wasted; 1.091 and 1.052 up to 15 pages; 1.098 and 1.052 up to 31; in handles of four
+ * pages up to 15, 1.100 and 1.048.
  */
 enum { PIECE_MAX_PAGES = 7 };
 
