@@ -15,12 +15,15 @@ from setuptools.command.build_py import build_py
 
 HERE = pathlib.Path(__file__).resolve().parent
 ROOT = HERE.parent.parent
-OLDEST = (2, 10)  # earlier ones ask an allocator for history and snapshots by other functions
+OLDEST = (2, 8)  # see src/compat.h
 
 
 def build_vpmm(folder, cuda_home):
-    if "VPMM_LIBRARY" in os.environ:
-        return os.environ["VPMM_LIBRARY"]
+    built = os.environ.get("VPMM_LIBRARY")
+    if built and not os.path.exists(built):
+        raise SystemExit(f"VPMM_LIBRARY={built} is not there, seen from {os.getcwd()}: an absolute path is meant")
+    if built:
+        return built
     options = ["-DCMAKE_BUILD_TYPE=Release"]
     options += [f"-DVPMM_BUILD_{part}=OFF" for part in ("TESTS", "EXAMPLES", "STRESS", "PRELOAD")]
     if cuda_home and os.path.exists(os.path.join(cuda_home, "include", "cuda.h")):

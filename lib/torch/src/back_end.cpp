@@ -23,7 +23,6 @@
 #include "segments.h"
 #include "statistics.h"
 
-#include <c10/cuda/CUDAAllocatorConfig.h>
 #include <c10/cuda/CUDAException.h>
 #include <c10/cuda/CUDAFunctions.h>
 #include <c10/util/Exception.h>
@@ -60,7 +59,7 @@ struct Device {
   Frees frees{pools};
 };
 
-class BackEnd final : public back_end::CUDAAllocator {
+class BackEnd final : public WithoutExpandableSegments<back_end::CUDAAllocator> {
  public:
   /* ---- allocating ---- */
 
@@ -123,7 +122,7 @@ class BackEnd final : public back_end::CUDAAllocator {
 
   void init(int count) override {
     std::lock_guard<std::mutex> guard(init_lock_);
-    double fraction = back_end::CUDAAllocatorConfig::per_process_memory_fraction();
+    double fraction = first_memory_fraction<CudaSettings>(0);
     for (int i = static_cast<int>(devices_.size()); i < count; i++) {
       devices_.push_back(std::make_unique<Device>(i));
       devices_.back()->fraction.store(fraction);
@@ -148,7 +147,7 @@ class BackEnd final : public back_end::CUDAAllocator {
     return "vpmm";
   }
 
-  void emptyCache(c10::MempoolId_t id = {0, 0}) override {
+  void emptyCache(MempoolId_t id = {0, 0}) override {
     Context context = history_.is_recording() ? history_.context(RecordContext::ALL) : nullptr;
     for (size_t i = 0; i < devices_.size(); i++) {
       Device& device = *devices_[i];
@@ -178,14 +177,10 @@ class BackEnd final : public back_end::CUDAAllocator {
       limit(of, device, *pool);
   }
 
-  std::vector<back_end::StreamSegmentSize> getExpandableSegmentSizes(DeviceIndex) override {
-    return {};
-  }
-
   /* Free memory of any shape can be re-mapped to serve one request. */
   void cacheInfo(DeviceIndex device, size_t* largest) override {
     vpmm_stats stats = stats_of(*at(device).pools.main());
-    *largest = std::max(*largest, getMemoryInfo(device).first + static_cast<size_t>(stats.reusable_bytes));
+    *largest = std::max(*largest, memory_of(device).first + static_cast<size_t>(stats.reusable_bytes));
   }
 
   void* getBaseAllocation(void* address, size_t* bytes) override {
@@ -251,7 +246,7 @@ class BackEnd final : public back_end::CUDAAllocator {
 #pragma GCC diagnostic ignored "-Winconsistent-missing-override"
 #endif
   /* Those of lent pools are segments of the keeper's. Without `include_traces` up to PyTorch 2.10. */
-  back_end::SnapshotInfo snapshot(c10::MempoolId_t id, bool include_traces) {
+  back_end::SnapshotInfo snapshot(MempoolId_t id, bool include_traces) {
     back_end::SnapshotInfo out;
     std::map<const Pool*, std::vector<Occupant>> occupants;
     allocations_.each([&](void* address, const Allocation& allocation) {
@@ -283,8 +278,47 @@ class BackEnd final : public back_end::CUDAAllocator {
     return out;
   }
 
-  back_end::SnapshotInfo snapshot(c10::MempoolId_t id) {
+  back_end::SnapshotInfo snapshot(MempoolId_t id) {
     return snapshot(id, true);
+  }
+
+  /* Without `skip` up to PyTorch 2.9. */
+  void recordHistory(bool enabled, CreateContextFn context, size_t entries, RecordContext when, bool clear,
+                     const std::vector<std::string>& skip) {
+    bool begins = enabled && !history_.is_recording();
+    for (auto& device : devices_)
+      for (const auto& pool : device->pools.all())
+        if (begins && !pool->is_lent())
+          pool->mapped.look(pool->pool, [](bool, const Interval&) {}); // what is mapped by now is no event
+    history_.record(enabled, context, entries, when, clear, skip);
+  }
+
+  void recordHistory(bool enabled, CreateContextFn context, size_t entries, RecordContext when, bool clear) {
+    recordHistory(enabled, context, entries, when, clear, {});
+  }
+
+  /* Since PyTorch 2.10, as the next one. */
+  void setUserMetadata(const std::string& metadata) {
+    history_.set_metadata(metadata);
+  }
+
+  std::string getUserMetadata() {
+    return history_.metadata();
+  }
+
+  /* Without `use` up to PyTorch 2.9: it is to be used. */
+  void setUseOnOOM(DeviceIndex device, MempoolId_t id, bool use) {
+    at(device).pools.set_use_on_oom(id, use);
+  }
+
+  void setUseOnOOM(DeviceIndex device, MempoolId_t id) {
+    setUseOnOOM(device, id, true);
+  }
+
+  /* Memory of vpmm's own needs no word: that of an allocation is no other's while it lives. */
+  void setNoSplit(DeviceIndex device, MempoolId_t id) {
+    if (Keeper* keeper = at(device).pools.keeper(id))
+      set_no_split(*keeper, device, id, 0);
   }
 
   /* Since PyTorch 2.12, as the next one. */
@@ -304,30 +338,12 @@ class BackEnd final : public back_end::CUDAAllocator {
     return history_.is_recording();
   }
 
-  void recordHistory(bool enabled, CreateContextFn context, size_t entries, RecordContext when, bool clear,
-                     const std::vector<std::string>& skip) override {
-    bool begins = enabled && !history_.is_recording();
-    for (auto& device : devices_)
-      for (const auto& pool : device->pools.all())
-        if (begins && !pool->is_lent())
-          pool->mapped.look(pool->pool, [](bool, const Interval&) {}); // what is mapped by now is no event
-    history_.record(enabled, context, entries, when, clear, skip);
-  }
-
   void pushCompileContext(std::string& region) override {
     History::enter_region(region);
   }
 
   void popCompileContext() override {
     History::leave_region();
-  }
-
-  void setUserMetadata(const std::string& metadata) override {
-    history_.set_metadata(metadata);
-  }
-
-  std::string getUserMetadata() override {
-    return history_.metadata();
   }
 
   void attachAllocatorTraceTracker(AllocatorTraceTracker tracker) override {
@@ -341,31 +357,30 @@ class BackEnd final : public back_end::CUDAAllocator {
 
   /* ---- private pools ---- */
 
-  void beginAllocateToPool(DeviceIndex device, c10::MempoolId_t id, Filter filter) override {
+  void beginAllocateToPool(DeviceIndex device, MempoolId_t id, Filter filter) override {
     at(device).pools.begin(id, filter);
     if (Keeper* keeper = at(device).pools.keeper(id))
       keeper->beginAllocateToPool(device, id, std::move(filter));
   }
 
-  void endAllocateToPool(DeviceIndex device, c10::MempoolId_t id) override {
+  void endAllocateToPool(DeviceIndex device, MempoolId_t id) override {
     if (Keeper* keeper = at(device).pools.keeper(id))
       keeper->endAllocateToPool(device, id);
     at(device).pools.end(id);
     at(device).frees.end();
   }
 
-  void releasePool(DeviceIndex device, c10::MempoolId_t id) override {
+  void releasePool(DeviceIndex device, MempoolId_t id) override {
     if (Keeper* keeper = at(device).pools.keeper(id))
       keeper->releasePool(device, id);
     at(device).pools.remove_user(id);
   }
 
-  int getPoolUseCount(DeviceIndex device, c10::MempoolId_t id) override {
+  int getPoolUseCount(DeviceIndex device, MempoolId_t id) override {
     return at(device).pools.users(id);
   }
 
-  void createOrIncrefPool(DeviceIndex device, c10::MempoolId_t id,
-                          std::shared_ptr<CUDAAllocator> allocator = nullptr) override {
+  void createOrIncrefPool(DeviceIndex device, MempoolId_t id, OtherAllocator allocator = nullptr) override {
     Pools& pools = at(device).pools;
     Keeper* keeper = pools.keeper(id);
     bool is_new = allocator && !keeper;
@@ -379,17 +394,7 @@ class BackEnd final : public back_end::CUDAAllocator {
       pools.add_user(id);
   }
 
-  void setUseOnOOM(DeviceIndex device, c10::MempoolId_t id, bool use) override {
-    at(device).pools.set_use_on_oom(id, use);
-  }
-
-  /* Memory of vpmm's own needs no word: that of an allocation is no other's while it lives. */
-  void setNoSplit(DeviceIndex device, c10::MempoolId_t id) override {
-    if (Keeper* keeper = at(device).pools.keeper(id))
-      keeper->setNoSplit(device, id);
-  }
-
-  bool checkPoolLiveAllocations(DeviceIndex device, c10::MempoolId_t id,
+  bool checkPoolLiveAllocations(DeviceIndex device, MempoolId_t id,
                                 const std::unordered_set<void*>& expected) override {
     size_t found = 0, live = 0;
     allocations_.each([&](void* address, const Allocation& allocation) {
@@ -400,7 +405,7 @@ class BackEnd final : public back_end::CUDAAllocator {
     return live == expected.size() && found == live;
   }
 
-  std::shared_ptr<back_end::AllocatorState> getCheckpointState(DeviceIndex index, c10::MempoolId_t id) override {
+  std::shared_ptr<back_end::AllocatorState> getCheckpointState(DeviceIndex index, MempoolId_t id) override {
     Device& device = at(index);
     std::shared_ptr<Pool> pool = device.pools.find(id);
     TORCH_CHECK_NOT_IMPLEMENTED(!pool->is_lent(), "vpmm: a checkpoint of a MemPool(allocator)");
@@ -454,7 +459,7 @@ class BackEnd final : public back_end::CUDAAllocator {
   /* ---- parking, which PyTorch does not know ---- */
 
   /* On each device that has a pool of the id. */
-  void park(c10::MempoolId_t id, bool keep) {
+  void park(MempoolId_t id, bool keep) {
     each_private(id, [&](Device& device, Pool& pool) {
       TORCH_CHECK(!keep || !device.pools.is_any_underway(),
                   "vpmm: what a memory pool holds is not kept while a graph is "
@@ -474,7 +479,7 @@ class BackEnd final : public back_end::CUDAAllocator {
     });
   }
 
-  void wake(c10::MempoolId_t id) {
+  void wake(MempoolId_t id) {
     each_private(id, [&](Device& device, Pool& pool) {
       pool.parking.wake(pool.pool, [&] {
         device.frees.try_again();
@@ -509,6 +514,14 @@ class BackEnd final : public back_end::CUDAAllocator {
  private:
   static void delete_at(void* address);
 
+  /* Bytes that are free on the device, and all. */
+  static std::pair<size_t, size_t> memory_of(int device) {
+    OnDevice on(device);
+    size_t free = 0, total = 0;
+    C10_CUDA_CHECK(cudaMemGetInfo(&free, &total));
+    return {free, total};
+  }
+
   static vpmm_stats stats_of(const Pool& pool) {
     vpmm_stats stats = {};
     if (!pool.is_lent())
@@ -528,7 +541,7 @@ class BackEnd final : public back_end::CUDAAllocator {
   }
 
   void allow(Device& device, DeviceIndex index, double fraction) {
-    auto most = static_cast<uint64_t>(fraction * static_cast<double>(getMemoryInfo(index).second));
+    auto most = static_cast<uint64_t>(fraction * static_cast<double>(memory_of(index).second));
     device.fraction.store(fraction);
     device.most.store(fraction == 1 ? 0 : std::max<uint64_t>(most, 1));
   }
@@ -552,7 +565,7 @@ class BackEnd final : public back_end::CUDAAllocator {
   }
 
   template <typename Visit>
-  void each_private(c10::MempoolId_t id, Visit visit) {
+  void each_private(MempoolId_t id, Visit visit) {
     bool found = false;
     for (size_t i = 0; i < devices_.size(); i++)
       for (const auto& pool : devices_[i]->pools.all())
@@ -572,8 +585,8 @@ class BackEnd final : public back_end::CUDAAllocator {
   }
 
   /* {0, 0}: all are. */
-  static bool is_meant(c10::MempoolId_t id, const Pool& pool) {
-    return id == c10::MempoolId_t{0, 0} || pool.id == id;
+  static bool is_meant(MempoolId_t id, const Pool& pool) {
+    return id == MempoolId_t{0, 0} || pool.id == id;
   }
 
   static void add_segments(back_end::SnapshotInfo& out, Pool& pool, int device, std::vector<Occupant> occupants) {
@@ -586,10 +599,10 @@ class BackEnd final : public back_end::CUDAAllocator {
   /* Of PyTorch's settings those that mean something here. */
   static back_end::AllocatorConfigInfo configuration() {
     back_end::AllocatorConfigInfo out = {};
-    std::string settings = c10::CachingAllocator::getAllocatorSettings();
+    std::string settings = settings_text<CudaSettings, CommonSettings>(0);
     out.last_allocator_settings = settings.empty() ? "backend:vpmm" : "backend:vpmm," + settings;
-    out.roundup_power2_divisions = c10::CachingAllocator::AcceleratorAllocatorConfig::roundup_power2_divisions();
-    out.graph_capture_record_stream_reuse = back_end::CUDAAllocatorConfig::graph_capture_record_stream_reuse();
+    out.roundup_power2_divisions = power2_divisions<CudaSettings, CommonSettings>(0);
+    set_reuses_in_captures(out, reuses_in_captures<CudaSettings>(0), 0);
     return out;
   }
 
@@ -714,7 +727,7 @@ class BackEnd final : public back_end::CUDAAllocator {
 
   /* What the memory fraction does not leave, without trying anything else: see compat.h. */
   static bool is_to_reject(const Device& device) {
-    return device.most.load(std::memory_order_relaxed) && rejects_early<back_end::CUDAAllocatorConfig>(0);
+    return device.most.load(std::memory_order_relaxed) && rejects_early<CudaSettings>(0);
   }
 
   /* Python may be asked for a stack, so that comes first: it may fail. */
@@ -789,7 +802,7 @@ class BackEnd final : public back_end::CUDAAllocator {
   [[noreturn]] void refuse(Device& device, int index, size_t bytes, cudaStream_t stream, const Pool& pool,
                            const Context& context) {
     std::string why = vpmm_last_error();
-    auto [free, total] = getMemoryInfo(static_cast<DeviceIndex>(index));
+    auto [free, total] = memory_of(index);
     int64_t allocated = device.statistics.allocated(), held = static_cast<int64_t>(reserved(device, index));
     device.shortages.fetch_add(1, std::memory_order_relaxed);
     if (history_.is_watched())

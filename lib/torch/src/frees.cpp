@@ -1,10 +1,9 @@
 #include "frees.h"
 
+#include "compat.h"
 #include "on_device.h"
 
 #include <algorithm>
-
-#include <c10/cuda/CUDAAllocatorConfig.h>
 
 namespace vpmm_torch {
 
@@ -123,8 +122,7 @@ void Frees::keep(std::list<Freed> freed) {
 /* Of memory of the pool that the capture goes to: other memory is nobody's before the capture has ended. */
 void Frees::note_point(Freed& freed) {
   const Allocation& allocation = freed.allocation;
-  if (allocation.used.empty() || !pools_.is_underway(allocation.pool->id) ||
-      !c10::cuda::CUDACachingAllocator::CUDAAllocatorConfig::graph_capture_record_stream_reuse())
+  if (allocation.used.empty() || !pools_.is_underway(allocation.pool->id) || !reuses_in_captures<CudaSettings>(0))
     return;
   std::vector<cudaStream_t> streams{allocation.stream};
   for (const Use& use : allocation.used)

@@ -70,12 +70,12 @@ Context History::context(RecordContext level) {
 }
 
 void History::add(TraceEntry::Action action, int device, const void* address, size_t bytes, cudaStream_t stream,
-                  c10::MempoolId_t pool, const Context& context) {
+                  MempoolId_t pool, const Context& context) {
   TraceEntry entry(action, static_cast<c10::DeviceIndex>(device), reinterpret_cast<size_t>(address), bytes, stream,
                    pool, c10::getApproximateTime(), when_.load() >= RecordContext::ALLOC ? context : nullptr,
                    regions.empty() ? "N/A" : regions.back());
   std::lock_guard<std::mutex> guard(lock_);
-  entry.user_metadata_ = metadata_;
+  set_user_metadata(entry, metadata_, 0);
   for (const AllocatorTraceTracker& tracker : trackers_)
     tracker(entry);
   if (!is_recording() || skipped_.count(action))

@@ -6,6 +6,8 @@
 #ifndef VPMM_TORCH_HISTORY_H
 #define VPMM_TORCH_HISTORY_H
 
+#include "compat.h"
+
 #include <atomic>
 #include <deque>
 #include <map>
@@ -14,8 +16,6 @@
 #include <set>
 #include <string>
 #include <vector>
-
-#include <c10/cuda/CUDACachingAllocator.h>
 
 namespace vpmm_torch {
 
@@ -50,7 +50,7 @@ class History {
   Context context(RecordContext level);
 
   void add(TraceEntry::Action action, int device, const void* address, size_t bytes, cudaStream_t stream,
-           c10::MempoolId_t pool, const Context& context);
+           MempoolId_t pool, const Context& context);
 
   /* Oldest first. */
   std::vector<TraceEntry> entries(int device);

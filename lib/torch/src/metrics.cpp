@@ -61,9 +61,9 @@ void metrics_begin() {
   });
 }
 
-void metrics_add(vpmm_pool* pool, c10::MempoolId_t id) {
+void metrics_add(vpmm_pool* pool, MempoolId_t id) {
   std::string name = "pytorch";
-  if (id != c10::MempoolId_t{0, 0})
+  if (id != MempoolId_t{0, 0})
     name += " (" + std::to_string(id.first) + ", " + std::to_string(id.second) + ")";
   if (exporter)
     vpmm_exporter_add(exporter, pool, name.c_str()); // refused: there are too many, or this is the child of a fork
@@ -84,7 +84,7 @@ void metrics_begin() {
   }
 }
 
-void metrics_add(vpmm_pool*, c10::MempoolId_t) {}
+void metrics_add(vpmm_pool*, MempoolId_t) {}
 
 void metrics_remove(vpmm_pool*) {}
 

@@ -11,9 +11,9 @@
 #ifndef VPMM_TORCH_METRICS_H
 #define VPMM_TORCH_METRICS_H
 
-#include <vpmm/vpmm.h>
+#include "compat.h"
 
-#include <c10/cuda/CUDACachingAllocator.h>
+#include <vpmm/vpmm.h>
 
 namespace vpmm_torch {
 
@@ -21,7 +21,7 @@ namespace vpmm_torch {
 void metrics_begin();
 
 /* After metrics_begin. A pool is removed before it is destroyed, by the thread that destroys it. */
-void metrics_add(vpmm_pool* pool, c10::MempoolId_t id);
+void metrics_add(vpmm_pool* pool, MempoolId_t id);
 void metrics_remove(vpmm_pool* pool);
 
 } // namespace vpmm_torch

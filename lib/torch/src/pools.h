@@ -20,6 +20,7 @@
 #define VPMM_TORCH_POOLS_H
 
 #include "allocations.h"
+#include "compat.h"
 #include "parking.h"
 #include "segments.h"
 #include "wanted.h"
@@ -33,12 +34,10 @@
 #include <thread>
 #include <vector>
 
-#include <c10/cuda/CUDACachingAllocator.h>
 #include <vpmm/vpmm.h>
 
 namespace vpmm_torch {
 
-using c10::MempoolId_t;
 using Filter = std::function<bool(cudaStream_t)>;
 using Keeper = c10::cuda::CUDACachingAllocator::CUDAAllocator;
 

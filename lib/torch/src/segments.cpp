@@ -36,7 +36,7 @@ static std::vector<vpmm_range> ranges_of(vpmm_pool* pool) {
 
 /* ---- a snapshot ---- */
 
-static SegmentInfo new_segment(int device, c10::MempoolId_t id, size_t address, cudaStream_t stream) {
+static SegmentInfo new_segment(int device, MempoolId_t id, size_t address, cudaStream_t stream) {
   SegmentInfo segment;
   segment.device = static_cast<c10::DeviceIndex>(device);
   segment.address = address;
@@ -78,8 +78,7 @@ static bool goes_on(const Occupant& piece, const vpmm_range& page, const vpmm_ra
          piece.address + piece.allocation.bytes > end;
 }
 
-std::vector<SegmentInfo> segments_of(vpmm_pool* pool, int device, c10::MempoolId_t id,
-                                     std::vector<Occupant> occupants) {
+std::vector<SegmentInfo> segments_of(vpmm_pool* pool, int device, MempoolId_t id, std::vector<Occupant> occupants) {
   std::vector<SegmentInfo> segments;
   std::sort(occupants.begin(), occupants.end(),
             [](const Occupant& a, const Occupant& b) { return a.address < b.address; });

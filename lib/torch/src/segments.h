@@ -19,13 +19,13 @@
 #define VPMM_TORCH_SEGMENTS_H
 
 #include "allocations.h"
+#include "compat.h"
 
 #include <cstddef>
 #include <functional>
 #include <mutex>
 #include <vector>
 
-#include <c10/cuda/CUDACachingAllocator.h>
 #include <vpmm/observe.h>
 
 namespace vpmm_torch {
@@ -38,7 +38,7 @@ struct Occupant {
 };
 
 /* In ascending order of addresses. */
-std::vector<c10::cuda::CUDACachingAllocator::SegmentInfo> segments_of(vpmm_pool* pool, int device, c10::MempoolId_t id,
+std::vector<c10::cuda::CUDACachingAllocator::SegmentInfo> segments_of(vpmm_pool* pool, int device, MempoolId_t id,
                                                                       std::vector<Occupant> occupants);
 
 /* The inactive blocks say what was freed in them last, by these entries, oldest first. The segments are ascending. */

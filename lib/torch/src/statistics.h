@@ -10,6 +10,8 @@
 #ifndef VPMM_TORCH_STATISTICS_H
 #define VPMM_TORCH_STATISTICS_H
 
+#include "compat.h"
+
 #include <algorithm>
 #include <array>
 #include <atomic>
@@ -17,13 +19,12 @@
 #include <cstdint>
 #include <mutex>
 
-#include <c10/core/AllocatorConfig.h>
 #include <c10/core/CachingDeviceAllocator.h>
 
 namespace vpmm_torch {
 
-constexpr size_t BLOCK_BYTES = c10::CachingAllocator::kMinBlockSize;
-constexpr size_t SMALL_BYTES = c10::CachingAllocator::kSmallSize; // the most
+constexpr size_t BLOCK_BYTES = 512;
+constexpr size_t SMALL_BYTES = 1 << 20; // the most
 
 constexpr auto AGGREGATE = static_cast<size_t>(c10::CachingAllocator::StatType::AGGREGATE);
 constexpr auto SMALL_POOL = static_cast<size_t>(c10::CachingAllocator::StatType::SMALL_POOL);
@@ -31,7 +32,7 @@ constexpr auto LARGE_POOL = static_cast<size_t>(c10::CachingAllocator::StatType:
 
 /* The bytes that a request is made for: the same, or up to the next part of the power of two below it. */
 inline size_t rounded_up(size_t bytes) {
-  size_t parts = c10::CachingAllocator::AcceleratorAllocatorConfig::roundup_power2_divisions(bytes);
+  size_t parts = power2_divisions_of<CudaSettings, CommonSettings>(bytes, 0);
   if (parts <= 1 || bytes <= BLOCK_BYTES * parts)
     return bytes;
   size_t step = (size_t{1} << (63 - __builtin_clzll(bytes))) / parts;

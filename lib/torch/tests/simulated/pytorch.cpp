@@ -1,8 +1,6 @@
 #include "pytorch.h"
 
-#include <c10/core/AllocatorConfig.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>
-#include <c10/cuda/CUDAAllocatorConfig.h>
 #include <c10/cuda/CUDAException.h>
 #include <c10/cuda/CUDAFunctions.h>
 
@@ -300,9 +298,6 @@ bool get_warnAlways() noexcept(true) {
 }
 } // namespace WarningUtils
 
-DeviceAllocator::DeviceAllocator() = default;
-DeviceAllocator::~DeviceAllocator() = default;
-
 bool Allocator::is_simple_data_ptr(const DataPtr&) const {
   return true;
 }
@@ -327,6 +322,10 @@ std::function<time_t(approx_time_t)> ApproximateClockToUnixTimeConverter::makeCo
   return [](approx_time_t) { return time_t{0}; };
 }
 
+#if __has_include(<c10/core/AllocatorConfig.h>) /* since 2.9, as DeviceAllocator */
+DeviceAllocator::DeviceAllocator() = default;
+DeviceAllocator::~DeviceAllocator() = default;
+
 /* The settings are the test's, not an environment variable's. */
 namespace CachingAllocator {
 AcceleratorAllocatorConfig::AcceleratorAllocatorConfig() = default;
@@ -340,6 +339,7 @@ size_t AcceleratorAllocatorConfig::roundup_power2_divisions(size_t) {
   return settings.roundup_power2_divisions;
 }
 } // namespace CachingAllocator
+#endif
 
 std::optional<std::string> utils::get_env(const char*) noexcept {
   return std::nullopt;
@@ -383,9 +383,25 @@ void c10_cuda_check_implementation(const int32_t error, const char*, const char*
 }
 
 /* Knows one setting. */
-void caching::CUDAAllocatorConfig::parseArgs(const std::string& text) {
-  m_graph_capture_record_stream_reuse = text == "graph_capture_record_stream_reuse:True";
+static bool says_reuse(const std::optional<std::string>& text) {
+  return text == "graph_capture_record_stream_reuse:True";
 }
+
+#if SETTINGS_ARE_CUDAS
+caching::CUDAAllocatorConfig::CUDAAllocatorConfig() = default;
+
+size_t caching::CUDAAllocatorConfig::roundup_power2_divisions(size_t) {
+  return settings.roundup_power2_divisions;
+}
+
+void caching::CUDAAllocatorConfig::parseArgs(const std::optional<std::string>& text) {
+  m_graph_capture_record_stream_reuse = says_reuse(text);
+}
+#else
+void caching::CUDAAllocatorConfig::parseArgs(const std::string& text) {
+  m_graph_capture_record_stream_reuse = says_reuse(text);
+}
+#endif
 
 std::atomic<caching::CUDAAllocator*> caching::allocator;
 } // namespace cuda
@@ -419,8 +435,8 @@ struct OneDevice : c10::impl::DeviceGuardImplInterface {
 };
 
 /* That a call comes to it is a mistake. */
-struct Unused : caching::CUDAAllocator {
-  using MempoolId = c10::MempoolId_t;
+struct Unused : vpmm_torch::WithoutExpandableSegments<caching::CUDAAllocator> {
+  using MempoolId = MempoolId_t;
 
   bool initialized() override {
     return false;
@@ -455,9 +471,6 @@ struct Unused : caching::CUDAAllocator {
   void setMemoryFraction(double, DeviceIndex) override {
     abort();
   }
-  std::vector<caching::StreamSegmentSize> getExpandableSegmentSizes(DeviceIndex) override {
-    abort();
-  }
   void enable(bool) override {
     abort();
   }
@@ -482,9 +495,6 @@ struct Unused : caching::CUDAAllocator {
   void resetPeakStats(DeviceIndex) override {
     abort();
   }
-  caching::SnapshotInfo snapshot(MempoolId, bool) override {
-    abort();
-  }
   void beginAllocateToPool(DeviceIndex, MempoolId, std::function<bool(cudaStream_t)>) override {
     abort();
   }
@@ -500,16 +510,9 @@ struct Unused : caching::CUDAAllocator {
   std::shared_ptr<void> getIpcDevPtr(std::string) override {
     abort();
   }
-  void recordHistory(bool, caching::CreateContextFn, size_t, caching::RecordContext, bool,
-                     const std::vector<std::string>&) override {
-    abort();
-  }
   void attachOutOfMemoryObserver(caching::OutOfMemoryObserver) override {
     abort();
   }
-  void attachOomRejectionObserver(std::function<void(int64_t, size_t, size_t, size_t)>) {
-    abort();
-  } // since 2.12
   void attachAllocatorTraceTracker(caching::AllocatorTraceTracker) override {
     abort();
   }
@@ -525,11 +528,54 @@ struct Unused : caching::CUDAAllocator {
   caching::CheckpointDelta setCheckpointPoolState(DeviceIndex, std::shared_ptr<caching::AllocatorState>) override {
     abort();
   }
+
+#pragma GCC diagnostic push
+#ifdef __clang__
+#pragma GCC diagnostic ignored "-Winconsistent-missing-override"
+#endif
+  /* Of two of the same name each version of PyTorch has one. */
+  caching::SnapshotInfo snapshot(MempoolId, bool) {
+    abort();
+  }
+  caching::SnapshotInfo snapshot(MempoolId) {
+    abort();
+  }
+  void recordHistory(bool, caching::CreateContextFn, size_t, caching::RecordContext, bool,
+                     const std::vector<std::string>&) {
+    abort();
+  }
+  void recordHistory(bool, caching::CreateContextFn, size_t, caching::RecordContext, bool) {
+    abort();
+  }
+
+  /* Since 2.12. */
+  void attachOomRejectionObserver(vpmm_torch::RejectionObserver) {
+    abort();
+  }
+#pragma GCC diagnostic pop
 };
 
-void set_reuse_in_captures(bool reuse) {
+/* Since 2.10 some kinds of entries may be left out: here none. */
+template <typename Allocator>
+static auto record(Allocator& back, size_t entries, int)
+    -> decltype(back.recordHistory(true, nullptr, entries, caching::RecordContext::NEVER, true, {})) {
+  back.recordHistory(entries != 0, nullptr, entries, caching::RecordContext::NEVER, true, {});
+}
+
+template <typename Allocator>
+static auto record(Allocator& back, size_t entries, long)
+    -> decltype(back.recordHistory(true, nullptr, entries, caching::RecordContext::NEVER, true)) {
+  back.recordHistory(entries != 0, nullptr, entries, caching::RecordContext::NEVER, true);
+}
+
+void record_history(Back& back, size_t entries) {
+  record(back, entries, 0);
+}
+
+bool set_reuse_in_captures(bool reuse) {
   caching::CUDAAllocatorConfig::instance().parseArgs(reuse ? "graph_capture_record_stream_reuse:True"
                                                            : "graph_capture_record_stream_reuse:False");
+  return !reuse || vpmm_torch::reuses_in_captures<caching::CUDAAllocatorConfig>(0);
 }
 
 void torch_set_current_stream(CUstream stream) {

@@ -5,13 +5,16 @@
 #ifndef VPMM_TORCH_TESTS_PYTORCH_H
 #define VPMM_TORCH_TESTS_PYTORCH_H
 
-#include <c10/cuda/CUDACachingAllocator.h>
+#include "../../src/compat.h"
+
 #include <vpmm/sim.h>
 #include <vpmm/vpmm.h>
 
 #include <atomic>
 #include <cstdio>
 #include <cstdlib>
+
+using vpmm_torch::MempoolId_t;
 
 #define REQUIRE(condition)                                                                                       \
   do {                                                                                                           \
@@ -40,9 +43,10 @@ extern torch_settings settings;
 
 using Back = c10::cuda::CUDACachingAllocator::CUDAAllocator;
 
-void check_cases(Back&);          // cases.cpp
-void check_counts();              // counts.cpp
-void set_reuse_in_captures(bool); // graph_capture_record_stream_reuse
+void check_cases(Back&);            // cases.cpp
+void check_counts();                // counts.cpp
+void record_history(Back&, size_t); // of so many entries; 0: no more
+bool set_reuse_in_captures(bool);   // graph_capture_record_stream_reuse. False: PyTorch has no such setting
 
 /*
  * Captures, with the graph that they make: the simulated GPU counts captured work and drops it. Each of these makes the

@@ -128,7 +128,7 @@ static std::vector<Held> work_in_pool(Worker& w, bool is_capture) {
 }
 
 static void capture(Worker& w) {
-  const c10::MempoolId_t id{0, pool_ids++};
+  const MempoolId_t id{0, pool_ids++};
   set_reuse_in_captures(draw(w, 3) != 0);
   w.back.beginAllocateToPool(0, id, [&](cudaStream_t stream) {
     auto is = [=](CUstream own) { return own == reinterpret_cast<CUstream>(stream) && captures(own); };
@@ -151,7 +151,7 @@ static void capture(Worker& w) {
 }
 
 /* Others capture meanwhile. What lives is used again afterwards; some of it goes before. */
-static void park_and_wake(Worker& w, const c10::MempoolId_t& id, std::vector<Held>& inner) {
+static void park_and_wake(Worker& w, const MempoolId_t& id, std::vector<Held>& inner) {
   REQUIRE(!vpmm_torch_park(id.first, id.second, false));
   for (uint64_t drops = draw(w, 4); drops > 0; drops--)
     drop_one(w, inner);
@@ -163,7 +163,7 @@ static void park_and_wake(Worker& w, const c10::MempoolId_t& id, std::vector<Hel
 
 /* As torch.cuda.use_mem_pool: what the thread allocates. */
 static void use_pool(Worker& w) {
-  const c10::MempoolId_t id{0, pool_ids++};
+  const MempoolId_t id{0, pool_ids++};
   const std::thread::id thread = std::this_thread::get_id();
   w.back.createOrIncrefPool(0, id);
   w.back.beginAllocateToPool(0, id, [=](cudaStream_t) { return std::this_thread::get_id() == thread; });
@@ -177,7 +177,7 @@ static void use_pool(Worker& w) {
 }
 
 /* In a pool that the thread uses, as a graph that is recorded does: what is left is the program's. */
-static std::vector<Held> record(Worker& w, const c10::MempoolId_t& id, std::vector<Held> held) {
+static std::vector<Held> record(Worker& w, const MempoolId_t& id, std::vector<Held> held) {
   const std::thread::id thread = std::this_thread::get_id();
   w.back.beginAllocateToPool(0, id, [=](cudaStream_t) { return std::this_thread::get_id() == thread; });
   for (int i = 0; i < 15; i++) {
@@ -193,8 +193,8 @@ static std::vector<Held> record(Worker& w, const c10::MempoolId_t& id, std::vect
 }
 
 /* The pool as the checkpoint has it; what was live is nobody's, as PyTorch sees to. */
-static std::vector<Held> go_back(Worker& w, const c10::MempoolId_t& id, const std::vector<Held>& then,
-                                 std::vector<Held> now, std::shared_ptr<CheckpointState> checkpoint) {
+static std::vector<Held> go_back(Worker& w, const MempoolId_t& id, const std::vector<Held>& then, std::vector<Held> now,
+                                 std::shared_ptr<CheckpointState> checkpoint) {
   auto delta = w.back.setCheckpointPoolState(0, std::move(checkpoint));
   std::unordered_set<void*> addresses;
   std::vector<Held> again;
@@ -226,7 +226,7 @@ static void wait_for_streams(Worker& w) {
 
 /* As torch.compile's graph trees: children of a graph are recorded one after the other, each beside what it left. */
 static void use_tree(Worker& w) {
-  const c10::MempoolId_t id{0, pool_ids++};
+  const MempoolId_t id{0, pool_ids++};
   std::vector<Held> left, then;
   w.back.createOrIncrefPool(0, id);
   left = record(w, id, {});
@@ -250,7 +250,7 @@ static void use_tree(Worker& w) {
 static void look(Worker& w) {
   size_t largest = 0;
   (void)w.back.getDeviceStats(0);
-  (void)w.back.snapshot({0, 0}, true);
+  (void)w.back.snapshot();
   w.back.cacheInfo(0, &largest);
 }
 
@@ -318,10 +318,10 @@ static void scrape_until(const std::atomic<bool>& over) {
 
 /* Nothing is told to be mapped twice, or unmapped where it was not, and in the end nothing is mapped. */
 static void check_history(Back& back) {
-  using c10::CachingDeviceAllocator::TraceEntry;
+  using c10::cuda::CUDACachingAllocator::TraceEntry;
   std::map<size_t, size_t> mapped; // begin, end
   size_t entries = 0;
-  const auto snapshot = back.snapshot({0, 0}, true);
+  const auto snapshot = back.snapshot();
   for (const TraceEntry& entry : snapshot.device_traces.at(0)) {
     size_t begin = entry.addr_, end = entry.addr_ + entry.size_;
     if (entry.action_ != TraceEntry::SEGMENT_MAP && entry.action_ != TraceEntry::SEGMENT_UNMAP)
@@ -364,7 +364,7 @@ int main(int count, char** arguments) {
   check_cases(back);
   check_counts();
   if (seed % 2)
-    back.recordHistory(true, nullptr, 10000000, c10::CachingDeviceAllocator::RecordContext::NEVER, true, {});
+    record_history(back, 10000000);
   std::atomic<bool> over{false};
   std::thread scraper;
   if (const char* where = std::getenv("VPMM_TORCH_METRICS"); where && *where)

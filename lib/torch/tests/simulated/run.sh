@@ -20,6 +20,9 @@ work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 
 read -ra flags <<<"-std=c++17 -O1 -g -Wall -Wextra -Wno-unused-parameter ${CXXFLAGS-}"
+if grep -q 'parseArgs(const std::optional' "$torch/c10/cuda/CUDAAllocatorConfig.h"; then
+  flags+=(-DSETTINGS_ARE_CUDAS) # up to PyTorch 2.9
+fi
 exporter=()
 if [ -e "$build/libvpmm_exporter.a" ]; then
   flags+=(-DVPMM_TORCH_EXPORTER)
