@@ -6,8 +6,8 @@
  *   lane       the place of one thread. Thread after thread is born in it, each with streams of its own and the next
  *              pattern (stress_patterns.h), and dies after ROUND_STEPS steps. What it has then it frees, or gives
  *   exchange   allocations on their way from one thread to another, each with an event after which it may be used
- *   disturber  a thread that trims the pool, lowers its cap for a moment, reads its statistics, and makes and ends
- *              another pool, at random
+ *   disturber  a thread that trims the pool, lowers its cap for a moment, lends another device access, reads its
+ *              statistics, and makes and ends another pool, at random
  *   squeezer   another process that takes device memory away for a moment; on the simulated GPU a thread
  *   outcome    passed, failed, could not run, ...: what the exit status says. The first one that is not PASSED stays,
  *              but that FAILED takes the place of DEVICE_ERROR
@@ -84,6 +84,7 @@ typedef struct options {
     X(given, "allocations given to other threads")                                                                     \
     X(taken, "allocations taken from other threads")                                                                   \
     X(crossed, "frees on another stream than the last use")                                                            \
+    X(used, "frees of what another stream still reads, as vpmm_use was told")                                          \
     X(streams, "streams made")                                                                                         \
     X(threads, "threads born")                                                                                         \
     X(steps, "steps of patterns")
@@ -219,7 +220,7 @@ typedef struct run {
         unsigned spares;
     } exchange;
     _Atomic(uint64_t) live, peak_live;
-    _Atomic(uint64_t) trims, caps, looks, pools, parks, squeezes;
+    _Atomic(uint64_t) trims, caps, accesses, looks, pools, parks, squeezes;
     _Atomic(uint64_t) lower_cap, cap_changes; /* the latest that was set; changes: odd while it may be in force */
     longest longest[ANSWERS];
     pthread_mutex_t longest_lock;

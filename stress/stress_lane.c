@@ -10,6 +10,7 @@
 
 enum {
     CROSS = 8,           /* of so many frees, one is on another stream than the last use */
+    USE = 16,            /* of so many, one is of what another stream still reads */
     RENEW = 512,         /* of so many steps, one destroys a stream and makes another */
     LATE = 64,           /* of so many fills, one begins late, */
     LATE_MOST_US = 300,  /* by up to so much */
@@ -258,16 +259,15 @@ static bool allocate(lane *l, size_t bytes, CUstream stream, CUdeviceptr *addres
     return false;
 }
 
-/* A planned fault may refuse it as often as it likes; the allocation is as it was. */
-static bool give_back(lane *l, const block *b, CUstream stream)
+/* vpmm_free or vpmm_use. A planned fault may refuse it as often as it likes; the allocation is as it was. */
+static bool call_of_block(lane *l, const char *name, vpmm_status (*call)(vpmm_pool *, CUdeviceptr, CUstream),
+                          const block *b, CUstream stream)
 {
     run *r = l->run;
     vpmm_status status = VPMM_SUCCESS;
-    if (r->target.pool == NULL)
-        return ok(l, "cuMemFreeAsync", r->gpu.driver->cuMemFreeAsync(b->address, stream));
     for (unsigned tries = 0; tries < FREE_TRIES; tries++) {
         host_memory_enter();
-        status = vpmm_free(r->target.pool, b->address, stream);
+        status = call(r->target.pool, b->address, stream);
         host_memory_leave();
         if (status == VPMM_SUCCESS)
             return true;
@@ -275,9 +275,17 @@ static bool give_back(lane *l, const block *b, CUstream stream)
             break;
         bump(l, COUNT_faulted);
     }
-    run_end(r, status == VPMM_ERROR_DRIVER ? DEVICE_ERROR : FAILED, "vpmm_free of 0x%llx, %zu bytes: %s",
+    run_end(r, status == VPMM_ERROR_DRIVER ? DEVICE_ERROR : FAILED, "%s of 0x%llx, %zu bytes: %s", name,
             (unsigned long long)b->address, b->bytes, vpmm_last_error());
     return false;
+}
+
+static bool give_back(lane *l, const block *b, CUstream stream)
+{
+    run *r = l->run;
+    if (r->target.pool == NULL)
+        return ok(l, "cuMemFreeAsync", r->gpu.driver->cuMemFreeAsync(b->address, stream));
+    return call_of_block(l, "vpmm_free", vpmm_free, b, stream);
 }
 
 /* For the program's own test: as if a bit of the memory did not hold. */
@@ -443,20 +451,42 @@ static bool do_malloc(lane *l, unsigned slot, size_t bytes)
     return fill(l, &held->block, stream_at(l, at));
 }
 
+static CUstream any_stream(lane *l)
+{
+    return stream_at(l, (unsigned)draw(l, streams_of(l)));
+}
+
+/* Another stream checks it as well. The one that the free names does not wait for that: vpmm_use says so. */
+static bool use_elsewhere(lane *l, const block *b, CUstream last)
+{
+    CUstream other = any_stream(l);
+    if (l->run->target.pool == NULL || other == last)
+        return true;
+    bump(l, COUNT_used);
+    return flush_fills(l) && order(l, last, other) && check(l, b, 1, other) &&
+           call_of_block(l, "vpmm_use", vpmm_use, b, other);
+}
+
+/* The free names another stream, which waits for the last use. */
+static bool cross(lane *l, CUstream last, CUstream *stream)
+{
+    *stream = any_stream(l);
+    if (*stream == last)
+        return true;
+    bump(l, COUNT_crossed);
+    return flush_fills(l) && order(l, last, *stream);
+}
+
 static bool do_free(lane *l, unsigned slot)
 {
     struct held *held = &l->held[slot];
     if (held->block.address == 0)
         return true; /* the malloc was refused */
     CUstream last = stream_at(l, held->stream), stream = last;
-    if (draw(l, CROSS) == 0) {
-        stream = stream_at(l, (unsigned)draw(l, streams_of(l)));
-        if (stream != last)
-            bump(l, COUNT_crossed);
-    }
     block b = held->block;
     held->block.address = 0;
-    return (stream == last || (flush_fills(l) && order(l, last, stream))) && end_block(l, &b, stream);
+    return (draw(l, USE) != 0 || use_elsewhere(l, &b, last)) && (draw(l, CROSS) != 0 || cross(l, last, &stream)) &&
+           end_block(l, &b, stream);
 }
 
 static bool do_give(lane *l, unsigned slot)

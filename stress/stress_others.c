@@ -15,7 +15,15 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { PAUSE_LEAST_MS = 20, PAUSE_MOST_MS = 250, CAP_MS = 30, SQUEEZE_MS = 100, SQUEEZE_PART = 16, DRAWS = 16 };
+enum {
+    PAUSE_LEAST_MS = 20,
+    PAUSE_MOST_MS = 250,
+    CAP_MS = 30,
+    LENT_MS = 30,
+    SQUEEZE_MS = 100,
+    SQUEEZE_PART = 16,
+    DRAWS = 16
+};
 
 extern char **environ;
 
@@ -80,6 +88,33 @@ static void look(run *r)
         run_end(r, FAILED, "a look at the pool: %s", vpmm_last_error());
     else if ((stats.live_bytes >> 63 | stats.mapped_bytes >> 63 | stats.reusable_bytes >> 63) != 0)
         run_end(r, FAILED, "a statistic is below zero");
+}
+
+/*
+ * To another device, for a moment: each handle is given other rights while builds map more. On the simulated GPU there is
+ * one; where there is none, or none that reaches this one's memory, nothing happens. The driver refuses this thread
+ * nothing: a refused cuMemSetAccess is a build's.
+ */
+static void lend_access(run *r, uint64_t random)
+{
+    int devices = 1;
+    if (r->target.pool == NULL || !run_cuda_ok(r, "cuDeviceGetCount", r->gpu.driver->cuDeviceGetCount(&devices)))
+        return;
+    int other = (r->ordinal + 1) % devices;
+    CUmemAccess_flags flags = random % 2 ? CU_MEM_ACCESS_FLAGS_PROT_READ : CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
+    if (other == r->ordinal)
+        return;
+    faults_spare(true);
+    vpmm_status lent = vpmm_pool_set_access(r->target.pool, other, flags), back = VPMM_SUCCESS;
+    if (lent == VPMM_SUCCESS) {
+        count(&r->accesses);
+        pause_ms(LENT_MS);
+        back = vpmm_pool_set_access(r->target.pool, other, CU_MEM_ACCESS_FLAGS_PROT_NONE);
+    }
+    faults_spare(false);
+    if ((lent != VPMM_SUCCESS && lent != VPMM_ERROR_NOT_SUPPORTED) || back != VPMM_SUCCESS)
+        run_end(r, lent == VPMM_ERROR_DRIVER || back == VPMM_ERROR_DRIVER ? DEVICE_ERROR : FAILED,
+                "device %d's access could not be changed: %s", other, vpmm_last_error());
 }
 
 /* ---- a pool that comes and goes beside the one under test ---- */
@@ -212,6 +247,10 @@ static void *disturb(void *argument)
         case 3:
         case 4:
             come_and_go(r, random_below(&random, 2));
+            break;
+        case 5:
+        case 6:
+            lend_access(r, random_next(&random));
             break;
         default:
             look(r);

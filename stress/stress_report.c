@@ -68,6 +68,7 @@ void report_progress(run *r)
     X(address_chunks_added, r->stats.reserved_bytes ? r->stats.reserved_bytes / r->config.va_size - 1 : 0)             \
     X(given_to_other_threads, run_count(r, COUNT_taken))                                                               \
     X(freed_on_another_stream, run_count(r, COUNT_crossed))                                                            \
+    X(said_with_vpmm_use, run_count(r, COUNT_used))                                                                    \
     X(trims, r->trims)                                                                                                 \
     X(caps_lowered, r->caps)                                                                                           \
     X(other_pools, r->pools)                                                                                           \
@@ -201,9 +202,9 @@ static void json_numbers(FILE *out, const run *r)
     COUNTS(NUMBER)
 #undef NUMBER
     fprintf(out,
-            "\"trims\": %" PRIu64 ", \"caps\": %" PRIu64 ", \"looks\": %" PRIu64 ", \"pools\": %" PRIu64
-            ", \"parks\": %" PRIu64 ", \"squeezes\": %" PRIu64 "}",
-            r->trims, r->caps, r->looks, r->pools, r->parks, r->squeezes);
+            "\"trims\": %" PRIu64 ", \"caps\": %" PRIu64 ", \"accesses\": %" PRIu64 ", \"looks\": %" PRIu64
+            ", \"pools\": %" PRIu64 ", \"parks\": %" PRIu64 ", \"squeezes\": %" PRIu64 "}",
+            r->trims, r->caps, r->accesses, r->looks, r->pools, r->parks, r->squeezes);
     fprintf(out,
             ",\n     \"mallocs_per_second\": %.1f, \"bytes_verified\": %" PRIu64 ", \"mismatches\": %" PRIu64
             ", \"races\": %" PRIu64 ", \"misuses\": %" PRIu64,

@@ -157,6 +157,7 @@ static bool open_gpu(run *r)
     const options *o = r->options;
     vpmm_sim_config sim = vpmm_sim_config_default();
     sim.memory_bytes = SIM_MEMORY_BYTES;
+    sim.devices = 2; /* one to be lent access */
     const gpu_options from = {.sim = o->cuda ? NULL : &sim, .ordinal = r->ordinal};
     if (gpu_open(&r->gpu, &from))
         return true;

@@ -53,7 +53,10 @@ def check_passes(program):
           "driver calls and host memory were refused", refused)
     check("threads" in refused and "pools" in result["operations"],
           "the result counts threads refused, and other pools", refused)
-    check(result.get("operations", {}).get("taken"), "memory went from thread to thread", result)
+    operations = result.get("operations", {})
+    check(operations.get("taken"), "memory went from thread to thread", result)
+    check(operations.get("used") and operations.get("accesses"),
+          "streams used what others freed, and another device was lent access", operations)
     times = result["threads_time"]
     check(all(0 <= part <= 1 for part in times.values()) and times["malloc"] and sum(times.values()) < 1.05,
           "the result says what the threads' time went to", times)
