@@ -8,6 +8,7 @@
 #include "remap/settle.h"
 #include "remap/view.h"
 #include "remap/zombie.h"
+#include "space/context.h"
 
 #include <stdlib.h>
 
@@ -203,6 +204,8 @@ vpmm_status arena_give_back(struct arena *arena)
         give_back_chunk(&back, chunk);
         free_chunk(&back, chunk);
     }
+    if (!device_lost(arena->device))
+        note_failure(&back, context_free_blocks(&arena->streams), "giving back a block to wait for the device by");
     if (back.status == VPMM_SUCCESS && zombies_wait(arena))
         return fail(VPMM_ERROR_DRIVER, "cuMemRelease was refused to the last for %zu bytes of memory given back before",
                     (size_t)arena->quarantined_pages << arena->space.units.unit_shift);

@@ -31,10 +31,33 @@ void context_keep_block(struct streams *streams, struct stream *holder, CUcontex
     pthread_mutex_unlock(&streams->wait_lock);
 }
 
-void context_free_block(struct streams *streams, struct stream *holder)
+/*
+ * Frees the holder's block, which waits for its context. Refused, it is tried again another time: if the driver calls it
+ * no allocation then, it was taken though the driver had said no.
+ */
+static CUresult free_block(struct streams *streams, struct stream *holder)
 {
-    if (holder->wait_block)
-        device_call(streams->device, cuMemFree, holder->wait_block);
+    CUresult result = device_call(streams->device, cuMemFree, holder->wait_block);
+    bool was_taken = holder->wait_refused && result == CUDA_ERROR_INVALID_VALUE;
+    if (result == CUDA_SUCCESS || was_taken)
+        holder->wait_block = 0;
+    holder->wait_refused = holder->wait_block != 0;
+    return result;
+}
+
+CUresult context_free_blocks(struct streams *streams)
+{
+    CUresult first = CUDA_SUCCESS;
+    for (uint32_t slot = 1; slot < load_acquire_u32(&streams->slots); slot++) {
+        struct stream *holder = stream_at(streams, slot);
+        if (!holder->wait_block || device_context_is_gone(streams->device, holder->wait_context))
+            continue;
+        CUresult result = free_block(streams, holder);
+        if (holder->wait_block) /* once more: the driver may have taken it, or another holder's of the same address */
+            result = free_block(streams, holder);
+        first = first == CUDA_SUCCESS && holder->wait_block ? result : first;
+    }
+    return first;
 }
 
 /* ---- the wait ---- */
@@ -58,23 +81,17 @@ struct waiting {
  */
 static vpmm_status wait_for_context(struct streams *streams, struct stream *holder, CUcontext context)
 {
-    CUdeviceptr *block = &holder->wait_block;
-    bool kept = *block != 0;
-    CUresult result = kept ? device_call(streams->device, cuMemFree, *block) : CUDA_SUCCESS;
-    if (kept && holder->wait_refused && result == CUDA_ERROR_INVALID_VALUE) /* it was taken though the driver said no */
-        kept = false;
-    if (!kept) {
-        *block = 0;
+    bool kept = holder->wait_block;
+    CUresult result = kept ? free_block(streams, holder) : CUDA_SUCCESS;
+    if (!kept || (result != CUDA_SUCCESS && !holder->wait_block)) {
         holder->wait_context = context;
         /* If there is a block it was made, whatever the driver said. */
-        if (device_call(streams->device, cuMemAlloc, block, 1) != CUDA_SUCCESS && !*block)
+        if (device_call(streams->device, cuMemAlloc, &holder->wait_block, 1) != CUDA_SUCCESS && !holder->wait_block)
             return device_failed(streams->device, "making a block to wait for the device by");
-        result = device_call(streams->device, cuMemFree, *block);
+        result = free_block(streams, holder);
     }
-    holder->wait_refused = result != CUDA_SUCCESS;
-    if (holder->wait_refused) /* the block is tried again another time */
+    if (result != CUDA_SUCCESS)
         return device_failed(streams->device, "waiting for the device before giving up");
-    *block = 0;
     return VPMM_SUCCESS;
 }
 

@@ -25,8 +25,8 @@
  */
 void context_keep_block(struct streams *, struct stream *holder, CUcontext);
 
-/* At the pool's end. */
-void context_free_block(struct streams *, struct stream *holder);
+/* At the pool's end: frees all blocks. The first refusal; a block that went with its context is none. */
+CUresult context_free_blocks(struct streams *);
 
 /*
  * The last resort: waits for each context with streams on which something has not passed, and publishes what was freed

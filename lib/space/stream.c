@@ -35,7 +35,6 @@ void streams_free(struct streams *streams)
         struct stale_events events = {.count = 0};
         stream_take_events(stream, &events);
         stale_events_destroy(streams, &events);
-        context_free_block(streams, stream);
         ring_destroy(stream->pending);
         thread_unref(stream->thread);
         free(stream);

@@ -323,9 +323,10 @@ static void try_use_and_free(struct run *r, size_t bytes, CUstream by)
     try_free(r, last);
 }
 
+static const size_t kinds[] = {4 * PAGE, 100 << 10, 1000};
+
 static void using(struct run *r)
 {
-    static const size_t kinds[] = {4 * PAGE, 100 << 10, 1000};
     for (size_t i = 0; i < sizeof kinds / sizeof kinds[0]; i++)
         try_use_and_free(r, kinds[i], r->b);
     try_malloc(r, 4 * PAGE, r->a);
@@ -413,6 +414,67 @@ static void two_contexts(struct run *r)
     make_current(r, r->w.context);
 }
 
+static void end_capture(struct run *r, CUstream stream)
+{
+    CUgraph graph = NULL;
+    run_assert(r, simulated->cuStreamEndCapture(stream, &graph) == CUDA_SUCCESS, "the capture is lost");
+    run_assert(r, simulated->cuGraphDestroy(graph) == CUDA_SUCCESS);
+}
+
+static void try_kinds(struct run *r)
+{
+    for (size_t i = 0; i < sizeof kinds / sizeof kinds[0]; i++)
+        try_malloc(r, kinds[i], r->a);
+}
+
+/* In a pool of graphs, as is the next. */
+static void capturing(struct run *r)
+{
+    run_assert(r, simulated->cuStreamBeginCapture(r->a, CU_STREAM_CAPTURE_MODE_GLOBAL) == CUDA_SUCCESS);
+    try_kinds(r);
+    try_free(r, 1);
+    try_free(r, 0);
+    try_kinds(r);
+    try_malloc(r, 9 * PAGE, r->b); /* which does not capture */
+    end_capture(r, r->a);
+    try_malloc(r, 6 * PAGE, r->a);
+    try_trim(r);
+}
+
+static void try_park(struct run *r)
+{
+    clear_words();
+    vpmm_status status = vpmm_park(r->w.pool);
+    if (status != VPMM_ERROR_BUSY) {
+        (void)worked(r, status);
+        return;
+    }
+    run_assert(r, spoke(), "a refusal without words"); /* the driver would not wait: the pool is as it was */
+    r->failed = true;
+    audit(r);
+}
+
+static void try_wake(struct run *r)
+{
+    clear_words();
+    (void)worked(r, vpmm_wake(r->w.pool));
+}
+
+static void parking(struct run *r)
+{
+    try_kinds(r);
+    try_malloc(r, 9 * PAGE, r->b);
+    try_free(r, 1);
+    keep_busy(&r->w, r->a);
+    try_park(r);
+    try_free(r, 0);
+    try_park(r); /* what the driver has refused it may take now */
+    try_wake(r);
+    try_wake(r);
+    try_kinds(r);
+    try_park(r);
+}
+
 /* --- the loop -------------------------------------------------------------------------------------------------------
  */
 
@@ -460,6 +522,13 @@ static void pool_works_again(struct run *r)
         return;
     run_assert(r, status == VPMM_SUCCESS, "malloc after the fault is gone");
     run_assert(r, vpmm_free(r->w.pool, pointer, r->b) == VPMM_SUCCESS, "free after the fault is gone");
+}
+
+static void pool_wakes(struct run *r)
+{
+    clear_words();
+    vpmm_status status = vpmm_wake(r->w.pool);
+    run_assert(r, status == VPMM_SUCCESS || lost(r, status), "a pool cannot be woken after the fault is gone");
 }
 
 static void close_pool(struct run *r)
@@ -544,7 +613,7 @@ static void look_behind(struct run *r)
 {
     run_assert(r, simulated->cuCtxSynchronize() == CUDA_SUCCESS); /* the driver's pools go in stream order */
     r->left_behind = vpmm_sim_used_bytes(r->w.sim);
-    run_assert(r, r->left_behind == 0 || (r->failed && takes_back(r->fault.call)) || r->given_up,
+    run_assert(r, r->left_behind == 0 || (r->failed && takes_back(r->fault.call)) || r->given_up || lies(&r->fault),
                "memory stays behind");
 }
 
@@ -568,6 +637,8 @@ static void run_scenario(struct run *r, scenario *play, const struct setup *setu
     if (r->w.pool == NULL && !pool_first)
         create(r);
     run_assert(r, r->w.pool != NULL, "no pool after the fault is gone");
+    if (setup->pool.graph)
+        pool_wakes(r);
     free_what_is_held(r);
     pool_works_again(r);
     audit(r);
@@ -806,6 +877,33 @@ Test(faults, default_streams_of_two_contexts, .timeout = 300)
 {
     struct setup setup = setup_default();
     loop(two_contexts, &setup, true);
+}
+
+static struct setup setup_of_graphs(void)
+{
+    struct setup setup = setup_default();
+    setup.pool.graph = true;
+    return setup;
+}
+
+Test(faults, a_pool_of_graphs_comes_and_goes, .timeout = 300)
+{
+    struct setup setup = setup_of_graphs();
+    setup.pool.initial_pages = 4;
+    loop(create_and_destroy, &setup, false);
+}
+
+Test(faults, a_pool_of_graphs_during_a_capture, .timeout = 300)
+{
+    struct setup setup = setup_of_graphs();
+    loop(capturing, &setup, true);
+}
+
+Test(faults, a_pool_of_graphs_that_is_parked, .timeout = 300)
+{
+    struct setup setup = setup_of_graphs();
+    setup.pool.max_mapped = 24 * PAGE;
+    loop(parking, &setup, true);
 }
 
 Test(all_settings, create_and_destroy, .timeout = 300)
