@@ -10,6 +10,7 @@
  * a malloc or a free; each of its parts has a lock of its own for its tables.
  */
 #include "allocations.h"
+#include "asked.h"
 #include "checkpoint.h"
 #include "compat.h"
 #include "direct.h"
@@ -23,6 +24,7 @@
 #include "segments.h"
 #include "statistics.h"
 
+#include <c10/core/impl/GPUTrace.h>
 #include <c10/cuda/CUDAException.h>
 #include <c10/cuda/CUDAFunctions.h>
 #include <c10/util/Exception.h>
@@ -274,6 +276,9 @@ class BackEnd final : public WithoutExpandableSegments<back_end::CUDAAllocator> 
       for (TraceEntry& entry : out.device_traces.back())
         entry.time_.t_ = to_unix(entry.time_.approx_t_);
     }
+    out.external_annotations = history_.annotations();
+    for (Annotation& annotation : out.external_annotations)
+      annotation.time_.t_ = to_unix(annotation.time_.approx_t_);
     out.config_metadata = configuration();
     return out;
   }
@@ -338,6 +343,10 @@ class BackEnd final : public WithoutExpandableSegments<back_end::CUDAAllocator> 
     return history_.is_recording();
   }
 
+  void recordAnnotation(const std::vector<std::pair<std::string, std::string>>& said) override {
+    history_.annotate(c10::cuda::current_device(), said);
+  }
+
   void pushCompileContext(std::string& region) override {
     History::enter_region(region);
   }
@@ -347,6 +356,7 @@ class BackEnd final : public WithoutExpandableSegments<back_end::CUDAAllocator> 
   }
 
   void attachAllocatorTraceTracker(AllocatorTraceTracker tracker) override {
+    lender_.attach(tracker);
     history_.attach(std::move(tracker));
   }
 
@@ -449,8 +459,8 @@ class BackEnd final : public WithoutExpandableSegments<back_end::CUDAAllocator> 
     imports_.allow(device, owner);
     {
       OnDevice on(device);
-      if (on.is_on() && cudaDeviceEnablePeerAccess(owner, 0) != cudaSuccess)
-        (void)cudaGetLastError(); // it was allowed before
+      if (on.is_on())
+        (void)succeeds(cudaDeviceEnablePeerAccess(owner, 0)); // not so: it was allowed before
     }
     if (Keeper* keeper = lender_.keeper_if_used())
       keeper->enablePeerAccess(device, owner);
@@ -461,9 +471,10 @@ class BackEnd final : public WithoutExpandableSegments<back_end::CUDAAllocator> 
   /* On each device that has a pool of the id. */
   void park(MempoolId_t id, bool keep) {
     each_private(id, [&](Device& device, Pool& pool) {
-      TORCH_CHECK(!keep || !device.pools.is_any_underway(),
-                  "vpmm: what a memory pool holds is not kept while a graph is "
-                  "captured, or in use_mem_pool: the wait for the device would end the capture");
+      TORCH_CHECK(
+          !keep || !device.pools.may_any_capture(),
+          "vpmm: what a memory pool holds is not kept while a graph is captured, or as use_mem_pool begins: the "
+          "wait for the device would end the capture");
       allocations_.each([&](void* address, const Allocation& allocation) {
         if (allocation.pool.get() == &pool)
           exports_.end(address); // other handles will be behind it
@@ -529,14 +540,16 @@ class BackEnd final : public WithoutExpandableSegments<back_end::CUDAAllocator> 
     return stats;
   }
 
-  size_t reserved(Device& device, int index) {
+  /* What the device's pools hold, but for one of them. */
+  size_t reserved(Device& device, int index, const Pool* but = nullptr) {
     Keeper* keeper = lender_.keeper_if_used();
     size_t bytes = 0;
     if (keeper)
       bytes += static_cast<size_t>(
           keeper->getDeviceStats(static_cast<DeviceIndex>(index)).reserved_bytes[AGGREGATE].current);
     for (const auto& pool : device.pools.all())
-      bytes += stats_of(*pool).mapped_bytes;
+      if (pool.get() != but)
+        bytes += stats_of(*pool).mapped_bytes;
     return bytes;
   }
 
@@ -557,7 +570,7 @@ class BackEnd final : public WithoutExpandableSegments<back_end::CUDAAllocator> 
       allow(device, static_cast<DeviceIndex>(index), device.fraction.load());
     uint64_t most = device.most.load(), cap = pool.configured_cap;
     if (most) {
-      uint64_t others = reserved(device, index) - stats_of(pool).mapped_bytes;
+      uint64_t others = reserved(device, index, &pool);
       uint64_t left = most > others ? most - others : 1; // 0 is no cap
       cap = cap ? std::min(cap, left) : left;
     }
@@ -689,6 +702,11 @@ class BackEnd final : public WithoutExpandableSegments<back_end::CUDAAllocator> 
       c10::FreeCudaMemoryCallbacksRegistry()->Create(name)->Execute();
     device.frees.try_again();
     end_idle(device, index, nullptr);
+    for (const auto& other : device.pools.all())
+      if (other != pool && !other->is_lent())
+        vpmm_trim(other->pool, 0, nullptr);
+    if (device.most.load(std::memory_order_relaxed))
+      limit(device, index, *pool); // of which the others leave more now
     void* address = try_malloc(*pool, bytes, stream);
     if (address || pool->is_private())
       return address;
@@ -722,7 +740,20 @@ class BackEnd final : public WithoutExpandableSegments<back_end::CUDAAllocator> 
   /* From CUDA itself while that is asked for: torch.cuda.caching_allocator_enable(False), and a variable for tools. */
   void* obtain(int device, size_t bytes, cudaStream_t stream) {
     static const bool never = std::getenv("PYTORCH_NO_CUDA_MEMORY_CACHING");
-    return never || !isEnabled() ? direct_.malloc(bytes) : malloc(device, bytes, stream);
+    void* address = never || !isEnabled() ? direct_.malloc(bytes) : malloc(device, bytes, stream);
+    tell_tracer(address, true);
+    return address;
+  }
+
+  /* CUDA's sanitizer of PyTorch, and whatever else watches what the GPU is given. It may take Python's lock. */
+  static void tell_tracer(const void* address, bool is_begun) {
+    const c10::impl::PyInterpreter* tracer = c10::impl::GPUTrace::get_trace();
+    if (C10_LIKELY(!tracer))
+      return;
+    if (is_begun)
+      (*tracer)->trace_gpu_memory_allocation(c10::kCUDA, reinterpret_cast<uintptr_t>(address));
+    else
+      (*tracer)->trace_gpu_memory_deallocation(c10::kCUDA, reinterpret_cast<uintptr_t>(address));
   }
 
   /* What the memory fraction does not leave, without trying anything else: see compat.h. */
@@ -742,7 +773,7 @@ class BackEnd final : public WithoutExpandableSegments<back_end::CUDAAllocator> 
     if (device.most.load(std::memory_order_relaxed))
       limit(device, index, *pool);
     if (pool->is_lent())
-      address = pool->keeper->raw_alloc_with_stream(bytes, stream); // throws if there is no memory
+      address = malloc_of_lent(device, index, bytes, stream, *pool, context);
     else if (pool->is_private()) {
       check_is_awake(*pool);
       device.frees.free_joined(*pool, stream);
@@ -799,16 +830,38 @@ class BackEnd final : public WithoutExpandableSegments<back_end::CUDAAllocator> 
     return {address, address, &delete_at, c10::Device(c10::DeviceType::CUDA, index)};
   }
 
-  [[noreturn]] void refuse(Device& device, int index, size_t bytes, cudaStream_t stream, const Pool& pool,
-                           const Context& context) {
-    std::string why = vpmm_last_error();
+  /* To all who count requests that fail, or look at what there is then. */
+  void tell_of_shortage(Device& device, int index, size_t bytes, cudaStream_t stream, const Pool& pool,
+                        const Context& context) {
     auto [free, total] = memory_of(index);
-    int64_t allocated = device.statistics.allocated(), held = static_cast<int64_t>(reserved(device, index));
     device.shortages.fetch_add(1, std::memory_order_relaxed);
     if (history_.is_watched())
       history_.add(TraceEntry::OOM, index, reinterpret_cast<void*>(free), bytes, stream, pool.id, context);
     for (const auto& observer : copy_of(observers_)) // they may take Python's lock, and allocate
       observer(index, bytes, total, free);
+    if (c10::memoryProfilingEnabled())
+      c10::reportOutOfMemoryToProfiler(
+          static_cast<int64_t>(bytes), static_cast<size_t>(std::max<int64_t>(device.statistics.allocated(), 0)),
+          reserved(device, index), c10::Device(c10::DeviceType::CUDA, static_cast<DeviceIndex>(index)));
+  }
+
+  /* By its keeper, who throws if there is no memory. */
+  void* malloc_of_lent(Device& device, int index, size_t bytes, cudaStream_t stream, const Pool& pool,
+                       const Context& context) {
+    try {
+      return pool.keeper->raw_alloc_with_stream(bytes, stream);
+    } catch (const c10::OutOfMemoryError&) {
+      tell_of_shortage(device, index, bytes, stream, pool, context);
+      throw;
+    }
+  }
+
+  [[noreturn]] void refuse(Device& device, int index, size_t bytes, cudaStream_t stream, const Pool& pool,
+                           const Context& context) {
+    std::string why = vpmm_last_error();
+    auto [free, total] = memory_of(index);
+    int64_t allocated = device.statistics.allocated(), held = static_cast<int64_t>(reserved(device, index));
+    tell_of_shortage(device, index, bytes, stream, pool, context);
     if (is_to_reject(device)) {
       device.rejections.fetch_add(1, std::memory_order_relaxed);
       for (const auto& observer : copy_of(rejection_observers_))
@@ -857,6 +910,7 @@ class BackEnd final : public WithoutExpandableSegments<back_end::CUDAAllocator> 
   }
 
   void free(void* address) {
+    tell_tracer(address, false); // before anybody is given the memory again
     TORCH_CHECK(try_free(address) || direct_.free(address), "invalid device pointer: ", address);
   }
 

@@ -1,5 +1,7 @@
 #include "capture.h"
 
+#include "asked.h"
+
 namespace vpmm_torch {
 
 namespace {
@@ -10,13 +12,6 @@ struct Frontier {
   const cudaGraphNode_t* nodes = nullptr;
   size_t count = 0;
 };
-
-/* What was only asked is no error of the program's: its next look finds none. */
-bool succeeds(cudaError_t error) {
-  if (error != cudaSuccess)
-    (void)cudaGetLastError();
-  return error == cudaSuccess;
-}
 
 Frontier frontier_of(cudaStream_t stream) {
   Frontier found;

@@ -181,6 +181,9 @@ auto segments_of_allocator(Allocator& allocator, MempoolId_t id, long) -> declty
   return allocator.snapshot(id).segments;
 }
 
+/* What record_function says while history is recorded; in another namespace since 2.10. */
+using Annotation = decltype(c10::cuda::CUDACachingAllocator::SnapshotInfo::external_annotations)::value_type;
+
 /* Since 2.10 an entry has what the program said of the time. */
 template <typename Entry>
 auto set_user_metadata(Entry& entry, const std::string& metadata, int) -> decltype(void(entry.user_metadata_)) {

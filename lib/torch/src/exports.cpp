@@ -14,12 +14,12 @@
 #include <unistd.h>
 
 #include <c10/util/Exception.h>
+#include <c10/util/ScopeExit.h>
 
 namespace vpmm_torch {
 
-Descriptors::~Descriptors() {
-  for (int fd : fds)
-    ::close(fd);
+Descriptor::~Descriptor() {
+  close(fd);
 }
 
 /* ---- the door ---- */
@@ -83,7 +83,7 @@ static bool is_own_user(int peer) {
          (credentials.uid == geteuid() || credentials.uid == 0);
 }
 
-static bool send_some(int peer, DoorSays what, const int* fds, size_t count) {
+static bool send_some(int peer, DoorSays what, const Descriptors& all, size_t first, size_t count) {
   alignas(cmsghdr) char control[CMSG_SPACE(DESCRIPTORS_AT_ONCE * sizeof(int))] = {};
   iovec body = {&what, sizeof what};
   msghdr message = {};
@@ -96,7 +96,8 @@ static bool send_some(int peer, DoorSays what, const int* fds, size_t count) {
     header->cmsg_level = SOL_SOCKET;
     header->cmsg_type = SCM_RIGHTS;
     header->cmsg_len = CMSG_LEN(count * sizeof(int));
-    std::memcpy(CMSG_DATA(header), fds, count * sizeof(int));
+    for (size_t i = 0; i < count; i++)
+      std::memcpy(CMSG_DATA(header) + i * sizeof(int), &all[first + i]->fd, sizeof(int));
   }
   return sendmsg(peer, &message, MSG_NOSIGNAL) == static_cast<ssize_t>(sizeof what);
 }
@@ -112,27 +113,25 @@ void Door::answer(int peer) {
   limit_patience(peer);
   if (!is_own_user(peer) || recv(peer, &number, sizeof number, 0) != static_cast<ssize_t>(sizeof number))
     return;
-  std::shared_ptr<Descriptors> found = find(number);
-  if (!found) {
-    send_some(peer, DoorSays::NONE, nullptr, 0);
+  const Descriptors found = find(number);
+  if (found.empty()) {
+    send_some(peer, DoorSays::NONE, found, 0, 0);
     return;
   }
-  size_t sent = 0, count = found->fds.size();
-  while (sent < count) {
-    size_t some = std::min(count - sent, DESCRIPTORS_AT_ONCE);
-    if (!send_some(peer, DoorSays::TAKE, &found->fds[sent], some))
+  for (size_t sent = 0, some; sent < found.size(); sent += some) {
+    some = std::min(found.size() - sent, DESCRIPTORS_AT_ONCE);
+    if (!send_some(peer, DoorSays::TAKE, found, sent, some))
       return;
-    sent += some;
   }
 }
 
-std::shared_ptr<Descriptors> Door::find(uint64_t number) {
+Descriptors Door::find(uint64_t number) {
   std::lock_guard<std::mutex> guard(lock_);
   auto found = handed_out_.find(number);
-  return found == handed_out_.end() ? nullptr : found->second;
+  return found == handed_out_.end() ? Descriptors() : found->second;
 }
 
-uint64_t Door::add(std::shared_ptr<Descriptors> descriptors) {
+uint64_t Door::add(Descriptors descriptors) {
   std::lock_guard<std::mutex> guard(lock_);
   handed_out_.emplace(++next_, std::move(descriptors));
   return next_;
@@ -152,7 +151,7 @@ static void check_driver(CUresult result, const char* call) {
               "VPMM_EXPORTABLE=0)");
 }
 
-static int export_part(const vpmm_driver& driver, CUdeviceptr address) {
+static std::shared_ptr<Descriptor> export_part(const vpmm_driver& driver, CUdeviceptr address) {
   CUmemGenericAllocationHandle handle = 0;
   int fd = -1;
   check_driver(driver.cuMemRetainAllocationHandle(&handle, reinterpret_cast<void*>(address)),
@@ -160,21 +159,50 @@ static int export_part(const vpmm_driver& driver, CUdeviceptr address) {
   CUresult result = driver.cuMemExportToShareableHandle(&fd, handle, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0);
   driver.cuMemRelease(handle);
   check_driver(result, "cuMemExportToShareableHandle");
-  return fd;
+  return std::make_shared<Descriptor>(fd);
+}
+
+/* Not under the lock, because to export a handle takes a millisecond, and frees look at the tables meanwhile. */
+std::shared_ptr<Descriptor> Exports::hold_part(const vpmm_driver& driver, CUdeviceptr base) {
+  std::unique_lock<std::mutex> guard(lock_);
+  auto found = parts_.find(base);
+  if (found == parts_.end()) {
+    guard.unlock();
+    std::shared_ptr<Descriptor> exported = export_part(driver, base);
+    guard.lock();
+    found = parts_.try_emplace(base, Part{std::move(exported)}).first; // another thread may have been quicker
+  }
+  found->second.exports++;
+  return found->second.descriptor;
+}
+
+void Exports::let_go(const std::vector<CUdeviceptr>& parts) {
+  for (CUdeviceptr base : parts) {
+    auto found = parts_.find(base);
+    if (--found->second.exports == 0)
+      parts_.erase(found);
+  }
 }
 
 Export Exports::make(const vpmm_driver& driver, const void* address, size_t bytes) {
   const auto first = reinterpret_cast<CUdeviceptr>(address);
-  auto descriptors = std::make_shared<Descriptors>();
+  Descriptors descriptors;
   std::vector<uint64_t> sizes;
   Export made = {};
+  auto undo = c10::make_scope_exit([&] {
+    std::lock_guard<std::mutex> guard(lock_);
+    let_go(made.parts);
+  });
   for (CUdeviceptr at = first; at < first + bytes;) {
     CUdeviceptr base = 0;
     size_t size = 0;
     check_driver(driver.cuMemGetAddressRange(&base, &size, at), "cuMemGetAddressRange");
     if (at == first)
       made.offset = first - base;
-    descriptors->fds.push_back(export_part(driver, at));
+    made.parts.reserve(made.parts.size() + 1); // before a part is held, as the next
+    descriptors.reserve(descriptors.size() + 1);
+    descriptors.push_back(hold_part(driver, base));
+    made.parts.push_back(base);
     sizes.push_back(size);
     at = base + size;
   }
@@ -187,6 +215,7 @@ Export Exports::make(const vpmm_driver& driver, const void* address, size_t byte
   head.parts = static_cast<uint32_t>(sizes.size());
   made.description.assign(reinterpret_cast<const char*>(&head), sizeof head);
   made.description.append(reinterpret_cast<const char*>(sizes.data()), sizes.size() * sizeof sizes[0]);
+  undo.release();
   return made;
 }
 
@@ -199,7 +228,6 @@ bool Exports::find(const void* address, Export& out) {
   return true;
 }
 
-/* Not under the lock, because to export a handle takes a millisecond, and frees look at the table meanwhile. */
 Export Exports::share(const vpmm_driver& driver, const void* address, size_t bytes) {
   Export out;
   if (find(address, out))
@@ -208,10 +236,12 @@ Export Exports::share(const vpmm_driver& driver, const void* address, size_t byt
   out = make(driver, address, bytes);
   std::lock_guard<std::mutex> guard(lock_);
   auto [entry, is_new] = exports_.emplace(address, out);
-  if (is_new)
+  if (is_new) {
     count_.fetch_add(1, std::memory_order_release);
-  else
-    door_.remove(out.number); // another thread was quicker
+  } else { // another thread was quicker
+    door_.remove(out.number);
+    let_go(out.parts);
+  }
   return entry->second;
 }
 
@@ -221,6 +251,7 @@ void Exports::end_shared(const void* address) {
   if (found == exports_.end())
     return;
   door_.remove(found->second.number);
+  let_go(found->second.parts);
   exports_.erase(found);
   count_.fetch_sub(1, std::memory_order_relaxed);
 }

@@ -2,10 +2,12 @@
  * exports.h - live allocations that other processes may map, as torch.multiprocessing shares CUDA tensors; what the
  * others do is in imports.h.
  *
- *   part          a GPU handle behind an allocation. Shared is what the parts hold, so that neighbours may be among it,
- *                 as where PyTorch's own allocator shares a segment
- *   export        of a live allocation, by its address: a file descriptor of each part. Made when the allocation is
- *                 shared for the first time, closed when it ends: who has mapped it until then keeps the memory
+ *   part          a GPU handle behind an allocation, by where it is mapped, which live memory keeps as it is. Shared is
+ *                 what the parts hold, so that neighbours may be among it, as where PyTorch's own allocator shares a
+ *                 segment. It has one file descriptor, however many allocations it is behind: a process may have few
+ *   export        of a live allocation, by its address: its parts. Made when the allocation is shared for the first time.
+ *                 When it ends it lets go of them, and the last one closes a part's descriptor: who has mapped it until
+ *                 then keeps the memory
  *   description   of an export, for who is to map it: whom to ask, for what, and the bytes of each part. It is sent as
  *                 PyTorch sends its own
  *   door          a socket, and a thread that hands descriptors out there, to processes of the same user. Opened by the
@@ -30,16 +32,18 @@
 
 namespace vpmm_torch {
 
-/* Closes them in the end. */
-class Descriptors {
+/* Closes it in the end. */
+class Descriptor {
  public:
-  Descriptors() = default;
-  Descriptors(const Descriptors&) = delete;
-  Descriptors& operator=(const Descriptors&) = delete;
-  ~Descriptors();
+  explicit Descriptor(int fd) : fd(fd) {}
+  Descriptor(const Descriptor&) = delete;
+  Descriptor& operator=(const Descriptor&) = delete;
+  ~Descriptor();
 
-  std::vector<int> fds;
+  const int fd;
 };
+
+using Descriptors = std::vector<std::shared_ptr<Descriptor>>;
 
 /* What stands at the beginning of a description. The bytes of each part follow, 8 bytes each. */
 struct DescriptionHead {
@@ -68,26 +72,27 @@ class Door {
   }
 
   /* A number to ask for, which no other process gives. */
-  uint64_t add(std::shared_ptr<Descriptors> descriptors);
+  uint64_t add(Descriptors descriptors);
   void remove(uint64_t number);
 
  private:
   void listen_and_name();
   void serve();
   void answer(int peer);
-  std::shared_ptr<Descriptors> find(uint64_t number);
+  Descriptors find(uint64_t number); // empty: there is none
 
   std::mutex lock_; // of all but what is constant once the door is open
   int socket_ = -1;
   std::string name_;
   uint64_t next_ = 0;
-  std::unordered_map<uint64_t, std::shared_ptr<Descriptors>> handed_out_;
+  std::unordered_map<uint64_t, Descriptors> handed_out_;
 };
 
 struct Export {
   std::string description;
   size_t offset; // of the allocation in the first part, bytes
   uint64_t number;
+  std::vector<CUdeviceptr> parts;
 };
 
 class Exports {
@@ -102,14 +107,22 @@ class Exports {
   }
 
  private:
+  struct Part {
+    std::shared_ptr<Descriptor> descriptor;
+    size_t exports = 0;
+  };
+
   bool find(const void* address, Export& out);
   Export make(const vpmm_driver& driver, const void* address, size_t bytes);
+  std::shared_ptr<Descriptor> hold_part(const vpmm_driver& driver, CUdeviceptr base);
+  void let_go(const std::vector<CUdeviceptr>& parts); // under the lock
   void end_shared(const void* address);
 
   Door door_;
   std::atomic<size_t> count_{0};
-  std::mutex lock_; // of the table
+  std::mutex lock_; // of the tables
   std::unordered_map<const void*, Export> exports_;
+  std::unordered_map<CUdeviceptr, Part> parts_;
 };
 
 } // namespace vpmm_torch

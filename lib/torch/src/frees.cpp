@@ -1,5 +1,6 @@
 #include "frees.h"
 
+#include "asked.h"
 #include "compat.h"
 #include "on_device.h"
 
@@ -33,7 +34,7 @@ bool Frees::try_main(Freed& freed) {
 /* Another stream's capture in PyTorch's usual mode would forbid the thread to ask for events. */
 class RelaxedMode {
  public:
-  RelaxedMode() : has_(cudaThreadExchangeStreamCaptureMode(&mode_) == cudaSuccess) {}
+  RelaxedMode() : has_(succeeds(cudaThreadExchangeStreamCaptureMode(&mode_))) {}
   ~RelaxedMode() {
     if (has_)
       cudaThreadExchangeStreamCaptureMode(&mode_);
@@ -52,12 +53,12 @@ bool Frees::record_events(Freed& freed) {
     OnDevice on(device);
     cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
     cudaEvent_t event = nullptr;
-    recorded = recorded && on.is_on() && cudaStreamIsCapturing(stream, &capture) == cudaSuccess &&
+    recorded = recorded && on.is_on() && succeeds(cudaStreamIsCapturing(stream, &capture)) &&
                capture == cudaStreamCaptureStatusNone &&
-               cudaEventCreateWithFlags(&event, cudaEventDisableTiming) == cudaSuccess;
+               succeeds(cudaEventCreateWithFlags(&event, cudaEventDisableTiming));
     if (event)
       events.push_back(event);
-    recorded = recorded && cudaEventRecord(event, stream) == cudaSuccess;
+    recorded = recorded && succeeds(cudaEventRecord(event, stream));
   }
   if (recorded)
     freed.events = std::move(events);
@@ -74,7 +75,7 @@ bool Frees::try_by_events(Freed& freed) {
     if (freed.events.empty() && !record_events(freed))
       return false;
     for (cudaEvent_t event : freed.events)
-      if (cudaEventQuery(event) != cudaSuccess)
+      if (!succeeds(cudaEventQuery(event)))
         return false;
     for (cudaEvent_t event : freed.events)
       cudaEventDestroy(event);

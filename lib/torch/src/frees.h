@@ -5,8 +5,8 @@
  *             stream that record_stream has named while it captured
  *   waiting   what may not be said to the main pool now: another thread captures or is about to (Pools::enter), or the
  *             stream captures. It is tried again by each request of a thread that may, and by endAllocateToPool. While
- *             another thread's pool is underway nobody but that thread may: a long torch.cuda.use_mem_pool of a thread
- *             that asks for nothing keeps the others' frees, even if a request fails for it
+ *             another thread may be about to capture nobody but that thread may: a torch.cuda.use_mem_pool of a thread
+ *             that asks for nothing in it keeps the others' frees, even if a request fails for it
  *   ending    memory of a private pool that further streams used: vpmm would keep it to the pool's end, because nothing
  *             passes there; and memory that streams of another device used, which vpmm does not know. An event on each of
  *             these streams is recorded at the free; it is freed when all have passed

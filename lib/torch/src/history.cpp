@@ -49,13 +49,30 @@ void History::record(bool enabled, CreateContextFn context, size_t entries, Reco
   skipped_.clear();
   for (const std::string& action : skip)
     skipped_.insert(action_of(action));
-  if (clear || !enabled)
+  if (clear || !enabled) {
     entries_.clear();
+    annotations_.clear();
+  }
   most_ = entries ? entries : 1;
   make_context_.store(enabled ? context : nullptr);
   when_.store(enabled ? when : RecordContext::NEVER);
   recording_.store(enabled, std::memory_order_release);
   watched_.store(enabled || !trackers_.empty(), std::memory_order_release);
+}
+
+void History::annotate(int device, const std::vector<std::pair<std::string, std::string>>& said) {
+  if (!is_recording())
+    return;
+  Annotation annotation(static_cast<c10::DeviceIndex>(device), c10::getApproximateTime());
+  for (const auto& [name, value] : said)
+    annotation.recordUserMetadata(name, value);
+  std::lock_guard<std::mutex> guard(lock_);
+  keep(annotations_, std::move(annotation));
+}
+
+std::vector<Annotation> History::annotations() {
+  std::lock_guard<std::mutex> guard(lock_);
+  return {annotations_.begin(), annotations_.end()};
 }
 
 void History::attach(AllocatorTraceTracker tracker) {
@@ -80,10 +97,7 @@ void History::add(TraceEntry::Action action, int device, const void* address, si
     tracker(entry);
   if (!is_recording() || skipped_.count(action))
     return;
-  std::deque<TraceEntry>& kept = entries_[device];
-  kept.push_back(std::move(entry));
-  while (kept.size() > most_)
-    kept.pop_front();
+  keep(entries_[device], std::move(entry));
 }
 
 std::vector<TraceEntry> History::entries(int device) {

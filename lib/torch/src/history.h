@@ -1,7 +1,8 @@
 /*
  * history.h - who watches allocations: recorded history, as torch.cuda.memory._record_memory_history asks for it, and
  * trackers. While nobody watches a malloc and a free look at one flag. An entry also says which region of torch.compile
- * the thread is in, and what the program has set as its metadata.
+ * the thread is in, and what the program has set as its metadata. Beside the entries there are annotations, of what
+ * record_function names.
  */
 #ifndef VPMM_TORCH_HISTORY_H
 #define VPMM_TORCH_HISTORY_H
@@ -46,6 +47,12 @@ class History {
   void set_metadata(const std::string& metadata);
   std::string metadata();
 
+  /* Of the region of a program that begins or ends. While nothing is recorded it is not kept. */
+  void annotate(int device, const std::vector<std::pair<std::string, std::string>>& said);
+
+  /* Oldest first. */
+  std::vector<Annotation> annotations();
+
   /* The caller's stacks, if they are wanted from that level on. No lock is held meanwhile: it may take Python's. */
   Context context(RecordContext level);
 
@@ -56,6 +63,14 @@ class History {
   std::vector<TraceEntry> entries(int device);
 
  private:
+  /* Under the lock. */
+  template <typename One>
+  void keep(std::deque<One>& kept, One one) {
+    kept.push_back(std::move(one));
+    while (kept.size() > most_)
+      kept.pop_front();
+  }
+
   std::atomic<bool> watched_{false}, recording_{false};
   std::atomic<CreateContextFn> make_context_{nullptr};
   std::atomic<RecordContext> when_{RecordContext::NEVER};
@@ -63,6 +78,7 @@ class History {
   size_t most_ = 0;
   std::set<TraceEntry::Action> skipped_;
   std::map<int, std::deque<TraceEntry>> entries_;
+  std::deque<Annotation> annotations_;
   std::vector<AllocatorTraceTracker> trackers_;
   std::string metadata_;
 };

@@ -78,7 +78,8 @@ static bool receive_some(int peer, Descriptors& out) {
   for (cmsghdr* header = CMSG_FIRSTHDR(&message); header; header = CMSG_NXTHDR(&message, header))
     if (header->cmsg_level == SOL_SOCKET && header->cmsg_type == SCM_RIGHTS) {
       const auto* fds = reinterpret_cast<const int*>(CMSG_DATA(header));
-      out.fds.insert(out.fds.end(), fds, fds + (header->cmsg_len - CMSG_LEN(0)) / sizeof(int));
+      for (size_t i = 0; i < (header->cmsg_len - CMSG_LEN(0)) / sizeof(int); i++)
+        out.push_back(std::make_shared<Descriptor>(fds[i]));
     }
   return what == DoorSays::TAKE && !(message.msg_flags & MSG_CTRUNC); // cut: no descriptors are left to this process
 }
@@ -86,7 +87,7 @@ static bool receive_some(int peer, Descriptors& out) {
 static void ask_for(const Description& description, Descriptors& out) {
   int peer = knock(description.head);
   auto hang_up = c10::make_scope_exit([&] { close(peer); });
-  while (out.fds.size() < description.sizes.size())
+  while (out.size() < description.sizes.size())
     TORCH_CHECK(receive_some(peer, out),
                 "vpmm: the process that shares this memory does not give it: the tensor has ended "
                 "there, the process is another user's, or this one has too many open files");
@@ -122,7 +123,7 @@ class Import {
     check_driver(driver_.cuMemAddressReserve(&base_, bytes, 0, 0, 0), "cuMemAddressReserve");
     reserved_ = bytes;
     for (size_t i = 0; i < sizes.size(); i++)
-      map_part(sizes[i], descriptors.fds[i]);
+      map_part(sizes[i], descriptors[i]->fd);
     allow(device_);
   }
 

@@ -6,17 +6,21 @@
  * these pools: it asks the other allocator for segments, and divides, keeps and gives them back as it does without
  * vpmm.
  *
- *   keeper   PyTorch's caching allocator. It is made ready by the first such pool
+ *   keeper   PyTorch's caching allocator. It is made ready by the first such pool. Who follows allocations is told by it
+ *            of these pools' segments, which a library registers with its own, and by vpmm_torch of all else
  *   lent     a pool that it keeps. Its Pool (pools.h) has no vpmm pool; its allocations are in Allocations as all
  *            others are, so that a free by address finds the keeper
  */
 #ifndef VPMM_TORCH_LENDER_H
 #define VPMM_TORCH_LENDER_H
 
+#include "history.h"
 #include "pools.h"
 
 #include <atomic>
 #include <mutex>
+#include <utility>
+#include <vector>
 
 namespace vpmm_torch {
 
@@ -30,10 +34,21 @@ class Lender {
   /* For the first pool, and each other one. */
   Keeper* keeper(int devices) {
     std::lock_guard<std::mutex> guard(lock_);
-    if (!ready_.load(std::memory_order_relaxed))
-      keeper_->init(devices);
+    if (ready_.load(std::memory_order_relaxed))
+      return keeper_;
+    keeper_->init(devices);
+    for (const AllocatorTraceTracker& tracker : trackers_)
+      keeper_->attachAllocatorTraceTracker(of_segments(tracker));
     ready_.store(true, std::memory_order_release);
     return keeper_;
+  }
+
+  /* Is to be told of segments, of pools to come too. */
+  void attach(const AllocatorTraceTracker& tracker) {
+    std::lock_guard<std::mutex> guard(lock_);
+    trackers_.push_back(tracker);
+    if (ready_.load(std::memory_order_relaxed))
+      keeper_->attachAllocatorTraceTracker(of_segments(tracker));
   }
 
   /* NULL: there has been no such pool. */
@@ -42,8 +57,18 @@ class Lender {
   }
 
  private:
+  static AllocatorTraceTracker of_segments(AllocatorTraceTracker tracker) {
+    return [tracker = std::move(tracker)](const TraceEntry& entry) {
+      auto action = entry.action_;
+      if (action == TraceEntry::SEGMENT_ALLOC || action == TraceEntry::SEGMENT_FREE ||
+          action == TraceEntry::SEGMENT_MAP || action == TraceEntry::SEGMENT_UNMAP)
+        tracker(entry);
+    };
+  }
+
   Keeper* keeper_ = nullptr; // constant once vpmm is enabled
-  std::mutex lock_;
+  std::mutex lock_;          // of the rest, which may be read without it where it is ready
+  std::vector<AllocatorTraceTracker> trackers_;
   std::atomic<bool> ready_{false};
 };
 

@@ -1,11 +1,13 @@
 #include "pools.h"
 
+#include "asked.h"
 #include "metrics.h"
 
 #include <algorithm>
 #include <cstdlib>
 
 #include <c10/cuda/CUDAException.h>
+#include <c10/cuda/CUDAStream.h>
 
 namespace vpmm_torch {
 
@@ -44,6 +46,14 @@ static size_t private_va_size(size_t most) {
  */
 constexpr size_t CACHE_BYTES = size_t{8} << 20;
 
+/*
+ * What VPMM_REUSE says, else: no stream waits for another. PyTorch promises that its allocator brings no order between
+ * streams, and a program may rely on it: a stream that waits for a flag, or for what another process sends, is set free by
+ * one that allocates meanwhile. (Where a request would fail else, it does wait.) A server with 1, 4 and 8 workers holds as
+ * much, and serves more (stress/README.md).
+ */
+constexpr vpmm_reuse REUSE = VPMM_REUSE_COMPLETED;
+
 /* record_stream means what has been queued when the memory is freed, which EAGER does not. */
 static vpmm_config configuration(int device, bool is_private) {
   vpmm_config config = vpmm_config_default();
@@ -52,6 +62,8 @@ static vpmm_config configuration(int device, bool is_private) {
   config.device = device;
   if (!std::getenv("VPMM_CACHE_BYTES"))
     config.cache_bytes = CACHE_BYTES;
+  if (!std::getenv("VPMM_REUSE"))
+    config.reuse = REUSE;
   config.small = VPMM_SMALL_SLAB;
   config.reaper = true;
   config.captures = !is_private;
@@ -104,9 +116,23 @@ std::shared_ptr<Pool> Pools::main() {
   return uncounted_main_;
 }
 
+/* Whether it does, or cannot be asked, as the default stream while another one captures. */
+static bool seems_to_capture(cudaStream_t stream) {
+  cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+  return !succeeds(cudaStreamIsCapturing(stream, &status)) || status != cudaStreamCaptureStatusNone;
+}
+
+/* The thread asks for memory: under the lock. */
+void Pools::look_at_captures() {
+  for (Underway& it : underway_)
+    if (it.may_capture && it.thread == std::this_thread::get_id())
+      it.may_capture = seems_to_capture(it.stream);
+}
+
 std::shared_ptr<Pool> Pools::for_request(cudaStream_t stream) {
   if (underway_count_.load()) {
     std::lock_guard<std::mutex> guard(lock_);
+    look_at_captures();
     for (auto it = underway_.rbegin(); it != underway_.rend(); ++it) // the one that was begun last comes first
       if (it->filter(stream))
         return private_.at(it->id);
@@ -194,7 +220,8 @@ void Pools::begin(MempoolId_t id, Filter filter) {
     if (is_again)
       known(id)->users--;
     TORCH_CHECK(!is_again, "beginAllocateToPool: already recording to mempool_id");
-    underway_.push_back({id, std::move(filter), std::this_thread::get_id()});
+    underway_.push_back(
+        {id, std::move(filter), std::this_thread::get_id(), c10::cuda::getCurrentCUDAStream(device_).stream()});
     underway_count_.fetch_add(1);
   }
   for (Place& place : entered_)
@@ -219,15 +246,20 @@ bool Pools::is_underway(MempoolId_t id) {
   return is_begun(id);
 }
 
-bool Pools::is_mine_alone() {
+bool Pools::no_other_captures() {
   std::lock_guard<std::mutex> guard(lock_);
   return std::all_of(underway_.begin(), underway_.end(),
-                     [](const auto& it) { return it.thread == std::this_thread::get_id(); });
+                     [](const auto& it) { return !it.may_capture || it.thread == std::this_thread::get_id(); });
+}
+
+bool Pools::may_any_capture() {
+  std::lock_guard<std::mutex> guard(lock_);
+  return std::any_of(underway_.begin(), underway_.end(), [](const auto& it) { return it.may_capture; });
 }
 
 bool Pools::enter(size_t shard) {
   entered_[shard].count.fetch_add(1);
-  if (!underway_count_.load() || is_mine_alone())
+  if (!underway_count_.load() || no_other_captures())
     return true;
   leave(shard);
   return false;

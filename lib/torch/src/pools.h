@@ -7,12 +7,14 @@
  *   users      of a private pool, as PyTorch counts them: graphs and MemPools that hold its id. At 0 it is idle: it
  *              ends, and gives its memory back, when nothing of it is live any more and the cache is emptied
  *   underway   ids that requests go to now, with the streams that they go from: a capture, or torch.cuda.use_mem_pool.
- *              PyTorch does not say which of the two it is. The thread that began it is the one that begins a capture
+ *              PyTorch does not say which of the two it is. The thread that began it is the one that begins a capture,
+ *              at once, and on the stream that was its current one. So once it asks for memory and that stream does not
+ *              capture, it is no capture, or no more: PyTorch does not end what a failed one has begun
  *
  * The lock is over the tables, never over a malloc or a free. While nothing is underway a request takes none.
  *
  * No call of the main pool may name a stream while a thread begins to capture it (vpmm.h). So a thread that makes such
- * a call enters first, which is refused while anything of another thread is underway; and what begins waits for those
+ * a call enters first, which is refused while another thread captures, or may be about to; and what begins waits for those
  * who have entered. Entering writes a place of the shard's own, then reads `underway`; beginning writes `underway`,
  * then reads all places; all sequentially consistent, so one of the two sees the other.
  */
@@ -92,15 +94,13 @@ class Pools {
   std::shared_ptr<Pool> find(MempoolId_t id); // throws if there is none
   Keeper* keeper(MempoolId_t id);             // NULL: it is not lent
   bool is_underway(MempoolId_t id);
-  bool is_any_underway() const {
-    return underway_count_.load() != 0;
-  }
+  bool may_any_capture(); // of what is underway
   void set_use_on_oom(MempoolId_t id, bool use);
 
   /* Another device may use all memory of this one's from now on. Throws. */
   void allow(int peer);
 
-  void begin(MempoolId_t id, Filter filter);
+  void begin(MempoolId_t id, Filter filter); // on the thread's current stream
   void end(MempoolId_t id);
 
   /* Whether the thread may call the main pool with any stream; if so it leaves again, by the same shard. */
@@ -117,6 +117,8 @@ class Pools {
     MempoolId_t id;
     Filter filter;
     std::thread::id thread;
+    cudaStream_t stream;
+    bool may_capture = true;
   };
 
   struct alignas(64) Place {
@@ -126,7 +128,8 @@ class Pools {
   std::shared_ptr<Pool> make(MempoolId_t id);
   const std::shared_ptr<Pool>& known(MempoolId_t id);
   bool is_begun(MempoolId_t id) const; // under the lock
-  bool is_mine_alone();
+  bool no_other_captures();
+  void look_at_captures();
 
   const int device_;
   std::mutex lock_;

@@ -231,6 +231,24 @@ class Statistics(unittest.TestCase):
         self.assertEqual(sum(e.self_device_memory_usage for e in profile.key_averages()), 3 * MIB)
         del t
 
+    def test_who_traces_the_gpu_is_told(self):
+        code = ("import torch, vpmm_torch; vpmm_torch.enable()\n"
+                "from torch.cuda import _gpu_trace as trace\n"
+                "torch._C._activate_gpu_trace()\n"
+                "trace.register_callback_for_memory_allocation(lambda address: print('begun'))\n"
+                "trace.register_callback_for_memory_deallocation(lambda address: print('ended'))\n"
+                "t = torch.empty(1000, device='cuda'); del t\n")
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+        self.assertEqual(done.stdout.split(), ["begun", "ended"], done.stderr)
+
+    def test_history_has_what_record_function_says(self):
+        torch.cuda.memory._record_memory_history(global_record_annotations=True)
+        with torch.profiler.record_function("of this test"):
+            torch.ones(1, device="cuda")
+        said = torch.cuda.memory._snapshot()["external_annotations"]
+        torch.cuda.memory._record_memory_history(None)
+        self.assertTrue(any("of this test" in str(one) for one in said), said)
+
     def test_metrics_are_served_where_they_are_asked_for(self):
         code = ("import torch, urllib.request, vpmm_torch; vpmm_torch.enable()\n"
                 "t = torch.ones(64 << 20, device='cuda')\n"
@@ -324,6 +342,21 @@ class Streams(unittest.TestCase):
         self.assertNotEqual(other.data_ptr(), address)
         stream.synchronize()
         self.assertTrue(bool((result == 7).all()))
+
+    def test_no_stream_waits_for_another(self):
+        """What one stream has freed and still uses is not worth a wait to another."""
+        busy, other = torch.cuda.Stream(), torch.cuda.Stream()
+        with torch.cuda.stream(busy):
+            t = torch.empty(64 * MIB, dtype=torch.int8, device="cuda")
+            torch.cuda._sleep(5 * CYCLES)
+            t.fill_(1)
+            del t
+        with torch.cuda.stream(other):
+            t = torch.full((64 * MIB,), 2, dtype=torch.int8, device="cuda")
+        other.synchronize()
+        self.assertFalse(busy.query())
+        busy.synchronize()
+        self.assertTrue(bool((t == 2).all()))
 
     def test_a_free_goes_behind_the_stream_of_the_allocation(self):
         stream = torch.cuda.Stream()
@@ -473,6 +506,21 @@ class Graphs(unittest.TestCase):
                 "torch.cuda.synchronize(); print(int(torch.ones(3, device='cuda').sum().item()))\n")
         done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
         self.assertEqual(done.stdout.split(), ["refused", "3"], done.stderr)
+
+    def test_others_free_after_a_capture_that_failed(self):
+        """PyTorch does not say that it has ended. In a process of its own, as the one before."""
+        code = ("import threading, torch, vpmm_torch; vpmm_torch.enable()\n"
+                "held = [torch.ones(64 << 20, dtype=torch.int8, device='cuda') for _ in range(8)]\n"
+                "try:\n"
+                "    with torch.cuda.graph(torch.cuda.CUDAGraph()): torch.cuda.synchronize()\n"
+                "except Exception: print('refused')\n"
+                "torch.cuda.synchronize(); x = torch.ones(1, device='cuda')\n"
+                "def drop():\n"
+                "    held.clear(); torch.cuda.synchronize(); torch.cuda.empty_cache()\n"
+                "    print(torch.cuda.memory_reserved() < 256 << 20)\n"
+                "other = threading.Thread(target=drop); other.start(); other.join()\n")
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+        self.assertEqual(done.stdout.split(), ["refused", "True"], done.stderr)
 
     def test_a_module_is_trained_by_graph(self):
         model = torch.nn.Sequential(torch.nn.Linear(256, 512), torch.nn.ReLU(), torch.nn.Linear(512, 1)).cuda()
@@ -843,6 +891,25 @@ class PoolsOverAnotherAllocator(unittest.TestCase):
     def test_more_than_there_is(self):
         with torch.cuda.use_mem_pool(self.pool), self.assertRaises(torch.OutOfMemoryError):
             torch.empty(1 << 44, dtype=torch.int8, device="cuda")
+
+    def test_a_library_registers_what_a_pool_grows_by(self):
+        """NCCL follows the pool's segments, and finds each when it is to forget them."""
+        if not torch.distributed.is_nccl_available():
+            self.skipTest("PyTorch was built without NCCL")
+        code = ("import torch, torch.distributed as dist, vpmm_torch; vpmm_torch.enable()\n"
+                "dist.init_process_group('nccl', rank=0, world_size=1, store=dist.HashStore(),\n"
+                "                        device_id=torch.device('cuda', 0))\n"
+                "backend = dist.group.WORLD._get_backend(torch.device('cuda', 0))\n"
+                "pool = torch.cuda.MemPool(backend.mem_allocator)\n"
+                "with torch.cuda.use_mem_pool(pool): t = torch.ones(1 << 20, device='cuda')\n"
+                "dist.all_reduce(t)\n"
+                "backend.register_mem_pool(pool)\n"
+                "with torch.cuda.use_mem_pool(pool): more = torch.ones(1 << 26, device='cuda')\n"
+                "dist.all_reduce(more)\n"
+                "backend.deregister_mem_pool(pool)\n"
+                "print(int(t[0] + more[0])); del t, more, pool; dist.destroy_process_group()\n")
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+        self.assertEqual(done.stdout.split()[-1:], ["2"], done.stderr)
 
     def test_beside_pytorch_s_own_allocator(self):
         code = ("import torch, vpmm_torch\n"

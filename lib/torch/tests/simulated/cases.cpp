@@ -5,9 +5,11 @@
 #include "pytorch.h"
 
 #include <algorithm>
+#include <atomic>
 #include <filesystem>
 #include <iterator>
 #include <optional>
+#include <set>
 #include <string>
 #include <thread>
 #include <utility>
@@ -158,6 +160,75 @@ static void may_be_disabled(Back& back) {
   REQUIRE(why.find("invalid device pointer") == 0);
 }
 
+/* Each has what the others leave, while they grow. */
+static void asks_by_threads_under_a_memory_fraction(Back& back) {
+  std::atomic<int> refused{0};
+  std::vector<std::thread> threads;
+  back.setMemoryFraction(0.9, 0);
+  for (int i = 0; i < 4; i++)
+    threads.emplace_back([&, i] {
+      DRIVE(cuCtxSetCurrent(simulated.context));
+      std::vector<c10::DataPtr> held(16);
+      for (int step = 0; step < 2000; step++)
+        try {
+          held[static_cast<size_t>(step % 16)] = back.allocate(static_cast<size_t>(1 + (step * 7 + i) % 23) << 20);
+        } catch (const c10::OutOfMemoryError&) {
+          refused++;
+        }
+    });
+  for (std::thread& thread : threads)
+    thread.join();
+  REQUIRE(refused == 0);
+  back.setMemoryFraction(1, 0);
+  back.emptyCache({0, 0});
+  REQUIRE(back.getDeviceStats(0).reserved_bytes[0].current == 0);
+}
+
+/* ---- private pools ---- */
+
+static int64_t reserved_by_another_thread(Back& back) {
+  std::thread other([&] {
+    DRIVE(cuCtxSetCurrent(simulated.context));
+    back.emptyCache({0, 0});
+  });
+  other.join();
+  return back.getDeviceStats(0).reserved_bytes[0].current;
+}
+
+/* PyTorch does not end what a failed capture has begun: others free all the same, once the thread goes on. */
+static void frees_after_a_capture_that_failed(Back& back) {
+  const MempoolId_t id{7, 13};
+  c10::DataPtr memory = back.allocate(8 << 20);
+  back.beginAllocateToPool(0, id, [](cudaStream_t) { return false; });
+  std::thread([&] {
+    DRIVE(cuCtxSetCurrent(simulated.context));
+    memory.clear();
+  }).join();
+  REQUIRE(reserved_by_another_thread(back) == 8 << 20); // a capture may be about to begin
+  back.allocate(1000).clear();
+  back.emptyCache({0, 0});
+  REQUIRE(reserved_by_another_thread(back) == 0);
+  back.endAllocateToPool(0, id);
+  back.releasePool(0, id);
+  back.emptyCache({0, 0});
+}
+
+/* What is free elsewhere is given back before a request fails. */
+static void takes_what_other_pools_leave(Back& back) {
+  const MempoolId_t id{7, 14};
+  const size_t most = vpmm_sim_config_default().memory_bytes / 4 * 3;
+  back.allocate(most).clear();
+  back.createOrIncrefPool(0, id);
+  {
+    InPool in(back, id);
+    back.allocate(most).clear();
+  }
+  back.releasePool(0, id);
+  back.allocate(most).clear();
+  back.emptyCache({0, 0});
+  REQUIRE(back.getDeviceStats(0).reserved_bytes[0].current == 0);
+}
+
 /* ---- snapshots and history ---- */
 
 using c10::cuda::CUDACachingAllocator::SegmentInfo;
@@ -299,6 +370,17 @@ static void shows_what_was_freed_last(Back& back) {
   REQUIRE(freed_last() == 0);
   kept.clear();
   back.emptyCache({0, 0});
+}
+
+static void keeps_annotations_while_it_records(Back& back) {
+  back.recordAnnotation({{"name", "before"}});
+  record_history(back, 2);
+  for (const char* name : {"first", "second", "third"})
+    back.recordAnnotation({{"name", name}});
+  auto said = back.snapshot().external_annotations;
+  REQUIRE(said.size() == 2 && said[0].metadata_.at("name") == "second" && said[1].metadata_.at("name") == "third");
+  record_history(back, 0);
+  REQUIRE(back.snapshot().external_annotations.empty());
 }
 
 /* What is mapped and unmapped while history is recorded, and no more than that. */
@@ -626,6 +708,25 @@ static void shares_nothing_that_the_driver_refuses(Back& back) {
   }
 }
 
+/* A handle is exported once, whatever pieces of it are shared, and as long as one of them lives. */
+static void shares_a_handle_by_one_file(Back& back) {
+  std::vector<c10::DataPtr> pieces;
+  std::set<std::string> handles;
+  for (int i = 0; i < 100; i++)
+    pieces.push_back(back.allocate(400));
+  size_t files = open_files();
+  for (const c10::DataPtr& piece : pieces)
+    handles.insert(back.shareIpcHandle(piece.get()).handle);
+  REQUIRE(handles.size() == pieces.size() && open_files() <= files + 1);
+  std::string last = back.shareIpcHandle(pieces.back().get()).handle;
+  pieces.erase(pieces.begin(), pieces.end() - 1);
+  REQUIRE(refusal_to_import(back, last) == "none");
+  std::string gone = *handles.begin() == last ? *handles.rbegin() : *handles.begin();
+  REQUIRE(says(refusal_to_import(back, gone).c_str(), "has ended"));
+  pieces.clear();
+  REQUIRE(open_files_come_down_to(files));
+}
+
 /* Both are given the same, and nothing is left of what the slower one has made. */
 static void shares_once_by_two_threads(Back& back) {
   size_t files = open_files();
@@ -818,11 +919,15 @@ void check_cases(Back& back) {
   counts_blocks(back);
   rounds_up_as_the_settings_say(back);
   keeps_to_the_memory_fraction(back);
+  asks_by_threads_under_a_memory_fraction(back);
   may_be_disabled(back);
+  frees_after_a_capture_that_failed(back);
+  takes_what_other_pools_leave(back);
   shows_what_lives_and_what_is_free(back);
   shows_pages_that_are_cut(back);
   shows_the_free_memory_of_private_pools(back);
   shows_what_was_freed_last(back);
+  keeps_annotations_while_it_records(back);
   records_what_is_mapped(back);
   reuses_what_has_joined(back, false);
   if (set_reuse_in_captures(true)) { // this PyTorch has the setting
@@ -837,6 +942,7 @@ void check_cases(Back& back) {
   }
   refuses_what_is_no_more_shared(back);
   shares_nothing_that_the_driver_refuses(back);
+  shares_a_handle_by_one_file(back);
   shares_once_by_two_threads(back);
   lets_a_peer_in(back);
   waits_for_a_peer_s_stream(back);

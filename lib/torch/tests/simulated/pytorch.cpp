@@ -1,6 +1,7 @@
 #include "pytorch.h"
 
 #include <c10/core/impl/DeviceGuardImplInterface.h>
+#include <c10/core/impl/GPUTrace.h>
 #include <c10/cuda/CUDAException.h>
 #include <c10/cuda/CUDAFunctions.h>
 
@@ -312,6 +313,8 @@ bool memoryProfilingEnabled() {
 
 void reportMemoryUsageToProfiler(void*, int64_t, size_t, size_t, Device) {}
 
+void reportOutOfMemoryToProfiler(int64_t, size_t, size_t, Device) {}
+
 std::ostream& operator<<(std::ostream& out, DeviceType) {
   return out << "cuda";
 }
@@ -362,6 +365,9 @@ void torchInternalAssertFail(const char*, const char*, uint32_t, const char* con
 namespace impl {
 std::array<std::atomic<const DeviceGuardImplInterface*>, static_cast<size_t>(DeviceType::COMPILE_TIME_MAX_DEVICE_TYPES)>
     device_guard_impl_registry;
+
+std::atomic<const PyInterpreter*> GPUTrace::gpuTraceState;
+bool GPUTrace::haveState = false;
 } // namespace impl
 
 namespace cuda {
