@@ -90,6 +90,9 @@ uint64_t vpmm_sim_races(vpmm_sim *);
 /* Uses of destroyed objects and device accesses without a mapping or access rights, so far; each named on stderr. */
 uint64_t vpmm_sim_misuses(vpmm_sim *);
 
+/* What a device may do with the memory at an address, as cuMemGetAccess says; PROT_NONE also where none is mapped. */
+CUmemAccess_flags vpmm_sim_access(vpmm_sim *, int device, CUdeviceptr);
+
 /* Stops the streams and frees everything. The number of leaked driver objects, each named on stderr. */
 int vpmm_sim_destroy(vpmm_sim *);
 

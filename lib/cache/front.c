@@ -132,7 +132,7 @@ vpmm_status fronts_init(struct fronts *fronts, struct space *space, const vpmm_c
     store_relaxed_u64(&fronts->serial, FRONTS_NONE);
     if (!config)
         return VPMM_SUCCESS;
-    fronts->last_limit = smaller(config->cache_bytes, limits.most_bytes);
+    fronts->last_limit = smaller(smaller(config->cache_bytes, limits.most_bytes), SIZE_MAX / 4); /* see floor */
     fronts->first_limit = smaller(fronts->last_limit, limits.first_bytes);
     fronts->longest = fronts->last_limit / limits.unit_size;
     if (fronts->longest > UNITS_A_CHUNK_MAX)

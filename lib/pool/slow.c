@@ -7,6 +7,7 @@
 #include "remap/ends.h"
 #include "remap/park.h"
 #include "remap/settle.h"
+#include "space/identity.h"
 
 #include <inttypes.h>
 
@@ -80,11 +81,11 @@ static bool is_small(const struct vpmm_pool *pool, size_t bytes)
     return !pool->paged || (!pool->arena.cut_below && bytes < pool->config.page_size);
 }
 
-/* A pool without pages keeps no streams: the driver's pool knows them. */
+/* A pool without pages keeps no streams: the driver's pool knows them. It would make a graph's node of a call there. */
 static vpmm_status enter(struct vpmm_pool *pool, CUstream handle, struct stream **stream)
 {
     *stream = NULL;
-    return pool->paged ? stream_enter(&pool->arena.streams, handle, stream) : VPMM_SUCCESS;
+    return pool->paged ? stream_enter(&pool->arena.streams, handle, stream) : identity_check(&pool->device, handle);
 }
 
 static void leave(struct vpmm_pool *pool, struct stream *stream)

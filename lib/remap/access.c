@@ -62,6 +62,14 @@ static CUmemAccess_flags flags_in(const struct access_list *list, int ordinal)
     return i < list->devices ? list->device[i].flags : CU_MEM_ACCESS_FLAGS_PROT_NONE;
 }
 
+void access_taken(const struct access_list *given, const struct access_list *now, struct access_list *taken)
+{
+    taken->devices = 0;
+    for (uint32_t i = 1; i < given->devices; i++)
+        if (flags_in(now, given->device[i].location.id) == CU_MEM_ACCESS_FLAGS_PROT_NONE)
+            taken->device[taken->devices++] = rights_of(given->device[i].location.id, CU_MEM_ACCESS_FLAGS_PROT_NONE);
+}
+
 /* A device without rights is not in it. False: it is full. */
 static bool change(struct access_list *list, int ordinal, CUmemAccess_flags flags)
 {

@@ -9,8 +9,8 @@
  *
  * A change publishes the new list, then gives its rights to each placed extent. A build gives the rights of the list
  * that it has read to what it has mapped, and places it only if the list is still that one, under the lock; else it
- * gives the new rights first. So what is placed after the list was published has its rights, and what was placed before
- * is found by the change.
+ * gives the new rights first, and takes those away that the new list has no more. So what is placed after the list was
+ * published has its rights, and what was placed before is found by the change.
  *
  * Each device more is as much again for each mapping: on a host with two H100s SetAccess took 46 to 54 us for the own
  * device, 87 to 95 for both, in one call or two, and an unmap 25 to 29 and 50 to 57, of 2 MiB as of 32.
@@ -46,6 +46,9 @@ void access_init(struct access *, int ordinal);
 void access_destroy(struct access *);
 
 struct access_list access_read(struct access *);
+
+/* What takes the rights of one list away that another has not: none is in `taken` where there is none such. */
+void access_taken(const struct access_list *given, const struct access_list *now, struct access_list *taken);
 
 /* Takes the lock if the list is of this version still. Who has placed its extents calls access_placed. */
 bool access_may_place(struct access *, uint32_t version);

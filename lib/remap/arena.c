@@ -42,6 +42,7 @@ void arena_set_up(struct arena *arena, const vpmm_config *config)
 
 vpmm_status arena_init(struct arena *arena, struct device *device, struct stats *stats, const vpmm_config *config)
 {
+    size_t extent_pages = config->extent_size / config->page_size;
     arena->device = device;
     arena->stats = stats;
     arena->is_graph = config->graph;
@@ -58,7 +59,7 @@ vpmm_status arena_init(struct arena *arena, struct device *device, struct stats 
     pile_init(&arena->ending);
     wakeup_init(&arena->bell.work);
     arena->has_reaper = config->reaper;
-    policy_init(&arena->policy, config->page_size, (uint32_t)(config->extent_size / config->page_size));
+    policy_init(&arena->policy, config->page_size, extent_pages > UINT32_MAX ? UINT32_MAX : (uint32_t)extent_pages);
     pace_init(&arena->pace);
     arena->view = calloc(1, sizeof *arena->view);
     arena->plan = calloc(1, sizeof *arena->plan);
@@ -69,6 +70,8 @@ vpmm_status arena_init(struct arena *arena, struct device *device, struct stats 
     vpmm_status status = space_init(&arena->space, config->page_size, config->va_size);
     if (status == VPMM_SUCCESS)
         status = streams_init(&arena->streams, device, config);
+    if (status == VPMM_SUCCESS && arena->streams.is_private && !arena->streams.is_eager)
+        context_keep_block(&arena->streams, &arena->streams.wait, device->primary); /* before the pool has memory */
     return status == VPMM_SUCCESS && config->small == VPMM_SMALL_SLAB ? init_cut(arena, config) : status;
 }
 
@@ -192,18 +195,24 @@ static void free_chunk(struct giving_back *back, uint32_t chunk)
                  "giving address space back");
 }
 
-vpmm_status arena_give_back(struct arena *arena)
+static void give_back_chunks(struct giving_back *back)
 {
-    if (!load_acquire_u32(&arena->space.units.chunks))
-        return VPMM_SUCCESS; /* it has got nothing, and if host memory ended it was not even begun */
-    struct giving_back back = {.arena = arena, .status = settle(arena)};
+    struct arena *arena = back->arena;
+    back->status = settle(arena);
+    snprintf(back->words, sizeof back->words, "%s", vpmm_last_error());
     cut_flush(arena); /* what a lost device kept from passing stays cut, and is given up with the rest */
-    snprintf(back.words, sizeof back.words, "%s", vpmm_last_error());
     for (uint32_t chunk = 0; chunk < load_acquire_u32(&arena->space.units.chunks) && !device_lost(arena->device);
          chunk++) {
-        give_back_chunk(&back, chunk);
-        free_chunk(&back, chunk);
+        give_back_chunk(back, chunk);
+        free_chunk(back, chunk);
     }
+}
+
+vpmm_status arena_give_back(struct arena *arena)
+{
+    struct giving_back back = {.arena = arena, .status = VPMM_SUCCESS};
+    if (load_acquire_u32(&arena->space.units.chunks)) /* else it has got nothing, and may not even have been begun */
+        give_back_chunks(&back);
     if (!device_lost(arena->device))
         note_failure(&back, context_free_blocks(&arena->streams), "giving back a block to wait for the device by");
     if (back.status == VPMM_SUCCESS && zombies_wait(arena))

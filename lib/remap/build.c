@@ -31,9 +31,9 @@ struct build {
     struct donor *donor;
     size_t donors, donor_places;
     uint64_t new_pages;
-    uint32_t access;   /* the version of the rights that the target has (access.h) */
-    double cost_us;    /* of its driver calls, by the policy's cost model, */
-    uint64_t calls_ns; /* and what they have taken so far */
+    struct access_list given; /* the rights that the target has (access.h); no device: none yet */
+    double cost_us;           /* of its driver calls, by the policy's cost model, */
+    uint64_t calls_ns;        /* and what they have taken so far */
 };
 
 /* ---- what is allocated before anything is claimed, so that no later step can want for host memory ---- */
@@ -279,10 +279,12 @@ static vpmm_status give_access(struct build *build)
 {
     struct arena *arena = build->arena;
     uint64_t begin = clock_now_ns();
-    struct access_list list = access_read(&arena->access);
-    if (mapping_allow(arena, build->target.first, build->target.units, &list) != CUDA_SUCCESS)
+    struct access_list list = access_read(&arena->access), taken;
+    access_taken(&build->given, &list, &taken);
+    if ((taken.devices && mapping_allow(arena, build->target.first, build->target.units, &taken) != CUDA_SUCCESS) ||
+        mapping_allow(arena, build->target.first, build->target.units, &list) != CUDA_SUCCESS)
         return step_failed(build, "giving a device access to a mapping", STAT_unwound_access);
-    build->access = list.version;
+    build->given = list;
     build->calls_ns += clock_now_ns() - begin;
     return VPMM_SUCCESS;
 }
@@ -403,7 +405,7 @@ static void count_commit(struct build *build)
 static bool commit(struct build *build, bool waited, struct region *result)
 {
     struct arena *arena = build->arena;
-    if (!access_may_place(&arena->access, build->access))
+    if (!access_may_place(&arena->access, build->given.version))
         return false;
     struct fence fence = joint_fence(build, waited);
     bury_donors(build); /* before their extents learn a new place: a page of the old address names none */

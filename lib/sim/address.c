@@ -320,3 +320,12 @@ CUresult sim_cuMemSetAccess(CUdeviceptr ptr, size_t size, const CUmemAccessDesc 
     }
     return CUDA_SUCCESS;
 }
+
+CUmemAccess_flags vpmm_sim_access(vpmm_sim *sim, int device, CUdeviceptr address)
+{
+    pthread_mutex_lock(&sim->lock);
+    const struct sim_mapping *mapping = sim_mapping_at(sim, address);
+    CUmemAccess_flags flags = mapping ? mapping->access[device] : CU_MEM_ACCESS_FLAGS_PROT_NONE;
+    pthread_mutex_unlock(&sim->lock);
+    return flags;
+}

@@ -126,6 +126,7 @@ CUresult sim_cuCtxDestroy(CUcontext ctx)
     if (context->primary)
         return CUDA_ERROR_INVALID_CONTEXT;
     sim_context_end(sim, context);
+    sim_plain_end(sim, context);
     sim_object_remove(sim, SIM_CONTEXT, (uint64_t)(uintptr_t)ctx);
     free(context);
     if (thread->depth && thread->contexts[thread->depth - 1] == ctx)

@@ -140,7 +140,8 @@ struct sim_mapping {
     struct sim_handle *handle;
     uint64_t serial; /* never used again */
     uint64_t since;  /* host time of the last change of access: work queued before it must not rely on it */
-    void *owned_by;  /* a pool's block */
+    void *owned_by;  /* a pool's block; of plain memory the context that it was allocated in */
+    struct sim_mapping *next_plain; /* of the context's */
     enum sim_owner owner;
     uint8_t access[SIM_MAX_DEVICES]; /* CUmemAccess_flags of each device */
 };
@@ -248,6 +249,7 @@ struct sim_context {
     unsigned flags, retained;
     struct sim_lane *lanes; /* its streams, legacy and per-thread ones included, while they live */
     struct sim_lane *legacy;
+    struct sim_mapping *plain; /* a list of what cuMemAlloc gave, which ends with the context */
 };
 
 struct sim_event {
@@ -431,6 +433,7 @@ void sim_unmap(vpmm_sim *sim, struct sim_mapping *mapping);
 /* Device memory at an address of its own, for plain memory and pools. */
 CUresult sim_internal_alloc(vpmm_sim *sim, int device, size_t bytes, enum sim_owner owner, struct sim_mapping **out);
 void sim_internal_free(vpmm_sim *sim, struct sim_mapping *mapping);
+void sim_plain_end(vpmm_sim *sim, struct sim_context *context); /* frees what cuMemAlloc gave there */
 
 /* ---- stream.c ---- */
 

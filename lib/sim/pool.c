@@ -680,9 +680,28 @@ CUresult sim_cuMemAlloc(CUdeviceptr *dptr, size_t bytesize)
     result = sim_unsafe(sim);
     if (result == CUDA_SUCCESS)
         result = sim_internal_alloc(sim, context->device, round_up(bytesize, SIM_PAGE), SIM_OWNER_PLAIN, &mapping);
-    if (result == CUDA_SUCCESS)
-        *dptr = mapping->base;
-    return result;
+    if (result != CUDA_SUCCESS)
+        return result;
+    mapping->owned_by = context;
+    mapping->next_plain = context->plain;
+    context->plain = mapping;
+    *dptr = mapping->base;
+    return CUDA_SUCCESS;
+}
+
+static void free_plain(vpmm_sim *sim, struct sim_mapping *mapping)
+{
+    struct sim_mapping **link = &((struct sim_context *)mapping->owned_by)->plain;
+    while (*link != mapping)
+        link = &(*link)->next_plain;
+    *link = mapping->next_plain;
+    sim_internal_free(sim, mapping);
+}
+
+void sim_plain_end(vpmm_sim *sim, struct sim_context *context)
+{
+    while (context->plain)
+        free_plain(sim, context->plain);
 }
 
 static struct sim_mapping *plain_at(vpmm_sim *sim, CUdeviceptr at)
@@ -718,7 +737,7 @@ CUresult sim_cuMemFree(CUdeviceptr dptr)
                           (unsigned long long)dptr);
     sim_charge(sim, sim_price_plain_free(mapping ? mapping->size : chunk->bytes));
     if (mapping)
-        sim_internal_free(sim, mapping);
+        free_plain(sim, mapping);
     else
         give_back(sim, chunk, NULL);
     return sim_waited(sim);

@@ -7,26 +7,34 @@
 
 /* ---- blocks to wait by ---- */
 
-/* Under wait_lock. */
-static bool has_wait_block(const struct streams *streams, CUcontext context)
+/* The registry's, and then each record's. */
+static struct wait_holder *holder_at(struct streams *streams, uint32_t slot)
 {
-    for (uint32_t slot = 1; slot < load_acquire_u32(&streams->slots); slot++) {
-        const struct stream *stream = stream_at(streams, slot);
-        if (stream->wait_block && stream->wait_context == context)
+    return slot ? &stream_at(streams, slot)->wait : &streams->wait;
+}
+
+/* Under wait_lock. */
+static bool has_block(struct streams *streams, CUcontext context)
+{
+    for (uint32_t slot = 0; slot < load_acquire_u32(&streams->slots); slot++) {
+        const struct wait_holder *holder = holder_at(streams, slot);
+        if (holder->block && holder->context == context)
             return true;
     }
     return false;
 }
 
-void context_keep_block(struct streams *streams, struct stream *holder, CUcontext context)
+void context_keep_block(struct streams *streams, struct wait_holder *holder, CUcontext context)
 {
     struct device_scope scope;
     lock_take(&streams->wait_lock);
-    if (!holder->wait_block && !has_wait_block(streams, context) &&
-        device_enter_context(streams->device, context, &scope) == VPMM_SUCCESS) {
-        device_call(streams->device, cuMemAlloc, &holder->wait_block, 1);
-        holder->wait_context = context;
-        device_leave(streams->device, &scope);
+    if (!holder->block && !has_block(streams, context)) {
+        holder->context = context;
+        holder->is_kept = true;
+        if (device_enter_context(streams->device, context, &scope) == VPMM_SUCCESS) {
+            device_call(streams->device, cuMemAlloc, &holder->block, 1);
+            device_leave(streams->device, &scope);
+        }
     }
     pthread_mutex_unlock(&streams->wait_lock);
 }
@@ -35,27 +43,27 @@ void context_keep_block(struct streams *streams, struct stream *holder, CUcontex
  * Frees the holder's block, which waits for its context. Refused, it is tried again another time: if the driver calls it
  * no allocation then, it was taken though the driver had said no.
  */
-static CUresult free_block(struct streams *streams, struct stream *holder)
+static CUresult free_block(struct streams *streams, struct wait_holder *holder)
 {
-    CUresult result = device_call(streams->device, cuMemFree, holder->wait_block);
-    bool was_taken = holder->wait_refused && result == CUDA_ERROR_INVALID_VALUE;
+    CUresult result = device_call(streams->device, cuMemFree, holder->block);
+    bool was_taken = holder->is_refused && result == CUDA_ERROR_INVALID_VALUE;
     if (result == CUDA_SUCCESS || was_taken)
-        holder->wait_block = 0;
-    holder->wait_refused = holder->wait_block != 0;
+        holder->block = 0;
+    holder->is_refused = holder->block != 0;
     return result;
 }
 
 CUresult context_free_blocks(struct streams *streams)
 {
     CUresult first = CUDA_SUCCESS;
-    for (uint32_t slot = 1; slot < load_acquire_u32(&streams->slots); slot++) {
-        struct stream *holder = stream_at(streams, slot);
-        if (!holder->wait_block || device_context_is_gone(streams->device, holder->wait_context))
+    for (uint32_t slot = 0; slot < load_acquire_u32(&streams->slots); slot++) {
+        struct wait_holder *holder = holder_at(streams, slot);
+        if (!holder->block || device_context_is_gone(streams->device, holder->context))
             continue;
         CUresult result = free_block(streams, holder);
-        if (holder->wait_block) /* once more: the driver may have taken it, or another holder's of the same address */
+        if (holder->block) /* once more: the driver may have taken it, or another holder's of the same address */
             result = free_block(streams, holder);
-        first = first == CUDA_SUCCESS && holder->wait_block ? result : first;
+        first = first == CUDA_SUCCESS && holder->block ? result : first;
     }
     return first;
 }
@@ -79,14 +87,14 @@ struct waiting {
  * ms, of a stream that is destroyed as well), and leaves captures alone in relaxed mode; cuCtxSynchronize would destroy
  * each capture in the context, whatever the mode.
  */
-static vpmm_status wait_for_context(struct streams *streams, struct stream *holder, CUcontext context)
+static vpmm_status wait_for_context(struct streams *streams, struct wait_holder *holder, CUcontext context)
 {
-    bool kept = holder->wait_block;
-    CUresult result = kept ? free_block(streams, holder) : CUDA_SUCCESS;
-    if (!kept || (result != CUDA_SUCCESS && !holder->wait_block)) {
-        holder->wait_context = context;
+    bool had_block = holder->block;
+    CUresult result = had_block ? free_block(streams, holder) : CUDA_SUCCESS;
+    if (!had_block || (result != CUDA_SUCCESS && !holder->block)) {
+        holder->context = context;
         /* If there is a block it was made, whatever the driver said. */
-        if (device_call(streams->device, cuMemAlloc, &holder->wait_block, 1) != CUDA_SUCCESS && !holder->wait_block)
+        if (device_call(streams->device, cuMemAlloc, &holder->block, 1) != CUDA_SUCCESS && !holder->block)
             return device_failed(streams->device, "making a block to wait for the device by");
         result = free_block(streams, holder);
     }
@@ -96,20 +104,21 @@ static vpmm_status wait_for_context(struct streams *streams, struct stream *hold
 }
 
 /*
- * Under wait_lock. Of the slots below `slots` the record that has a block of the context, the only one whose end the
- * block's freeing waits for; else one without a block, or `any`.
+ * Under wait_lock. Among those of the slots below `slots` the holder of a block of the context, the only one whose end
+ * the block's freeing waits for, or of one that is to be kept; else one that keeps none, which `spare` does not either.
  */
-static struct stream *holder_of(const struct streams *streams, uint32_t slots, uint32_t any, CUcontext context)
+static struct wait_holder *holder_of(struct streams *streams, uint32_t slots, CUcontext context,
+                                     struct wait_holder *spare)
 {
-    struct stream *empty = stream_at(streams, any);
-    for (uint32_t slot = 1; slot < slots; slot++) {
-        struct stream *other = stream_at(streams, slot);
-        if (other->wait_block && other->wait_context == context)
-            return other;
-        if (!other->wait_block && empty->wait_block)
-            empty = other;
+    struct wait_holder *best = spare;
+    for (uint32_t slot = 0; slot < slots; slot++) {
+        struct wait_holder *holder = holder_at(streams, slot);
+        if (holder->block && holder->context == context)
+            return holder;
+        if ((holder->is_kept && holder->context == context) || (best == spare && !holder->is_kept && !holder->block))
+            best = holder;
     }
-    return empty;
+    return best;
 }
 
 /* Whether another thread's wait has shown that all of the context's has passed. */
@@ -132,19 +141,19 @@ static void complete(struct waiting *waiting, CUcontext context)
 }
 
 /* Waits for one context and completes what was published on its streams before. With a context went its work. */
-static vpmm_status synchronise_context(struct waiting *waiting, uint32_t slot, CUcontext context)
+static vpmm_status synchronise_context(struct waiting *waiting, CUcontext context)
 {
     struct device_scope scope;
     struct streams *streams = waiting->streams;
     bool gone = device_context_is_gone(streams->device, context), kept = false;
-    struct stream *holder = NULL;
+    struct wait_holder spare = {0}, *holder = &spare;
     vpmm_status status = gone ? VPMM_SUCCESS : device_enter_context(streams->device, context, &scope);
     if (status != VPMM_SUCCESS)
         return status;
     lock_take(&streams->wait_lock);
     if (!gone && !has_passed(waiting, context)) {
-        holder = holder_of(streams, waiting->slots, slot, context);
-        kept = holder->wait_block;
+        holder = holder_of(streams, waiting->slots, context, &spare);
+        kept = holder->is_kept;
         status = wait_for_context(streams, holder, context);
     }
     if (status == VPMM_SUCCESS)
@@ -180,7 +189,7 @@ vpmm_status streams_synchronise(struct streams *streams, pthread_mutex_t *event_
     take_snapshot(&waiting);
     for (uint32_t slot = 1; slot < waiting.slots; slot++) {
         CUcontext context = waiting.snapshot[slot].context;
-        vpmm_status one = context ? synchronise_context(&waiting, slot, context) : VPMM_SUCCESS;
+        vpmm_status one = context ? synchronise_context(&waiting, context) : VPMM_SUCCESS;
         status = status == VPMM_SUCCESS ? one : status;
         for (uint32_t other = slot; context && other < waiting.slots; other++)
             if (waiting.snapshot[other].context == context)
@@ -217,8 +226,8 @@ static vpmm_status wait_for_work(struct streams *streams, uint32_t slots, CUcont
     if (status != VPMM_SUCCESS)
         return status;
     lock_take(&streams->wait_lock);
-    struct stream *holder = holder_of(streams, slots, 1, context);
-    bool kept = holder->wait_block;
+    struct wait_holder spare = {0}, *holder = holder_of(streams, slots, context, &spare);
+    bool kept = holder->is_kept;
     status = wait_for_context(streams, holder, context);
     pthread_mutex_unlock(&streams->wait_lock);
     if (kept)

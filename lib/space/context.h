@@ -6,13 +6,14 @@
  * has what uses live memory, which vpmm_park waits for.
  *
  *   block    a byte of the driver's memory, whose cuMemFree waits for the context that it was made in. It is hard to
- *            have when it is needed, with the device full: so one is made where a stream is first met
- *            that may leave memory unmarked, and after each wait the next one
- *   holder   the record that a block stands in. Which stream the record is of does not matter
+ *            have when it is needed, with the device full: so one is made with a pool whose streams may all leave memory
+ *            unmarked, before the pool has memory of its own; where another such stream is first met; and after each wait
+ *            the next one. A pool that fills the device first, and then meets its first default stream, has none: it can
+ *            be waited for when somebody has given memory back
+ *   holder   where a block stands: in a stream's record, whichever stream that is of, or in the registry
  *
- * Blocks and their holders' fields (wait_block, wait_context, wait_refused) are under wait_lock, which is held over the
- * driver calls, and taken before the event lock: only others who wait meet it, and who meets such a stream for the
- * first time.
+ * Holders are under wait_lock, which is held over the driver calls, and taken before the event lock: only others who
+ * wait meet it, and who meets such a stream for the first time.
  */
 #ifndef VPMM_LIB_CONTEXT_H
 #define VPMM_LIB_CONTEXT_H
@@ -23,7 +24,7 @@
  * Makes sure that there is a block of the context, in the holder if it has to be made. Where there is no memory for it
  * now, it is tried when it is needed.
  */
-void context_keep_block(struct streams *, struct stream *holder, CUcontext);
+void context_keep_block(struct streams *, struct wait_holder *, CUcontext);
 
 /* At the pool's end: frees all blocks. The first refusal; a block that went with its context is none. */
 CUresult context_free_blocks(struct streams *);

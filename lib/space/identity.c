@@ -167,3 +167,13 @@ vpmm_status identity_find_context(struct device *device, CUstream handle, const 
         return device_failed(device, "looking for the stream's context");
     return check_device(device, *context);
 }
+
+vpmm_status identity_check(struct device *device, CUstream handle)
+{
+    struct identity identity;
+    CUcontext context;
+    vpmm_status status = find_key(device, handle, &identity);
+    if (status == VPMM_SUCCESS)
+        status = refuse_capture(device, handle, &identity);
+    return status == VPMM_SUCCESS ? identity_find_context(device, handle, &identity, &context) : status;
+}

@@ -41,6 +41,9 @@ static inline bool handle_is_legacy(CUstream handle)
  */
 vpmm_status identify(struct device *, CUstream, bool by_name, struct identity *);
 
+/* The same for a pool that keeps no streams. INVALID_VALUE too: a stream of another device. */
+vpmm_status identity_check(struct device *, CUstream);
+
 /* The context that an identified stream is of. INVALID_VALUE: one of another device. DRIVER. */
 vpmm_status identity_find_context(struct device *, CUstream, const struct identity *, CUcontext *);
 

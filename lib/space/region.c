@@ -162,10 +162,15 @@ static bool claim_mergeable(struct space *space, const struct seen_region *neigh
            region_claim(space, neighbour, claimed);
 }
 
-/* Whether spans of it may pass on their own. */
+/*
+ * Whether spans of it may pass on their own: of different streams, or of one that only its own calls mark. What these
+ * have marked passes, and what lies beside it without a mark, as from a front cache, waits for the next such call.
+ */
 static void note_mixture(struct space *space, struct fence a, struct fence b)
 {
-    if (a.stream != b.stream && !load_relaxed_u32(&space->mixed))
+    bool one_stream = a.stream == b.stream &&
+                      (!a.stream || a.number == b.number || !stream_is_private(stream_at(space->streams, a.stream)));
+    if (!one_stream && !load_relaxed_u32(&space->mixed))
         store_relaxed_u32(&space->mixed, 1);
 }
 

@@ -83,6 +83,14 @@ struct mark {
     _Atomic(void *) event;  /* CUevent */
 };
 
+/* What is kept to wait for a context by: context.h. */
+struct wait_holder {
+    CUdeviceptr block; /* 0: none */
+    CUcontext context; /* that it was, or is to be, made in */
+    bool is_kept;      /* the next one is made after each wait, and when there was no memory for it */
+    bool is_refused;   /* the driver has said no to taking it back, which need not be true */
+};
+
 struct stream {
     struct object_key key; /* first: the registry's. Constant while the record is in use, as are all up to `thread` */
     uint32_t slot;
@@ -112,10 +120,7 @@ struct stream {
     uint32_t taken_marks;             /* under the event lock, as is the next */
     struct mark *taken[STREAM_MARKS]; /* from the ring, oldest first, not yet seen to have passed */
 
-    /* The wait for a context, context.h: under wait_lock. */
-    CUdeviceptr wait_block; /* 0: none */
-    CUcontext wait_context; /* the block's */
-    bool wait_refused;      /* the driver has said no to taking it back, which need not be true */
+    struct wait_holder wait; /* under wait_lock */
 
     struct hints free[SPACES]; /* FREE regions whose fence is of this stream */
 };
@@ -126,6 +131,7 @@ struct streams {
     bool is_eager;             /* a stream may be destroyed after any call that was given it */
     bool is_private;           /* every stream is, with EAGER, `captures` or by name */
     pthread_mutex_t wait_lock; /* over the driver calls of a wait for a context (context.h) */
+    struct wait_holder wait;   /* under it: of the device's primary context */
     pthread_mutex_t lock;      /* registry writers, changes of state, unused records */
     uint32_t unused;           /* first slot of a list; 0: none */
     struct object_map *registry;

@@ -132,9 +132,9 @@ static size_t small_bytes(struct run *r)
 static size_t wait_blocks(const struct run *r)
 {
     const struct streams *streams = &r->w.pool->arena.streams;
-    size_t blocks = 0;
+    size_t blocks = streams->wait.block != 0;
     for (uint32_t slot = 1; r->w.pool->paged && slot < load_acquire_u32(&streams->slots); slot++)
-        blocks += stream_at(streams, slot)->wait_block != 0;
+        blocks += stream_at(streams, slot)->wait.block != 0;
     return blocks;
 }
 

@@ -532,6 +532,29 @@ Test(idle, memory_behind_a_fence_does_not_decay, .timeout = 60)
     world_close(&w);
 }
 
+/* What lay in its cache is behind a fence that nobody marks, and joins what is behind marks that pass. */
+Test(idle, what_a_default_stream_has_marked_decays_beside_its_cache, .timeout = 60)
+{
+    enum { PAGES = 100, CACHED = 8 };
+    struct setup setup = with_decay(20, false);
+    setup.pool.cache_bytes = CACHED * PAGE;
+    struct world w;
+    CUdeviceptr p[PAGES];
+    world_open(&w, &setup);
+    for (int i = 0; i < PAGES; i++)
+        p[i] = take(&w, 1, NULL);
+    keep_busy(&w, NULL);
+    for (int i = 0; i < PAGES; i++)
+        give(&w, p[i], NULL);
+    wait_polling(&w, 100); /* what is idle leaves the cache meanwhile */
+    cr_expect_eq(stats_of(&w).cached_bytes, 0);
+    cr_expect_geq(mapped(&w), PAGES * PAGE);
+    world_step(&w);
+    wait_polling(&w, 200);
+    cr_expect_leq(mapped(&w), 2 * CACHED * PAGE);
+    world_close(&w);
+}
+
 /* The same with the reaper, which sleeps while nothing passes. */
 Test(idle, memory_decays_once_its_fence_has_passed, .timeout = 60)
 {

@@ -434,6 +434,27 @@ Test(limits, a_device_without_virtual_memory)
     served_by_the_driver_s_pool(&setup);
 }
 
+Test(limits, a_device_without_virtual_memory_serves_no_capture)
+{
+    needs_simulator();
+    struct setup setup = setup_default();
+    setup.sim.vmm = false;
+    struct world w;
+    CUgraph graph = NULL;
+    CUdeviceptr q = 0;
+    world_open(&w, &setup);
+    CUstream s = world_stream(&w);
+    CUdeviceptr p = take_bytes(&w, 1000, s);
+    cr_assert_eq(w.driver->cuStreamBeginCapture(s, CU_STREAM_CAPTURE_MODE_RELAXED), CUDA_SUCCESS);
+    must_fail(VPMM_ERROR_NOT_SUPPORTED, vpmm_malloc(w.pool, 1000, s, &q));
+    must_fail(VPMM_ERROR_NOT_SUPPORTED, vpmm_free(w.pool, p, s));
+    must_fail(VPMM_ERROR_BUSY, vpmm_pool_destroy(w.pool));
+    cr_assert_eq(w.driver->cuStreamEndCapture(s, &graph), CUDA_SUCCESS, "the capture is lost");
+    cr_assert_eq(w.driver->cuGraphDestroy(graph), CUDA_SUCCESS);
+    give(&w, p, s);
+    world_close(&w);
+}
+
 Test(limits, a_page_above_every_request)
 {
     struct setup setup = setup_default();

@@ -303,6 +303,66 @@ Test(park, a_wake_without_memory_leaves_the_pool_parked)
     close_parking(&k);
 }
 
+/*
+ * By a block that the pool has made before it had memory of its own: later there may be none to be had. Where there was
+ * none then, the next one that can be had is kept.
+ */
+static void park_on_a_full_device(bool is_refused)
+{
+    needs_simulator();
+    struct setup setup = setup_default();
+    struct world w;
+    CUdeviceptr rest = 0;
+    setup.sim.memory_bytes = 64 * PAGE;
+    setup.pool.graph = true;
+    world_open_without_pool(&w, &setup);
+    setup.pool.driver = w.driver;
+    if (is_refused)
+        vpmm_sim_fail(w.sim, "cuMemAlloc", 1, CUDA_ERROR_OUT_OF_MEMORY, true);
+    must_work(vpmm_pool_create(&setup.pool, &w.pool));
+    CUstream s = world_stream(&w);
+    CUdeviceptr p = take(&w, 20, s);
+    vpmm_sim_fail(w.sim, "cuMemAlloc", 0, CUDA_SUCCESS, false);
+    if (is_refused) {
+        must_work(vpmm_park(w.pool));
+        must_work(vpmm_wake(w.pool));
+    }
+    cr_assert_eq(w.driver->cuMemAlloc(&rest, 64 * PAGE - vpmm_sim_used_bytes(w.sim)), CUDA_SUCCESS);
+    must_work(vpmm_park(w.pool));
+    must_work(vpmm_wake(w.pool));
+    give(&w, p, s);
+    cr_assert_eq(w.driver->cuMemFree(rest), CUDA_SUCCESS);
+    world_close(&w);
+}
+
+Test(park, on_a_full_device)
+{
+    park_on_a_full_device(false);
+}
+Test(park, on_a_full_device_that_had_no_room_before)
+{
+    park_on_a_full_device(true);
+}
+
+/* It could never be parked, nor destroyed. */
+Test(park, a_pool_that_leaves_no_room_for_that_is_not_made)
+{
+    needs_simulator();
+    struct setup setup = setup_default();
+    struct world w;
+    setup.sim.memory_bytes = 64 * PAGE;
+    setup.pool.graph = true;
+    setup.pool.initial_pages = 64;
+    world_open_without_pool(&w, &setup);
+    setup.pool.driver = w.driver;
+    must_fail(VPMM_ERROR_OUT_OF_MEMORY, vpmm_pool_create(&setup.pool, &w.pool));
+    setup.pool.initial_pages--;
+    must_work(vpmm_pool_create(&setup.pool, &w.pool));
+    must_work(vpmm_park(w.pool));
+    must_work(vpmm_wake(w.pool));
+    world_close(&w);
+}
+
 /* A device that cannot be waited for: nothing has changed. */
 Test(park, what_cannot_be_waited_for_is_not_parked)
 {

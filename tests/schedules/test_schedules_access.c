@@ -3,8 +3,8 @@
  * order with at most two preemptions, and then in random ones (explore.h says how, and how to have more of them or one of
  * them again).
  *
- * After each the other device writes to all memory that is live, if it has the right by then: the simulator calls it a
- * misuse where a mapping lacks it.
+ * After each the other device has the rights of the pool's list to all memory that is live, and no others; it writes
+ * there, if it may: the simulator calls it a misuse where a mapping lacks the right, or has it too late.
  */
 #include "play.h"
 
@@ -65,7 +65,12 @@ PLAY(close_with_peer)
     world_step(&play.w);
     cr_assert_eq(play.w.driver->cuStreamSynchronize(play.s), CUDA_SUCCESS);
     struct access_list list = inside()->arena.access.list;
+    CUmemAccess_flags flags = list.devices > 1 ? list.device[1].flags : CU_MEM_ACCESS_FLAGS_PROT_NONE;
     cr_assert_eq(play.w.driver->cuCtxSetCurrent(peer_context), CUDA_SUCCESS);
+    for (int i = 0; i < OWNED; i++)
+        for (size_t at = 0; play.owned[i].at && at < play.owned[i].bytes; at += PAGE)
+            explore_check(vpmm_sim_access(play.w.sim, PEER, play.owned[i].at + at) == flags,
+                          "the other device's rights are not the list's");
     for (int i = 0; list.devices > 1 && i < OWNED; i++)
         for (size_t at = 0; play.owned[i].at && at < play.owned[i].bytes; at += PAGE)
             cr_assert_eq(play.w.driver->cuMemsetD32Async(play.owned[i].at + at, 5, 1, peer_stream), CUDA_SUCCESS);
