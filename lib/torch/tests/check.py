@@ -900,7 +900,7 @@ class PoolsOverAnotherAllocator(unittest.TestCase):
                 "dist.init_process_group('nccl', rank=0, world_size=1, store=dist.HashStore(),\n"
                 "                        device_id=torch.device('cuda', 0))\n"
                 "backend = dist.group.WORLD._get_backend(torch.device('cuda', 0))\n"
-                "pool = torch.cuda.MemPool(backend.mem_allocator)\n"
+                "allocator = vpmm_torch.pluggable(); pool = torch.cuda.MemPool(allocator.allocator())\n"
                 "with torch.cuda.use_mem_pool(pool): t = torch.ones(1 << 20, device='cuda')\n"
                 "dist.all_reduce(t)\n"
                 "backend.register_mem_pool(pool)\n"
