@@ -176,22 +176,22 @@ std::shared_ptr<Descriptor> Exports::hold_part(const vpmm_driver& driver, CUdevi
   return found->second.descriptor;
 }
 
-void Exports::let_go(const std::vector<CUdeviceptr>& parts) {
-  for (CUdeviceptr base : parts) {
-    auto found = parts_.find(base);
-    if (--found->second.exports == 0)
-      parts_.erase(found);
-  }
+void Exports::let_go(CUdeviceptr base) {
+  auto found = parts_.find(base);
+  if (--found->second.exports == 0)
+    parts_.erase(found);
 }
 
 Export Exports::make(const vpmm_driver& driver, const void* address, size_t bytes) {
   const auto first = reinterpret_cast<CUdeviceptr>(address);
-  Descriptors descriptors;
+  Descriptors descriptors; // NULL: the part is not held yet
   std::vector<uint64_t> sizes;
   Export made = {};
   auto undo = c10::make_scope_exit([&] {
     std::lock_guard<std::mutex> guard(lock_);
-    let_go(made.parts);
+    for (size_t i = 0; i < descriptors.size(); i++)
+      if (descriptors[i])
+        let_go(made.parts[i]);
   });
   for (CUdeviceptr at = first; at < first + bytes;) {
     CUdeviceptr base = 0;
@@ -199,14 +199,13 @@ Export Exports::make(const vpmm_driver& driver, const void* address, size_t byte
     check_driver(driver.cuMemGetAddressRange(&base, &size, at), "cuMemGetAddressRange");
     if (at == first)
       made.offset = first - base;
-    made.parts.reserve(made.parts.size() + 1); // before a part is held, as the next
-    descriptors.reserve(descriptors.size() + 1);
-    descriptors.push_back(hold_part(driver, base));
     made.parts.push_back(base);
     sizes.push_back(size);
+    descriptors.emplace_back();
+    descriptors.back() = hold_part(driver, base);
     at = base + size;
   }
-  made.number = door_.add(std::move(descriptors));
+  made.number = door_.add(descriptors);
   DescriptionHead head = {};
   std::memcpy(head.magic, DescriptionHead::MAGIC, sizeof head.magic);
   std::memcpy(head.door, door_.name().data(), door_.name().size());
@@ -240,7 +239,8 @@ Export Exports::share(const vpmm_driver& driver, const void* address, size_t byt
     count_.fetch_add(1, std::memory_order_release);
   } else { // another thread was quicker
     door_.remove(out.number);
-    let_go(out.parts);
+    for (CUdeviceptr base : out.parts)
+      let_go(base);
   }
   return entry->second;
 }
@@ -251,7 +251,8 @@ void Exports::end_shared(const void* address) {
   if (found == exports_.end())
     return;
   door_.remove(found->second.number);
-  let_go(found->second.parts);
+  for (CUdeviceptr base : found->second.parts)
+    let_go(base);
   exports_.erase(found);
   count_.fetch_sub(1, std::memory_order_relaxed);
 }

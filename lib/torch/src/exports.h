@@ -115,7 +115,7 @@ class Exports {
   bool find(const void* address, Export& out);
   Export make(const vpmm_driver& driver, const void* address, size_t bytes);
   std::shared_ptr<Descriptor> hold_part(const vpmm_driver& driver, CUdeviceptr base);
-  void let_go(const std::vector<CUdeviceptr>& parts); // under the lock
+  void let_go(CUdeviceptr base); // under the lock
   void end_shared(const void* address);
 
   Door door_;
