@@ -8,6 +8,7 @@
 
 #include <c10/cuda/CUDAException.h>
 #include <c10/cuda/CUDAStream.h>
+#include <c10/util/ScopeExit.h>
 
 namespace vpmm_torch {
 
@@ -93,16 +94,29 @@ std::shared_ptr<Pool> Pools::make(MempoolId_t id) {
   return made;
 }
 
-void Pools::allow(int peer) {
+bool Pools::add_peer(int peer) {
   std::lock_guard<std::mutex> guard(lock_);
-  if (std::find(peers_.begin(), peers_.end(), peer) != peers_.end())
+  bool is_new = std::find(peers_.begin(), peers_.end(), peer) == peers_.end();
+  if (is_new)
+    peers_.push_back(peer);
+  return is_new;
+}
+
+void Pools::remove_peer(int peer) {
+  std::lock_guard<std::mutex> guard(lock_);
+  peers_.erase(std::find(peers_.begin(), peers_.end(), peer));
+}
+
+/* A driver call for each handle that there is: not under the tables' lock. Pools that are made meanwhile give it too. */
+void Pools::allow(int peer) {
+  std::lock_guard<std::mutex> guard(allow_lock_); // who comes second waits until it is so
+  if (!add_peer(peer))
     return;
-  if (main_)
-    give_access(*main_, peer);
-  for (const auto& [id, pool] : private_)
+  auto undo = c10::make_scope_exit([&] { remove_peer(peer); });
+  for (const auto& pool : all())
     if (!pool->is_lent())
       give_access(*pool, peer);
-  peers_.push_back(peer);
+  undo.release();
 }
 
 std::shared_ptr<Pool> Pools::main() {

@@ -129,6 +129,8 @@ class Pools {
   const std::shared_ptr<Pool>& known(MempoolId_t id);
   bool is_begun(MempoolId_t id) const; // under the lock
   bool no_other_captures();
+  bool add_peer(int peer); // false: it was one
+  void remove_peer(int peer);
   void look_at_captures();
 
   const int device_;
@@ -137,7 +139,8 @@ class Pools {
   std::shared_ptr<Pool> uncounted_main_; // the same without a count, at which all threads would meet: it never ends
   std::atomic<bool> has_main_{false};
   std::map<MempoolId_t, std::shared_ptr<Pool>> private_;
-  std::vector<int> peers_; // that have access
+  std::mutex allow_lock_;  // over a change of `peers_`, and what it takes
+  std::vector<int> peers_; // that have access, or are being given it
   std::vector<Underway> underway_;
   std::atomic<int> underway_count_{0};
   std::array<Place, Allocations::SHARDS> entered_;
