@@ -260,8 +260,8 @@ static bool allocate(lane *l, size_t bytes, CUstream stream, CUdeviceptr *addres
 }
 
 /* vpmm_free or vpmm_use. A planned fault may refuse it as often as it likes; the allocation is as it was. */
-static bool call_of_block(lane *l, const char *name, vpmm_status (*call)(vpmm_pool *, CUdeviceptr, CUstream),
-                          const block *b, CUstream stream)
+static vpmm_status call_of_block(lane *l, vpmm_status (*call)(vpmm_pool *, CUdeviceptr, CUstream), const block *b,
+                                 CUstream stream)
 {
     run *r = l->run;
     vpmm_status status = VPMM_SUCCESS;
@@ -269,15 +269,20 @@ static bool call_of_block(lane *l, const char *name, vpmm_status (*call)(vpmm_po
         host_memory_enter();
         status = call(r->target.pool, b->address, stream);
         host_memory_leave();
-        if (status == VPMM_SUCCESS)
-            return true;
-        if (!r->options->faults || status == VPMM_ERROR_INVALID_POINTER || status == VPMM_ERROR_INVALID_VALUE)
+        if (status == VPMM_SUCCESS || status == VPMM_ERROR_NOT_SUPPORTED || !r->options->faults ||
+            status == VPMM_ERROR_INVALID_POINTER || status == VPMM_ERROR_INVALID_VALUE)
             break;
         bump(l, COUNT_faulted);
     }
-    run_end(r, status == VPMM_ERROR_DRIVER ? DEVICE_ERROR : FAILED, "%s of 0x%llx, %zu bytes: %s", name,
-            (unsigned long long)b->address, b->bytes, vpmm_last_error());
-    return false;
+    return status;
+}
+
+static bool is_success(lane *l, const char *name, const block *b, vpmm_status status)
+{
+    if (status != VPMM_SUCCESS)
+        run_end(l->run, status == VPMM_ERROR_DRIVER ? DEVICE_ERROR : FAILED, "%s of 0x%llx, %zu bytes: %s", name,
+                (unsigned long long)b->address, b->bytes, vpmm_last_error());
+    return status == VPMM_SUCCESS;
 }
 
 static bool give_back(lane *l, const block *b, CUstream stream)
@@ -285,7 +290,7 @@ static bool give_back(lane *l, const block *b, CUstream stream)
     run *r = l->run;
     if (r->target.pool == NULL)
         return ok(l, "cuMemFreeAsync", r->gpu.driver->cuMemFreeAsync(b->address, stream));
-    return call_of_block(l, "vpmm_free", vpmm_free, b, stream);
+    return is_success(l, "vpmm_free", b, call_of_block(l, vpmm_free, b, stream));
 }
 
 /* For the program's own test: as if a bit of the memory did not hold. */
@@ -456,15 +461,24 @@ static CUstream any_stream(lane *l)
     return stream_at(l, (unsigned)draw(l, streams_of(l)));
 }
 
-/* Another stream checks it as well. The one that the free names does not wait for that: vpmm_use says so. */
+/*
+ * Another stream checks it as well. The one that the free names does not wait for that: vpmm_use says so. It has to where
+ * the memory is of the driver's pool.
+ */
 static bool use_elsewhere(lane *l, const block *b, CUstream last)
 {
     CUstream other = any_stream(l);
     if (l->run->target.pool == NULL || other == last)
         return true;
+    if (!flush_fills(l) || !order(l, last, other) || !check(l, b, 1, other))
+        return false;
+    vpmm_status status = call_of_block(l, vpmm_use, b, other);
+    if (status == VPMM_ERROR_NOT_SUPPORTED)
+        return order(l, other, last);
+    if (!is_success(l, "vpmm_use", b, status))
+        return false;
     bump(l, COUNT_used);
-    return flush_fills(l) && order(l, last, other) && check(l, b, 1, other) &&
-           call_of_block(l, "vpmm_use", vpmm_use, b, other);
+    return true;
 }
 
 /* The free names another stream, which waits for the last use. */

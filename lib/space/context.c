@@ -24,11 +24,22 @@ static bool has_block(struct streams *streams, CUcontext context)
     return false;
 }
 
+/* Under wait_lock. One that keeps none, from this one on; NULL: there is none. */
+static struct wait_holder *empty_holder(struct streams *streams, struct wait_holder *first)
+{
+    struct wait_holder *holder = first;
+    for (uint32_t slot = 0; holder && (holder->is_kept || holder->block); slot++)
+        holder = slot < load_acquire_u32(&streams->slots) ? holder_at(streams, slot) : NULL;
+    return holder;
+}
+
 void context_keep_block(struct streams *streams, struct wait_holder *holder, CUcontext context)
 {
     struct device_scope scope;
     lock_take(&streams->wait_lock);
-    if (!holder->block && !has_block(streams, context)) {
+    if (!(holder->is_kept && holder->context == context))
+        holder = empty_holder(streams, holder); /* the record was another stream's */
+    if (holder && !has_block(streams, context)) {
         holder->context = context;
         holder->is_kept = true;
         if (device_enter_context(streams->device, context, &scope) == VPMM_SUCCESS) {
@@ -37,6 +48,14 @@ void context_keep_block(struct streams *streams, struct wait_holder *holder, CUc
         }
     }
     pthread_mutex_unlock(&streams->wait_lock);
+}
+
+/* Under wait_lock. The context is no more, and its blocks with it: another may have its handle, or their addresses. */
+static void forget_context(struct streams *streams, CUcontext context)
+{
+    for (uint32_t slot = 0; slot < load_acquire_u32(&streams->slots); slot++)
+        if (holder_at(streams, slot)->context == context)
+            *holder_at(streams, slot) = (struct wait_holder){0};
 }
 
 /*
@@ -121,6 +140,13 @@ static struct wait_holder *holder_of(struct streams *streams, uint32_t slots, CU
     return best;
 }
 
+/* A block that was refused, and stands nowhere: a last try. */
+static void give_up(struct streams *streams, struct wait_holder *spare)
+{
+    if (spare->block)
+        free_block(streams, spare);
+}
+
 /* Whether another thread's wait has shown that all of the context's has passed. */
 static bool has_passed(const struct waiting *waiting, CUcontext context)
 {
@@ -151,10 +177,13 @@ static vpmm_status synchronise_context(struct waiting *waiting, CUcontext contex
     if (status != VPMM_SUCCESS)
         return status;
     lock_take(&streams->wait_lock);
+    if (gone)
+        forget_context(streams, context);
     if (!gone && !has_passed(waiting, context)) {
         holder = holder_of(streams, waiting->slots, context, &spare);
         kept = holder->is_kept;
         status = wait_for_context(streams, holder, context);
+        give_up(streams, &spare);
     }
     if (status == VPMM_SUCCESS)
         complete(waiting, context); /* before the next one looks whether it has to wait */
@@ -220,19 +249,25 @@ static CUcontext *contexts_met(struct streams *streams, uint32_t slots, uint32_t
 static vpmm_status wait_for_work(struct streams *streams, uint32_t slots, CUcontext context)
 {
     struct device_scope scope;
-    if (device_context_is_gone(streams->device, context)) /* with it went its work */
-        return VPMM_SUCCESS;
-    vpmm_status status = device_enter_context(streams->device, context, &scope);
+    bool gone = device_context_is_gone(streams->device, context), kept = false; /* with it went its work */
+    struct wait_holder spare = {0}, *holder = &spare;
+    vpmm_status status = gone ? VPMM_SUCCESS : device_enter_context(streams->device, context, &scope);
     if (status != VPMM_SUCCESS)
         return status;
     lock_take(&streams->wait_lock);
-    struct wait_holder spare = {0}, *holder = holder_of(streams, slots, context, &spare);
-    bool kept = holder->is_kept;
-    status = wait_for_context(streams, holder, context);
+    if (gone) {
+        forget_context(streams, context);
+    } else {
+        holder = holder_of(streams, slots, context, &spare);
+        kept = holder->is_kept;
+        status = wait_for_context(streams, holder, context);
+        give_up(streams, &spare);
+    }
     pthread_mutex_unlock(&streams->wait_lock);
     if (kept)
         context_keep_block(streams, holder, context); /* for the next time */
-    device_leave(streams->device, &scope);
+    if (!gone)
+        device_leave(streams->device, &scope);
     return status;
 }
 

@@ -8,8 +8,8 @@
  *   block    a byte of the driver's memory, whose cuMemFree waits for the context that it was made in. It is hard to
  *            have when it is needed, with the device full: so one is made with a pool whose streams may all leave memory
  *            unmarked, before the pool has memory of its own; where another such stream is first met; and after each wait
- *            the next one. A pool that fills the device first, and then meets its first default stream, has none: it can
- *            be waited for when somebody has given memory back
+ *            the next one. It goes with its context. A pool that fills the device first, and then meets its first default
+ *            stream, has none: it can be waited for when somebody has given memory back
  *   holder   where a block stands: in a stream's record, whichever stream that is of, or in the registry
  *
  * Holders are under wait_lock, which is held over the driver calls, and taken before the event lock: only others who

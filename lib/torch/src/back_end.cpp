@@ -344,7 +344,8 @@ class BackEnd final : public WithoutExpandableSegments<back_end::CUDAAllocator> 
   }
 
   void recordAnnotation(const std::vector<std::pair<std::string, std::string>>& said) override {
-    history_.annotate(c10::cuda::current_device(), said);
+    if (history_.is_recording())
+      history_.annotate(c10::cuda::current_device(), said);
   }
 
   void pushCompileContext(std::string& region) override {
@@ -475,9 +476,9 @@ class BackEnd final : public WithoutExpandableSegments<back_end::CUDAAllocator> 
           !keep || !device.pools.may_any_capture(),
           "vpmm: what a memory pool holds is not kept while a graph is captured, or as use_mem_pool begins: the "
           "wait for the device would end the capture");
-      allocations_.each([&](void* address, const Allocation& allocation) {
-        if (allocation.pool.get() == &pool)
-          exports_.end(address); // other handles will be behind it
+      auto end = c10::make_scope_exit([&] { // also where the driver would not take all back
+        if (pool.parking.is_parked())
+          end_exports(pool);
       });
       pool.parking.park(pool.pool, keep, [&] {
         std::vector<Content> live;
@@ -592,6 +593,14 @@ class BackEnd final : public WithoutExpandableSegments<back_end::CUDAAllocator> 
     TORCH_CHECK(found, "vpmm: there is no memory pool (", id.first, ", ", id.second, ")");
   }
 
+  /* Other handles will be behind what lives. */
+  void end_exports(const Pool& pool) {
+    allocations_.each([&](void* address, const Allocation& allocation) {
+      if (allocation.pool.get() == &pool)
+        exports_.end(address);
+    });
+  }
+
   static void check_is_awake(const Pool& pool) {
     TORCH_CHECK(!pool.parking.is_parked(), "vpmm: memory pool (", pool.id.first, ", ", pool.id.second,
                 ") is parked: vpmm_torch.wake it first");
@@ -702,11 +711,10 @@ class BackEnd final : public WithoutExpandableSegments<back_end::CUDAAllocator> 
       c10::FreeCudaMemoryCallbacksRegistry()->Create(name)->Execute();
     device.frees.try_again();
     end_idle(device, index, nullptr);
-    for (const auto& other : device.pools.all())
-      if (other != pool && !other->is_lent())
-        vpmm_trim(other->pool, 0, nullptr);
+    if (pool->is_private())
+      vpmm_trim(device.pools.main()->pool, 0, nullptr); // private ones give nothing before their end
     if (device.most.load(std::memory_order_relaxed))
-      limit(device, index, *pool); // of which the others leave more now
+      limit(device, index, *pool); // of which the main pool leaves more now
     void* address = try_malloc(*pool, bytes, stream);
     if (address || pool->is_private())
       return address;
@@ -740,12 +748,17 @@ class BackEnd final : public WithoutExpandableSegments<back_end::CUDAAllocator> 
   /* From CUDA itself while that is asked for: torch.cuda.caching_allocator_enable(False), and a variable for tools. */
   void* obtain(int device, size_t bytes, cudaStream_t stream) {
     static const bool never = std::getenv("PYTORCH_NO_CUDA_MEMORY_CACHING");
-    void* address = never || !isEnabled() ? direct_.malloc(bytes) : malloc(device, bytes, stream);
+    if (!never && isEnabled())
+      return malloc(device, bytes, stream);
+    void* address = direct_.malloc(bytes);
     tell_tracer(address, true);
     return address;
   }
 
-  /* CUDA's sanitizer of PyTorch, and whatever else watches what the GPU is given. It may take Python's lock. */
+  /*
+   * CUDA's sanitizer of PyTorch, and whatever else watches what the GPU is given; of lent pools their keeper tells it. It
+   * may take Python's lock.
+   */
   static void tell_tracer(const void* address, bool is_begun) {
     const c10::impl::PyInterpreter* tracer = c10::impl::GPUTrace::get_trace();
     if (C10_LIKELY(!tracer))
@@ -787,7 +800,10 @@ class BackEnd final : public WithoutExpandableSegments<back_end::CUDAAllocator> 
       address = malloc_in_shortage(device, index, pool, length, stream);
     if (!address)
       refuse(device, index, bytes, stream, *pool, context);
+    bool is_lent = pool->is_lent();
     begin(device, address, {bytes, block_of(length), index, stream, std::move(pool), context, {}});
+    if (!is_lent)
+      tell_tracer(address, true);
     return address;
   }
 
@@ -839,7 +855,7 @@ class BackEnd final : public WithoutExpandableSegments<back_end::CUDAAllocator> 
       history_.add(TraceEntry::OOM, index, reinterpret_cast<void*>(free), bytes, stream, pool.id, context);
     for (const auto& observer : copy_of(observers_)) // they may take Python's lock, and allocate
       observer(index, bytes, total, free);
-    if (c10::memoryProfilingEnabled())
+    if (c10::memoryProfilingEnabled() && !pool.is_lent()) // the keeper has
       c10::reportOutOfMemoryToProfiler(
           static_cast<int64_t>(bytes), static_cast<size_t>(std::max<int64_t>(device.statistics.allocated(), 0)),
           reserved(device, index), c10::Device(c10::DeviceType::CUDA, static_cast<DeviceIndex>(index)));
@@ -910,8 +926,10 @@ class BackEnd final : public WithoutExpandableSegments<back_end::CUDAAllocator> 
   }
 
   void free(void* address) {
-    tell_tracer(address, false); // before anybody is given the memory again
-    TORCH_CHECK(try_free(address) || direct_.free(address), "invalid device pointer: ", address);
+    if (try_free(address))
+      return;
+    TORCH_CHECK(direct_.free(address), "invalid device pointer: ", address);
+    tell_tracer(address, false);
   }
 
   /* False: it is no live allocation. */
@@ -920,6 +938,8 @@ class BackEnd final : public WithoutExpandableSegments<back_end::CUDAAllocator> 
     if (!allocations_.take(address, allocation))
       return false;
     exports_.end(address);
+    if (!allocation.pool->is_lent())
+      tell_tracer(address, false); // before anybody is given the memory again
     Device& device = at(allocation.device);
     device.statistics.take(allocation.bytes, allocation.block);
     tell_profiler(device, address, -static_cast<int64_t>(allocation.block), allocation.device);

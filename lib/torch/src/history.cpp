@@ -61,8 +61,6 @@ void History::record(bool enabled, CreateContextFn context, size_t entries, Reco
 }
 
 void History::annotate(int device, const std::vector<std::pair<std::string, std::string>>& said) {
-  if (!is_recording())
-    return;
   Annotation annotation(static_cast<c10::DeviceIndex>(device), c10::getApproximateTime());
   for (const auto& [name, value] : said)
     annotation.recordUserMetadata(name, value);

@@ -47,7 +47,7 @@ class History {
   void set_metadata(const std::string& metadata);
   std::string metadata();
 
-  /* Of the region of a program that begins or ends. While nothing is recorded it is not kept. */
+  /* Of the region of a program that begins or ends, while history is recorded. */
   void annotate(int device, const std::vector<std::pair<std::string, std::string>>& said);
 
   /* Oldest first. */

@@ -838,6 +838,9 @@ static void pins_the_hosts_memory_once(Back& back) {
 static void shares_what_is_awake_again(Back& back) {
   ParkedPool pool(back);
   auto shared = back.shareIpcHandle(pool.memory[0].get());
+  vpmm_sim_fail(simulated.sim, "cuMemFree", 1, CUDA_ERROR_UNKNOWN, false);
+  REQUIRE(vpmm_torch_park(7, 6, false)); // the device cannot be waited for: all is as it was
+  REQUIRE(refusal_to_import(back, shared.handle) == "none");
   REQUIRE(!vpmm_torch_park(7, 6, true));
   std::string why;
   try {
