@@ -140,11 +140,15 @@ static struct wait_holder *holder_of(struct streams *streams, uint32_t slots, CU
     return best;
 }
 
-/* A block that was refused, and stands nowhere: a last try. */
-static void give_up(struct streams *streams, struct wait_holder *spare)
+/* Under wait_lock, in the context. *kept: the holder that is to have the next block; NULL: there is none such. */
+static vpmm_status wait_by_block(struct streams *streams, uint32_t slots, CUcontext context, struct wait_holder **kept)
 {
-    if (spare->block)
-        free_block(streams, spare);
+    struct wait_holder spare = {0}, *holder = holder_of(streams, slots, context, &spare);
+    *kept = holder->is_kept ? holder : NULL;
+    vpmm_status status = wait_for_context(streams, holder, context);
+    if (spare.block) /* it was refused, and stands nowhere: a last try */
+        free_block(streams, &spare);
+    return status;
 }
 
 /* Whether another thread's wait has shown that all of the context's has passed. */
@@ -171,25 +175,21 @@ static vpmm_status synchronise_context(struct waiting *waiting, CUcontext contex
 {
     struct device_scope scope;
     struct streams *streams = waiting->streams;
-    bool gone = device_context_is_gone(streams->device, context), kept = false;
-    struct wait_holder spare = {0}, *holder = &spare;
+    bool gone = device_context_is_gone(streams->device, context);
+    struct wait_holder *kept = NULL;
     vpmm_status status = gone ? VPMM_SUCCESS : device_enter_context(streams->device, context, &scope);
     if (status != VPMM_SUCCESS)
         return status;
     lock_take(&streams->wait_lock);
     if (gone)
         forget_context(streams, context);
-    if (!gone && !has_passed(waiting, context)) {
-        holder = holder_of(streams, waiting->slots, context, &spare);
-        kept = holder->is_kept;
-        status = wait_for_context(streams, holder, context);
-        give_up(streams, &spare);
-    }
+    else if (!has_passed(waiting, context))
+        status = wait_by_block(streams, waiting->slots, context, &kept);
     if (status == VPMM_SUCCESS)
         complete(waiting, context); /* before the next one looks whether it has to wait */
     pthread_mutex_unlock(&streams->wait_lock);
     if (kept)
-        context_keep_block(streams, holder, context); /* for the next time */
+        context_keep_block(streams, kept, context); /* for the next time */
     if (!gone)
         device_leave(streams->device, &scope);
     return status;
@@ -249,23 +249,19 @@ static CUcontext *contexts_met(struct streams *streams, uint32_t slots, uint32_t
 static vpmm_status wait_for_work(struct streams *streams, uint32_t slots, CUcontext context)
 {
     struct device_scope scope;
-    bool gone = device_context_is_gone(streams->device, context), kept = false; /* with it went its work */
-    struct wait_holder spare = {0}, *holder = &spare;
+    bool gone = device_context_is_gone(streams->device, context); /* with it went its work */
+    struct wait_holder *kept = NULL;
     vpmm_status status = gone ? VPMM_SUCCESS : device_enter_context(streams->device, context, &scope);
     if (status != VPMM_SUCCESS)
         return status;
     lock_take(&streams->wait_lock);
-    if (gone) {
+    if (gone)
         forget_context(streams, context);
-    } else {
-        holder = holder_of(streams, slots, context, &spare);
-        kept = holder->is_kept;
-        status = wait_for_context(streams, holder, context);
-        give_up(streams, &spare);
-    }
+    else
+        status = wait_by_block(streams, slots, context, &kept);
     pthread_mutex_unlock(&streams->wait_lock);
     if (kept)
-        context_keep_block(streams, holder, context); /* for the next time */
+        context_keep_block(streams, kept, context); /* for the next time */
     if (!gone)
         device_leave(streams->device, &scope);
     return status;

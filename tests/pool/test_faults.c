@@ -195,6 +195,14 @@ static bool worked(struct run *r, vpmm_status status)
     return false;
 }
 
+/* The driver would not wait: the pool is as it was. */
+static void note_busy(struct run *r)
+{
+    run_assert(r, spoke(), "a refusal without words");
+    r->failed = true;
+    audit(r);
+}
+
 static void make_current(struct run *r, CUcontext context)
 {
     r->current = context;
@@ -279,10 +287,8 @@ static void create_and_destroy(struct run *r)
         return;
     clear_words();
     vpmm_status status = vpmm_pool_destroy(r->w.pool);
-    if (status == VPMM_ERROR_BUSY) { /* the driver would not wait: the pool is as it was, and ends when the fault has */
-        run_assert(r, spoke(), "a refusal without words");
-        r->failed = true;
-        audit(r);
+    if (status == VPMM_ERROR_BUSY) { /* it ends when the fault has */
+        note_busy(r);
         return;
     }
     r->w.pool = NULL; /* gone all the same */
@@ -449,9 +455,7 @@ static void try_park(struct run *r)
         (void)worked(r, status);
         return;
     }
-    run_assert(r, spoke(), "a refusal without words"); /* the driver would not wait: the pool is as it was */
-    r->failed = true;
-    audit(r);
+    note_busy(r);
 }
 
 static void try_wake(struct run *r)
