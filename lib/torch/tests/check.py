@@ -23,6 +23,12 @@ MIB = 1 << 20
 CYCLES = 200_000_000  # of torch.cuda._sleep: about a tenth of a second
 
 
+def run_alone(code, **environment):
+    """In a process of its own, with these variables: what it printed, and how it ended."""
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False,
+                          env={**os.environ, **environment})
+
+
 def in_use():
     return torch.cuda.memory_allocated()
 
@@ -75,7 +81,7 @@ class Plain(unittest.TestCase):
     def test_tensors_may_outlive_the_interpreter(self):
         code = ("import vpmm_torch, torch; vpmm_torch.enable()\n"
                 "import builtins; builtins.kept = torch.ones(1 << 20, device='cuda')\n")
-        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+        done = run_alone(code)
         self.assertEqual(done.returncode, 0, done.stderr)
 
     def test_it_may_be_disabled(self):
@@ -97,7 +103,7 @@ class Plain(unittest.TestCase):
         code = ("import torch; torch.ones(1, device='cuda'); import vpmm_torch\n"
                 "try: vpmm_torch.enable()\n"
                 "except RuntimeError as e: print(e)\n")
-        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+        done = run_alone(code)
         self.assertIn("before the first CUDA tensor", done.stdout + done.stderr)
 
 
@@ -142,9 +148,7 @@ class Shortage(unittest.TestCase):
                 "total = torch.cuda.get_device_properties(0).total_memory\n"
                 "try: torch.empty(int(total * 0.3), dtype=torch.int8, device='cuda')\n"
                 "except torch.OutOfMemoryError: print('refused')\n")
-        environment = {**os.environ, "PYTORCH_CUDA_ALLOC_CONF": "per_process_memory_fraction:0.25"}
-        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False,
-                              env=environment)
+        done = run_alone(code, PYTORCH_CUDA_ALLOC_CONF="per_process_memory_fraction:0.25")
         self.assertEqual(done.stdout.split(), ["0.25", "refused"], done.stderr)
 
     def test_the_fraction_is_of_all_pools(self):
@@ -238,7 +242,7 @@ class Statistics(unittest.TestCase):
                 "trace.register_callback_for_memory_allocation(lambda address: print('begun'))\n"
                 "trace.register_callback_for_memory_deallocation(lambda address: print('ended'))\n"
                 "t = torch.empty(1000, device='cuda'); del t\n")
-        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+        done = run_alone(code)
         self.assertEqual(done.stdout.split(), ["begun", "ended"], done.stderr)
 
     def test_history_has_what_record_function_says(self):
@@ -257,9 +261,7 @@ class Statistics(unittest.TestCase):
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             port = free.getsockname()[1]
-        environment = {**os.environ, "VPMM_TORCH_METRICS": f"127.0.0.1:{port}"}
-        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False,
-                              env=environment)
+        done = run_alone(code, VPMM_TORCH_METRICS=f"127.0.0.1:{port}")
         if "built without the exporter" in done.stderr:
             self.skipTest("vpmm_torch was built without the exporter")
         self.assertRegex(done.stdout, r'vpmm_mapped_bytes\{[^}]*pool="pytorch"[^}]*\} \d{9}', done.stderr)
@@ -504,7 +506,7 @@ class Graphs(unittest.TestCase):
                 "        torch.ones(1 << 20, device='cuda').sum().item()  # waits, which no capture allows\n"
                 "except Exception: print('refused')\n"
                 "torch.cuda.synchronize(); print(int(torch.ones(3, device='cuda').sum().item()))\n")
-        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+        done = run_alone(code)
         self.assertEqual(done.stdout.split(), ["refused", "3"], done.stderr)
 
     def test_others_free_after_a_capture_that_failed(self):
@@ -519,7 +521,7 @@ class Graphs(unittest.TestCase):
                 "    held.clear(); torch.cuda.synchronize(); torch.cuda.empty_cache()\n"
                 "    print(torch.cuda.memory_reserved() < 256 << 20)\n"
                 "other = threading.Thread(target=drop); other.start(); other.join()\n")
-        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+        done = run_alone(code)
         self.assertEqual(done.stdout.split(), ["refused", "True"], done.stderr)
 
     def test_a_module_is_trained_by_graph(self):
@@ -908,7 +910,7 @@ class PoolsOverAnotherAllocator(unittest.TestCase):
                 "dist.all_reduce(more)\n"
                 "backend.deregister_mem_pool(pool)\n"
                 "print(int(t[0] + more[0])); del t, more, pool; dist.destroy_process_group()\n")
-        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+        done = run_alone(code)
         self.assertEqual(done.stdout.split()[-1:], ["2"], done.stderr)
 
     def test_beside_pytorch_s_own_allocator(self):
@@ -920,7 +922,7 @@ class PoolsOverAnotherAllocator(unittest.TestCase):
                 "assert [s['address'] for s in pool.snapshot()] == [t.data_ptr()]\n"
                 "assert bool((t == 3).all()) and bool((u == 4).all())\n"
                 "del t, u, pool\n")
-        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+        done = run_alone(code)
         self.assertEqual(done.returncode, 0, done.stderr)
 
 
