@@ -67,7 +67,7 @@ class Lender {
   }
 
   Keeper* keeper_ = nullptr; // constant once vpmm is enabled
-  std::mutex lock_;          // of the rest, which may be read without it where it is ready
+  std::mutex lock_;          // of the rest; whether it is ready is read without it too
   std::vector<AllocatorTraceTracker> trackers_;
   std::atomic<bool> ready_{false};
 };
