@@ -86,11 +86,17 @@ static bool change(struct access_list *list, int ordinal, CUmemAccess_flags flag
 
 /* ---- a change ---- */
 
-/* A parked extent is given the list's rights when it wakes. */
+/* A parked extent is given the list's rights when it wakes. A turn for each: see the header. */
 static bool give_rights(struct arena *arena, struct extent *extent, uint64_t page, void *rights)
 {
     struct access_list one = {.devices = 1, .device = {*(const CUmemAccessDesc *)rights}};
-    return extent->memory != EXTENT_MAPPED || mapping_allow(arena, page, extent->pages, &one) == CUDA_SUCCESS;
+    struct turn_place place;
+    if (extent->memory != EXTENT_MAPPED)
+        return true;
+    turn_take(&arena->turn, &place);
+    bool given = mapping_allow(arena, page, extent->pages, &one) == CUDA_SUCCESS;
+    turn_leave(&arena->turn, &place);
+    return given;
 }
 
 /* Under the pass lock. False: the driver refuses it for some extent; `ends`: and later ones have not been tried. */

@@ -6,7 +6,10 @@
  */
 #include "support.h"
 
+#include "base/clock.h"
 #include "pool/pool.h"
+
+#include <pthread.h>
 
 #define READWRITE CU_MEM_ACCESS_FLAGS_PROT_READWRITE
 
@@ -177,6 +180,37 @@ Test(access, reading_alone)
     open_peers(&p);
     must_work(vpmm_pool_set_access(p.w.pool, PEER, CU_MEM_ACCESS_FLAGS_PROT_READ));
     expect_no_access(&p, take(&p.w, PAGES, p.s));
+}
+
+/* ---- beside those who build ---- */
+
+static void *give_access(void *peers)
+{
+    struct peers *p = peers;
+    must_work(vpmm_pool_set_access(p->w.pool, PEER, READWRITE));
+    return NULL;
+}
+
+/* Else it would take the driver from one extent to the next, and who builds would wait for all of them. */
+Test(access, a_change_takes_turns, .timeout = 60)
+{
+    struct peers p;
+    struct turn_place place;
+    pthread_t thread;
+    open_peers(&p);
+    CUdeviceptr memory = take(&p.w, PAGES, p.s);
+    struct turn *turn = &p.w.pool->arena.turn;
+    turn_take(turn, &place);
+    uint64_t before = vpmm_sim_calls(p.w.sim, "cuMemSetAccess");
+    cr_assert_eq(pthread_create(&thread, NULL, give_access, &p), 0);
+    while (!turn_waiters(turn) && vpmm_sim_calls(p.w.sim, "cuMemSetAccess") == before)
+        clock_sleep_us(50);
+    cr_expect_eq(turn_waiters(turn), 1, "the change does not wait for its turn");
+    turn_leave(turn, &place);
+    pthread_join(thread, NULL);
+    write_by_peer(&p, memory, PAGES);
+    give(&p.w, memory, p.s);
+    close_peers(&p);
 }
 
 /* ---- what is refused ---- */
