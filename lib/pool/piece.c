@@ -60,12 +60,11 @@ static bool find_at_hand(struct arena *arena, struct want want, struct stream *s
     return want.units > arena->cut.page_granules && cut_free_pages(arena, want, stream, found);
 }
 
-/* What the stream's caches and the thread's own hold, and what has passed by now, becomes free to all. */
+/* What the stream's caches and the thread's own hold becomes free to all. */
 static void publish_caches_of(struct arena *arena, const struct stream *stream)
 {
     fronts_flush_own(arena->cut.fronts);
     fronts_flush(arena->cut.fronts, stream, false);
-    pass_refresh(arena);
 }
 
 /* Free granules, or pages, that wait for nothing that the stream would have to wait for. */
@@ -82,7 +81,7 @@ static bool find_at_once(struct arena *arena, struct want want, struct stream *s
 static bool find_elsewhere(struct arena *arena, struct want want, struct stream *stream, struct found_piece *found)
 {
     fronts_flush(arena->cut.fronts, NULL, true);
-    pass_refresh(arena);
+    pass_refresh(arena, stream);
     return find_granules(arena, want, stream, load_relaxed_u32(&arena->reuse) != VPMM_REUSE_COMPLETED, found);
 }
 
@@ -122,7 +121,7 @@ static vpmm_status find_pages(struct arena *arena, struct want want, struct stre
     return status;
 }
 
-/* Where there was nothing at hand, and the stream's caches are emptied. */
+/* Where there was nothing at hand, the stream's caches are emptied, and the driver was asked what has passed. */
 static vpmm_status find_further(struct arena *arena, struct want want, struct stream *stream, struct found_piece *found)
 {
     if (find_at_once(arena, want, stream, found) || find_elsewhere(arena, want, stream, found))
@@ -144,7 +143,10 @@ static vpmm_status find_piece(struct arena *arena, struct want want, struct stre
     *found = (struct found_piece){.space = &arena->cut};
     if (!find_at_hand(arena, want, stream, found)) {
         publish_caches_of(arena, stream);
-        status = find_further(arena, want, stream, found);
+        if (!find_granules(arena, want, stream, false, found)) {
+            pass_refresh(arena, stream);
+            status = find_further(arena, want, stream, found);
+        }
     }
     if (status == VPMM_SUCCESS)
         drop_what_is_before(arena, want, found);
@@ -221,6 +223,10 @@ static vpmm_status find_slice_or_slab(struct arena *arena, struct stream *stream
         find_at_hand(arena, want, stream, found))
         return VPMM_SUCCESS;
     publish_caches_of(arena, stream);
+    if ((*out = slices_find(slabs, stream, cache, class, bytes, false)) ||
+        find_granules(arena, want, stream, false, found))
+        return VPMM_SUCCESS;
+    pass_refresh(arena, stream);
     if ((*out = slices_find(slabs, stream, cache, class, bytes, false)))
         return VPMM_SUCCESS;
     vpmm_status status = find_further(arena, want, stream, found);

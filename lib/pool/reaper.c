@@ -30,7 +30,7 @@ struct reaper {
     pthread_t thread;
     _Atomic(uint32_t) stop;
     uint64_t marks;    /* the thread's: marks when the latest pass began, */
-    unsigned pause_us; /* and the pause after it, if marks are outstanding; 0: none are */
+    unsigned pause_us; /* and the pause after it; 0: it sleeps until it is called */
 };
 
 /* Whether there is more to watch than the latest pass has seen. */
@@ -39,7 +39,8 @@ static bool is_called(const struct reaper *reaper)
     const struct arena *arena = reaper->arena;
     if (load_sc_u32(&reaper->stop) || decay_changed(&arena->decay))
         return true;
-    return reaper->pause_us ? stats_sum(arena->stats, STAT_marks) != reaper->marks : streams_pending(&arena->streams);
+    return reaper->pause_us ? stats_sum(arena->stats, STAT_marks) != reaper->marks
+                            : streams_pending(&arena->streams, NULL);
 }
 
 /*
@@ -62,11 +63,17 @@ static void sleep_until_work(struct reaper *reaper, uint64_t us)
     store_sc_u32(&arena->bell.asleep, 0);
 }
 
-/* While marks are outstanding. */
+/* Where a program has one stream alone, nobody waits for what passes there. */
+static unsigned shortest_pause(const struct arena *arena)
+{
+    const uint32_t with_one = 2; /* slot 0 is no stream's */
+    return load_acquire_u32(&arena->streams.slots) > with_one ? REAPER_TICK_US : REAPER_ALONE_US;
+}
+
 static unsigned next_pause(const struct reaper *reaper, bool news)
 {
     if (news || !reaper->pause_us)
-        return REAPER_TICK_US;
+        return shortest_pause(reaper->arena);
     return reaper->pause_us * 2 < REAPER_LONGEST_US ? reaper->pause_us * 2 : REAPER_LONGEST_US;
 }
 
@@ -78,17 +85,20 @@ static bool marks_came(struct reaper *reaper)
     return reaper->marks != before;
 }
 
-/* A pass of the thread's, and how many microseconds later the next; 0: nothing is pending. */
+/*
+ * A pass of the thread's, and how many microseconds later the next; 0: nothing is pending. The pauses grow to
+ * REAPER_CALL_US before it sleeps until it is called, also if nothing is pending: see the header.
+ */
 static uint64_t pass_and_plan(struct reaper *reaper)
 {
     struct arena *arena = reaper->arena;
     bool came = marks_came(reaper);
     struct pass_outlook after;
     pass_of_reaper(arena, &after); /* a lost device ends the thread: see reap */
-    bool pending = streams_pending(&arena->streams);
-    reaper->pause_us = pending ? next_pause(reaper, after.any || came) : 0;
-    if (after.any || pending)
-        return after.any ? REAPER_TICK_US : reaper->pause_us;
+    reaper->pause_us = next_pause(reaper, after.any || came);
+    if (reaper->pause_us < REAPER_CALL_US || streams_pending(&arena->streams, NULL))
+        return reaper->pause_us;
+    reaper->pause_us = 0;
     if (after.refused || streams_unmarked(&arena->streams))
         return REAPER_RETRY_US;
     return after.cached && (!after.decays_us || after.decays_us > FRONT_IDLE_US) ? FRONT_IDLE_US : after.decays_us;

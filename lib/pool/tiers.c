@@ -86,7 +86,7 @@ static bool is_left_to_its_thread(const struct arena *arena, const struct turn_r
 static bool refresh_and_find(struct arena *arena, const struct turn_request *request, bool may_wait,
                              struct turn_answer *answer)
 {
-    pass_refresh(arena);
+    pass_refresh(arena, request->stream);
     answer->source =
         find_thoroughly(&arena->space, request->stream, (struct want){request->pages, 1}, may_wait, &answer->region);
     return answer->source != REGION_NONE;

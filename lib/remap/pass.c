@@ -108,16 +108,16 @@ static bool try_event_lock(struct arena *arena)
     return true;
 }
 
-void pass_refresh(struct arena *arena)
+void pass_refresh(struct arena *arena, const struct stream *stream)
 {
     struct device_scope scope;
-    bool pending = streams_pending(&arena->streams) || streams_unmarked(&arena->streams) ||
+    bool pending = streams_pending(&arena->streams, NULL) || streams_unmarked(&arena->streams) ||
                    slabs_deferred(&arena->slabs) || ending_came(arena); /* what has passed before it came */
     if (!pending || !try_event_lock(arena))
         return;
     if (!device_lost(arena->device) && device_enter(arena->device, &scope) == VPMM_SUCCESS) {
         publish_passed(arena);
-        for (int i = 1; i < REFRESH_ROUNDS && streams_pending(&arena->streams); i++) {
+        for (int i = 1; i < REFRESH_ROUNDS && streams_pending(&arena->streams, stream); i++) {
             clock_spin_ns(REFRESH_PAUSE_NS);
             publish_passed(arena);
         }

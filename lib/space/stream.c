@@ -384,14 +384,14 @@ bool streams_complete(struct streams *streams)
     return any;
 }
 
-bool streams_pending(const struct streams *streams)
+bool streams_pending(const struct streams *streams, const struct stream *but)
 {
     for (uint32_t slot = 1, n = load_acquire_u32(&streams->slots); slot < n; slot++) {
         struct stream *stream = stream_at(streams, slot);
         enum stream_state state = load_sc_u32(&stream->state);
         /* Who detaches the last cache, or ends the last use, wakes the reaper. */
         bool is_idle = state == STREAM_RELEASED && !has_caches(stream) && !has_uses(stream);
-        if (load_sc_u32(&stream->outstanding) || is_idle)
+        if (stream != but && (load_sc_u32(&stream->outstanding) || is_idle))
             return true;
     }
     return false;

@@ -233,8 +233,8 @@ vpmm_status stream_release(struct streams *, CUstream, void (*flush)(struct stre
  */
 bool streams_complete(struct streams *);
 
-/* Whether any mark is outstanding: the reaper has something to watch. */
-bool streams_pending(const struct streams *);
+/* Whether any mark is outstanding, of another stream than this one (NULL: of any): the reaper has something to watch. */
+bool streams_pending(const struct streams *, const struct stream *but);
 
 /* Whether anything is freed and not marked, which the reaper may have to try again. */
 bool streams_unmarked(const struct streams *);

@@ -227,6 +227,33 @@ Test(idle, new_marks_end_the_pause, .timeout = 60)
     world_close(&w);
 }
 
+/*
+ * Where the GPU keeps up with the program each mark has passed by the reaper's next look, and nothing is pending. A
+ * program that goes on does not wake it each time: here 200 times, a tenth of a millisecond apart.
+ */
+Test(idle, a_program_that_goes_on_seldom_rings, .timeout = 60)
+{
+    needs_simulator();
+    struct setup setup = with_reaper();
+    setup.pool.captures = true; /* each call marks what it has freed */
+    setup.pool.cache_bytes = 0;
+    struct world w;
+    world_open(&w, &setup);
+    CUstream s = world_stream(&w);
+    uint32_t rings = UINT32_MAX;
+    for (int i = 0; i < 3 && rings > 50; i++) { /* on a loaded machine a tenth of a millisecond may be long */
+        uint32_t before = wakeup_read(&w.pool->arena.bell.work);
+        for (int j = 0; j < 200; j++) {
+            give(&w, take(&w, 2, s), s);
+            world_step(&w);
+            sleep_us(100);
+        }
+        rings = wakeup_read(&w.pool->arena.bell.work) - before;
+    }
+    cr_expect_leq(rings, 50, "200 frees have rung for the reaper %u times", rings);
+    world_close(&w);
+}
+
 /* A malloc that is about to build asks for itself. */
 Test(idle, a_malloc_does_not_wait_for_the_pause, .timeout = 60)
 {

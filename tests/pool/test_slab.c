@@ -1143,6 +1143,53 @@ static void shelf_open_full(struct shelf *s, int streams, size_t cache_bytes)
     require(stats_of(&s->w).slab_free_bytes == 0, "the page is not full");
 }
 
+/* A page full of slices of the first stream's. The second one wants another when one of them is free, and done with. */
+Test(slab, slices_that_have_passed_are_taken_before_a_page_is_made)
+{
+    needs_simulator();
+    struct setup setup = slab_setup();
+    setup.pool.cache_bytes = 0;
+    setup.pool.reuse = VPMM_REUSE_COMPLETED;
+    struct shelf s;
+    shelf_open(&s, &setup, 2, 512);
+    while (s.count == 0 || stats_of(&s.w).slab_free_bytes != 0)
+        shelf_take(&s, 8 * KIB, 0);
+    uint64_t bytes = stats_of(&s.w).slab_bytes;
+    shelf_give(&s, 3);
+    vpmm_sim_step(s.w.sim, s.stream[0], SIZE_MAX);
+    shelf_take(&s, 8 * KIB, 1);
+    cr_expect_eq(stats_of(&s.w).slab_bytes, bytes);
+    audit(&s.w);
+    shelf_close(&s);
+}
+
+/*
+ * A page full of pieces, of which the thread has neighbours in its cache; and another stream has not passed. What
+ * leaves the cache is marked, and that mark alone is asked about.
+ */
+Test(slab, what_the_caches_hold_is_found_without_asking_others)
+{
+    needs_simulator();
+    struct setup setup = slab_setup();
+    setup.pool.cache_bytes = 8 * PAGE;
+    setup.pool.reuse = VPMM_REUSE_COMPLETED;
+    struct shelf s;
+    shelf_open(&s, &setup, 2, 64);
+    CUdeviceptr long_one = take(&s.w, 64, s.stream[1]);
+    while (s.count == 0 || stats_of(&s.w).slab_free_bytes != 0)
+        shelf_take(&s, 128 * KIB, 0);
+    keep_busy(&s.w, s.stream[1]);
+    give(&s.w, long_one, s.stream[1]);
+    while (s.count > 12)
+        shelf_give(&s, s.count - 1);
+    uint64_t questions = vpmm_sim_calls(s.w.sim, "cuEventQuery");
+    shelf_take(&s, 256 * KIB, 0);
+    cr_expect_leq(vpmm_sim_calls(s.w.sim, "cuEventQuery"), questions + 1);
+    audit(&s.w);
+    world_step(&s.w);
+    shelf_close(&s);
+}
+
 /* Another stream's slab has a slice that its work is not done with: there is nothing else to wait for. */
 Test(slab, a_slice_of_another_stream_is_waited_for_before_a_request_fails)
 {

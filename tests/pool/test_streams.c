@@ -46,6 +46,36 @@ Test(streams, own_memory_is_used_again_at_once)
     world_close(&w);
 }
 
+/* How often a malloc that builds asks whether what has been freed on another stream, or on its own, has passed. */
+static uint64_t questions_of_a_build(bool of_another)
+{
+    struct setup setup = setup_with(VPMM_REUSE_COMPLETED);
+    setup.pool.cache_bytes = 0;
+    struct world w;
+    world_open(&w, &setup);
+    CUstream s = world_stream(&w), other = world_stream(&w);
+    CUdeviceptr p = take(&w, 4, s);
+    keep_busy(&w, s);
+    give(&w, p, s);
+    uint64_t before = vpmm_sim_calls(w.sim, "cuEventQuery");
+    p = take(&w, 8, of_another ? other : s);
+    uint64_t questions = vpmm_sim_calls(w.sim, "cuEventQuery") - before;
+    cr_expect_gt(stats_of(&w).builds, 1);
+    give(&w, p, of_another ? other : s);
+    world_step(&w);
+    world_close(&w);
+    return questions;
+}
+
+/* To ask again and again takes longer than most of what a program does between two mallocs. */
+Test(streams, what_the_stream_itself_has_freed_is_not_waited_for)
+{
+    needs_simulator();
+    uint64_t own = questions_of_a_build(false), another = questions_of_a_build(true);
+    cr_expect_leq(own, 1);
+    cr_expect_gt(another, 2);
+}
+
 Test(streams, what_is_longer_than_the_request_is_split_and_counted)
 {
     struct world w;

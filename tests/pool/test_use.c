@@ -342,7 +342,7 @@ Test(use, keeps_the_record_of_its_stream)
     use(&w, p, x);
     must_work(vpmm_stream_release(w.pool, x));
     world_drain(&w);
-    cr_expect_not(streams_pending(&w.pool->arena.streams), "the reaper is kept awake until the free");
+    cr_expect_not(streams_pending(&w.pool->arena.streams, NULL), "the reaper is kept awake until the free");
     CUstream y = world_stream(&w); /* would take the record over */
     give(&w, take(&w, 1, y), y);
     keep_busy(&w, y);

@@ -399,7 +399,7 @@ PLAY(close_deferred)
 {
     run_stream(play.s);
     run_stream(play.t);
-    pass_refresh(&inside()->arena);
+    pass_refresh(&inside()->arena, NULL);
     explore_check(pile_empty(&slabs()->deferred) && !slabs()->waiting, "a slice that has passed is still deferred");
     close_world();
 }
