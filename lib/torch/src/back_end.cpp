@@ -267,18 +267,18 @@ class BackEnd final : public WithoutExpandableSegments<back_end::CUDAAllocator> 
               [](const SegmentInfo& a, const SegmentInfo& b) { return a.address < b.address; });
     for (size_t i = 0; i < devices_.size(); i++)
       note_all_mapped(*devices_[i], static_cast<int>(i), nullptr);
-    auto to_unix = clock_.makeConverter();
+    auto to_unix_us = [to_ns = clock_.makeConverter()](auto time) { return to_ns(time) / 1000; };
     for (size_t i = 0; i < devices_.size(); i++) {
       out.device_traces.emplace_back();
       if (include_traces)
         out.device_traces.back() = history_.entries(static_cast<int>(i));
       note_last_freed(out.segments, out.device_traces.back());
       for (TraceEntry& entry : out.device_traces.back())
-        entry.time_.t_ = to_unix(entry.time_.approx_t_);
+        entry.time_.t_ = to_unix_us(entry.time_.approx_t_);
     }
     out.external_annotations = history_.annotations();
     for (Annotation& annotation : out.external_annotations)
-      annotation.time_.t_ = to_unix(annotation.time_.approx_t_);
+      annotation.time_.t_ = to_unix_us(annotation.time_.approx_t_);
     out.config_metadata = configuration();
     return out;
   }

@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 import unittest
 
 import torch
@@ -277,6 +278,7 @@ class Statistics(unittest.TestCase):
 
     def test_a_snapshot_has_what_lives_and_what_happened(self):
         torch.cuda.memory._record_memory_history(max_entries=100)
+        began = time.time()
         t = torch.empty(3 * MIB, dtype=torch.int8, device="cuda")
         address = t.data_ptr()
         snapshot = torch.cuda.memory._snapshot()
@@ -286,11 +288,12 @@ class Statistics(unittest.TestCase):
         self.assertTrue(lives[0]["frames"])
         del t
         snapshot = torch.cuda.memory._snapshot()
-        actions = [e["action"] for e in snapshot["device_traces"][0]
-                   if e["addr"] == address and not e["action"].startswith("segment")]
-        self.assertEqual(actions, ["alloc", "free_requested", "free_completed"])
         torch.cuda.memory._record_memory_history(enabled=None)
-
+        happened = [e for e in snapshot["device_traces"][0]
+                    if e["addr"] == address and not e["action"].startswith("segment")]
+        self.assertEqual([e["action"] for e in happened], ["alloc", "free_requested", "free_completed"])
+        for e in happened:
+            self.assertAlmostEqual(e["time_us"] / 1e6, began, delta=60)
 
     def test_a_snapshot_is_what_is_counted(self):
         kept = [torch.empty(n, dtype=torch.int8, device="cuda") for n in (1000, 100 << 10, 3 * MIB, 40 * MIB)]

@@ -370,6 +370,23 @@ static void shows_what_was_freed_last(Back& back) {
   back.emptyCache({0, 0});
 }
 
+/* The clock of this test says of each moment that it is now. */
+static void times_are_microseconds(Back& back) {
+  record_history(back, 10);
+  back.allocate(1000).clear();
+  back.recordAnnotation({{"name", "this"}});
+  const auto before = c10::getTime() / 1000;
+  const auto said = back.snapshot();
+  const auto after = c10::getTime() / 1000;
+  REQUIRE(!said.device_traces.at(0).empty() && !said.external_annotations.empty());
+  for (const TraceEntry& entry : said.device_traces.at(0))
+    REQUIRE(before <= entry.time_.t_ && entry.time_.t_ <= after);
+  for (const auto& annotation : said.external_annotations)
+    REQUIRE(before <= annotation.time_.t_ && annotation.time_.t_ <= after);
+  record_history(back, 0);
+  back.emptyCache({0, 0});
+}
+
 static void keeps_annotations_while_it_records(Back& back) {
   back.recordAnnotation({{"name", "before"}});
   record_history(back, 2);
@@ -928,6 +945,7 @@ void check_cases(Back& back) {
   shows_pages_that_are_cut(back);
   shows_the_free_memory_of_private_pools(back);
   shows_what_was_freed_last(back);
+  times_are_microseconds(back);
   keeps_annotations_while_it_records(back);
   records_what_is_mapped(back);
   reuses_what_has_joined(back, false);

@@ -322,7 +322,7 @@ std::ostream& operator<<(std::ostream& out, DeviceType) {
 ApproximateClockToUnixTimeConverter::ApproximateClockToUnixTimeConverter() {}
 
 std::function<time_t(approx_time_t)> ApproximateClockToUnixTimeConverter::makeConverter() {
-  return [](approx_time_t) { return time_t{0}; };
+  return [](approx_time_t) { return getTime(); };
 }
 
 #if __has_include(<c10/core/AllocatorConfig.h>) /* since 2.9, as DeviceAllocator */
