@@ -389,11 +389,14 @@ static void read_target(run *r)
                 (unsigned long long)live, (unsigned long long)r->stats.requested_bytes);
 }
 
-/* What the pool says that it holds, beside what the device has handed out. */
+/*
+ * What the pool says that it holds, beside what the device has handed out. That is more by what the pool does not count:
+ * the driver's own pool, and with `captures` the block that a wait for a context is made by.
+ */
 static void compare_with_device(run *r)
 {
     size_t used = 0, counted = 1;
-    if (!r->gpu.sim || r->target.pool == NULL || r->config.small != VPMM_SMALL_SLAB)
+    if (!r->gpu.sim || r->target.pool == NULL || r->config.small != VPMM_SMALL_SLAB || r->config.captures)
         return;
     for (int i = 0; i < LOOKS && used != counted; i++) {
         nanosleep(&(struct timespec){0, LOOK_NS}, NULL);

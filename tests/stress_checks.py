@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 """usage: tests/stress_checks.py BUILD_DIR
 
-What vpmm-stress says is true, on the simulated GPU: it passes, with and without planned faults; it finds each defect
+What vpmm-stress says is true, on the simulated GPU: it passes, with and without planned faults, and with other
+settings; it finds each defect
 that is planted, and says what it is; one seed gives each thread the same steps again; SIGTERM ends it in time; and each
 outcome has its exit status. Exit status: 0 if all of it holds.
 """
@@ -73,6 +74,13 @@ def check_passes(program):
     steps = {"unwound_create": "cuMemCreate", "unwound_map": "cuMemMap", "unwound_access": "cuMemSetAccess"}
     check(all(paths[path] == refused[call] for path, call in steps.items()),
           "what was unwound is what was refused", paths, refused)
+
+
+def check_settings(program):
+    for settings in ({"VPMM_CAPTURES": "1"}, {"VPMM_STREAMS": "eager"}, {"VPMM_REUSE": "completed"},
+                     {"VPMM_REUSE": "host"}, {"VPMM_SMALL": "async"}, {"VPMM_EXTENT_SIZE": "2M"}):
+        status, said, errors = run(program, "--seconds", "3", "--seed", "3", **settings)
+        check(status == PASSED and said["results"][0]["audit"], f"a run with {settings} passes", errors)
 
 
 def check_planted(program):
@@ -150,7 +158,8 @@ def check_statuses(program):
 
 def main():
     program = sys.argv[1] + "/vpmm-stress"
-    for one in (check_statuses, check_seed, check_end, check_planted, check_lost_device, check_passes):
+    for one in (check_statuses, check_seed, check_end, check_planted, check_lost_device, check_passes,
+                check_settings):
         one(program)
     return 1 if failures else 0
 
