@@ -55,7 +55,8 @@ static uint64_t floor_of(const struct arena *arena, uint64_t use)
 
 static uint64_t claim(uint64_t peak, uint64_t age_ns, uint64_t decay_ns)
 {
-    return age_ns < decay_ns ? (uint64_t)((double)peak * (1 - (double)age_ns / (double)decay_ns)) : 0;
+    uint64_t left_ns = age_ns < decay_ns ? decay_ns - age_ns : 0;
+    return left_ns < decay_ns / 2 ? (uint64_t)((double)peak * 2 * (double)left_ns / (double)decay_ns) : peak;
 }
 
 static uint64_t target_of(const struct arena *arena, uint64_t use, uint64_t ms, uint64_t now)

@@ -414,7 +414,7 @@ Test(idle, memory_decays_little_by_little, .timeout = 60)
         if (looked < begin + 0.9 * DECAY_MS)
             longest_gap = fmax(longest_gap, now_ms() - looked);
         looked = now_ms();
-        require((double)now >= (double)peak * (1 - share) - 1, "after %.2f of the time only %llu of %llu MiB are left",
+        require((double)now >= (double)peak * fmin(1, 2 * (1 - share)) - 1, "after %.2f of the time only %llu of %llu MiB are left",
                 share, (unsigned long long)(now / MIB), (unsigned long long)(peak / MIB));
         half = share < 0.9 ? now : half;
         require(last - now <= 4 * PAGE, "one pass gives %llu MiB back", (unsigned long long)((last - now) / MIB));
