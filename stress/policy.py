@@ -113,13 +113,13 @@ def row_of(runs):
 
 def print_head():
     print(f"{'threads':12}{'held: first':>12}{'fourth':>8}{'highest':>9}{'driver ms':>15}{'background ms':>15}"
-          f"{'longest ms':>13}{'highest':>9}{'built':>7}")
+          f"{'longest ms':>14}{'highest':>9}{'built':>7}")
 
 
 def print_row(name, r):
     print(f"{name:12}{r['held_first']:12.3f}{r['held']:8.3f}{r['held_highest']:9.2f}"
           f"{r['driver_first_ms']:9.1f}{r['driver_ms']:6.1f}{r['background_first_ms']:9.1f}{r['background_ms']:6.1f}"
-          f"{r['longest_first_ms']:8.2f}{r['longest_ms']:5.2f}{r['longest_highest_ms']:9.1f}{r['built_of_1000']:7.2f}",
+          f"{r['longest_first_ms']:8.2f}{r['longest_ms']:6.2f}{r['longest_highest_ms']:9.1f}{r['built_of_1000']:7.2f}",
           flush=True)
 
 
