@@ -217,6 +217,13 @@ void slabs_pass(struct slabs *);
 /* Makes granules of all slabs that have no slice in use. */
 void slabs_dissolve_empty(struct slabs *);
 
+/* Whether a slice that was freed waits to have passed: then not even the stream that freed it has it. Under the event
+ * lock. */
+static inline bool slabs_wait(const struct slabs *slabs)
+{
+    return slabs->waiting;
+}
+
 /* Whether slabs_pass has something to look at for the first time. */
 static inline bool slabs_deferred(const struct slabs *slabs)
 {

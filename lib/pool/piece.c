@@ -67,11 +67,9 @@ static void publish_caches_of(struct arena *arena, const struct stream *stream)
     fronts_flush(arena->cut.fronts, stream, false);
 }
 
-/* Free granules, or pages, that wait for nothing that the stream would have to wait for. */
+/* Beyond the granules there are: pages beside them or by themselves, that the stream would not have to wait for. */
 static bool find_at_once(struct arena *arena, struct want want, struct stream *stream, struct found_piece *found)
 {
-    if (find_granules(arena, want, stream, false, found))
-        return true;
     if (cut_extend(arena, stream, want) && find_granules(arena, want, stream, false, found))
         return true;
     return cut_free_pages(arena, want, stream, found);
@@ -121,7 +119,7 @@ static vpmm_status find_pages(struct arena *arena, struct want want, struct stre
     return status;
 }
 
-/* Where there was nothing at hand, the stream's caches are emptied, and the driver was asked what has passed. */
+/* Where there was nothing at hand, nor in the stream's caches, nor has it passed by now. */
 static vpmm_status find_further(struct arena *arena, struct want want, struct stream *stream, struct found_piece *found)
 {
     if (find_at_once(arena, want, stream, found) || find_elsewhere(arena, want, stream, found))
@@ -143,10 +141,9 @@ static vpmm_status find_piece(struct arena *arena, struct want want, struct stre
     *found = (struct found_piece){.space = &arena->cut};
     if (!find_at_hand(arena, want, stream, found)) {
         publish_caches_of(arena, stream);
-        if (!find_granules(arena, want, stream, false, found)) {
-            pass_refresh(arena, stream);
+        if (!find_granules(arena, want, stream, false, found) &&
+            !(pass_refresh(arena, stream) && find_granules(arena, want, stream, false, found)))
             status = find_further(arena, want, stream, found);
-        }
     }
     if (status == VPMM_SUCCESS)
         drop_what_is_before(arena, want, found);
@@ -219,16 +216,16 @@ static vpmm_status find_slice_or_slab(struct arena *arena, struct stream *stream
     struct want want = slab_want(class);
     *found = (struct found_piece){.space = &arena->cut};
     struct slabs *slabs = &arena->slabs;
+    bool asked = false;
     if ((*out = slices_find(slabs, stream, cache, class, bytes, false)) || find_slab_page(arena, want, stream, found) ||
         find_at_hand(arena, want, stream, found))
         return VPMM_SUCCESS;
     publish_caches_of(arena, stream);
-    if ((*out = slices_find(slabs, stream, cache, class, bytes, false)) ||
-        find_granules(arena, want, stream, false, found))
-        return VPMM_SUCCESS;
-    pass_refresh(arena, stream);
-    if ((*out = slices_find(slabs, stream, cache, class, bytes, false)))
-        return VPMM_SUCCESS;
+    do {
+        if ((*out = slices_find(slabs, stream, cache, class, bytes, false)) ||
+            find_granules(arena, want, stream, false, found))
+            return VPMM_SUCCESS;
+    } while (!asked && (asked = pass_refresh(arena, stream)));
     vpmm_status status = find_further(arena, want, stream, found);
     if (tiers_is_shortage(status) && (*out = slices_find(slabs, stream, cache, class, bytes, true)))
         return VPMM_SUCCESS; /* one that had to be waited for */

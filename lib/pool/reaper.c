@@ -86,8 +86,8 @@ static bool marks_came(struct reaper *reaper)
 }
 
 /*
- * A pass of the thread's, and how many microseconds later the next; 0: nothing is pending. The pauses grow to
- * REAPER_CALL_US before it sleeps until it is called, also if nothing is pending: see the header.
+ * A pass of the thread's, and how many microseconds later the next; 0: nothing is pending. After the last news the pauses
+ * grow to REAPER_CALL_US before it sleeps until it is called, also if nothing is pending: see the header.
  */
 static uint64_t pass_and_plan(struct reaper *reaper)
 {
@@ -95,8 +95,10 @@ static uint64_t pass_and_plan(struct reaper *reaper)
     bool came = marks_came(reaper);
     struct pass_outlook after;
     pass_of_reaper(arena, &after); /* a lost device ends the thread: see reap */
-    reaper->pause_us = next_pause(reaper, after.any || came);
-    if (reaper->pause_us < REAPER_CALL_US || streams_pending(&arena->streams, NULL))
+    bool news = after.any || came, pending = streams_pending(&arena->streams, NULL);
+    if (news || pending || reaper->pause_us)
+        reaper->pause_us = next_pause(reaper, news);
+    if (reaper->pause_us && (pending || reaper->pause_us < REAPER_CALL_US))
         return reaper->pause_us;
     reaper->pause_us = 0;
     if (after.refused || streams_unmarked(&arena->streams))

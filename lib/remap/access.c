@@ -1,6 +1,7 @@
 #include "remap/access.h"
 
 #include "base/assert.h"
+#include "base/clock.h"
 #include "base/lock.h"
 #include "remap/extents.h"
 #include "remap/mapping.h"
@@ -71,7 +72,7 @@ void access_taken(const struct access_list *given, const struct access_list *now
 }
 
 /* A device without rights is not in it. False: it is full. */
-static bool change(struct access_list *list, int ordinal, CUmemAccess_flags flags)
+static bool set_in(struct access_list *list, int ordinal, CUmemAccess_flags flags)
 {
     uint32_t i = place_in(list, ordinal);
     bool is_new = i == list->devices;
@@ -86,29 +87,47 @@ static bool change(struct access_list *list, int ordinal, CUmemAccess_flags flag
 
 /* ---- a change ---- */
 
-/* A parked extent is given the list's rights when it wakes. A turn for each: see the header. */
-static bool give_rights(struct arena *arena, struct extent *extent, uint64_t page, void *rights)
-{
-    struct access_list one = {.devices = 1, .device = {*(const CUmemAccessDesc *)rights}};
+struct change {
+    struct access_list rights; /* of the one device */
     struct turn_place place;
+    uint64_t turn_end_ns; /* 0: it has no turn */
+};
+
+static void end_turn(struct arena *arena, struct change *change)
+{
+    if (change->turn_end_ns)
+        turn_leave(&arena->turn, &change->place);
+    change->turn_end_ns = 0;
+}
+
+/* A parked extent is given the list's rights when it wakes. */
+static bool give_rights(struct arena *arena, struct extent *extent, uint64_t page, void *data)
+{
+    struct change *change = data;
     if (extent->memory != EXTENT_MAPPED)
         return true;
-    turn_take(&arena->turn, &place);
-    bool given = mapping_allow(arena, page, extent->pages, &one) == CUDA_SUCCESS;
-    turn_leave(&arena->turn, &place);
+    if (!change->turn_end_ns) {
+        turn_take(&arena->turn, &change->place);
+        change->turn_end_ns = clock_now_ns() + TURN_SERVES_NS;
+    }
+    bool given = mapping_allow(arena, page, extent->pages, &change->rights) == CUDA_SUCCESS;
+    if (clock_now_ns() >= change->turn_end_ns)
+        end_turn(arena, change);
     return given;
 }
 
 /* Under the pass lock. False: the driver refuses it for some extent; `ends`: and later ones have not been tried. */
 static bool set(struct arena *arena, int ordinal, CUmemAccess_flags flags, bool ends)
 {
-    CUmemAccessDesc rights = rights_of(ordinal, flags);
+    struct change change = {.rights = {.devices = 1, .device = {rights_of(ordinal, flags)}}};
     lock_take(&arena->access.lock);
-    bool has_room = change(&arena->access.list, ordinal, flags);
+    bool has_room = set_in(&arena->access.list, ordinal, flags);
     arena->access.list.version++;
     pthread_mutex_unlock(&arena->access.lock);
     vpmm_assert(has_room);
-    return extents_visit(arena, ends, give_rights, &rights);
+    bool given = extents_visit(arena, ends, give_rights, &change);
+    end_turn(arena, &change);
+    return given;
 }
 
 static vpmm_status set_back(struct arena *arena, int ordinal, CUmemAccess_flags before)
@@ -125,7 +144,7 @@ vpmm_status access_set(struct arena *arena, int ordinal, CUmemAccess_flags flags
     vpmm_status status = VPMM_SUCCESS;
     lock_take(&arena->pass_lock);
     struct access_list before = access_read(&arena->access), after = before;
-    if (!change(&after, ordinal, flags))
+    if (!set_in(&after, ordinal, flags))
         status = fail(VPMM_ERROR_NOT_SUPPORTED, "%d devices have access to the pool's memory, and no more can",
                       ACCESS_DEVICES);
     else if (flags_in(&before, ordinal) != flags && !set(arena, ordinal, flags, true))

@@ -16,8 +16,8 @@
  *
  * The first half is for programs that come back to their peak every few seconds. While claims shrank from the beginning
  * a server gave back and made anew what it would need again: vpmm-server with four workers over llama_two_streams
- * (stress/README.md), on the simulated GPU from its tenth second on, built in 0.89 of 1,000 mallocs for 0.13, and made
- * 1,058 handles for 65; with decay_ms NEVER it is 0.05 and none.
+ * (stress/README.md), on the simulated GPU from its tenth second on, built in 0.89 of 1,000 mallocs, and made 1,058
+ * handles; now it is 0.13 and 65, and with decay_ms NEVER 0.05 and none.
  *
  * A step is a part of a pass of the reaper's thread or of vpmm_poll, so one runs at a time, under the pass lock. It
  * is small (DECAY_EXTENTS), gives way to mallocs that are building, and takes only wholly free extents that wait for

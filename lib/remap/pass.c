@@ -108,22 +108,29 @@ static bool try_event_lock(struct arena *arena)
     return true;
 }
 
-void pass_refresh(struct arena *arena, const struct stream *stream)
+/* What the stream would have to wait for. What it has freed itself is its own, but for a slice of another's slab. */
+static bool may_be_about_to_pass(const struct arena *arena, const struct stream *stream)
+{
+    return streams_pending(&arena->streams, slabs_wait(&arena->slabs) ? NULL : stream);
+}
+
+bool pass_refresh(struct arena *arena, const struct stream *stream)
 {
     struct device_scope scope;
-    bool pending = streams_pending(&arena->streams, NULL) || streams_unmarked(&arena->streams) ||
-                   slabs_deferred(&arena->slabs) || ending_came(arena); /* what has passed before it came */
-    if (!pending || !try_event_lock(arena))
-        return;
+    bool any = streams_pending(&arena->streams, NULL) || streams_unmarked(&arena->streams) ||
+               slabs_deferred(&arena->slabs) || ending_came(arena); /* what has passed before it came */
+    if (!any || !try_event_lock(arena))
+        return any; /* another thread asks */
     if (!device_lost(arena->device) && device_enter(arena->device, &scope) == VPMM_SUCCESS) {
         publish_passed(arena);
-        for (int i = 1; i < REFRESH_ROUNDS && streams_pending(&arena->streams, stream); i++) {
+        for (int i = 1; i < REFRESH_ROUNDS && may_be_about_to_pass(arena, stream); i++) {
             clock_spin_ns(REFRESH_PAUSE_NS);
             publish_passed(arena);
         }
         device_leave(arena->device, &scope);
     }
     pthread_mutex_unlock(&arena->event_lock);
+    return true;
 }
 
 vpmm_status pass_now(struct arena *arena)

@@ -34,10 +34,10 @@ vpmm_status pass_of_reaper(struct arena *, struct pass_outlook *);
 
 /*
  * Steps 2 and 3 alone, unless another thread is at them for long. For a malloc on the stream that is about to build, to
- * which a few queries are nothing, and whose memory may just have become free. Where another stream has something
- * outstanding it is asked about for some microseconds more; what the stream itself has freed is its own without that.
+ * which a few queries are nothing, and whose memory may just have become free. Where something is outstanding that the
+ * stream would have to wait for it is asked about for some microseconds more. False: there was nothing to ask.
  */
-void pass_refresh(struct arena *, const struct stream *);
+bool pass_refresh(struct arena *, const struct stream *);
 
 /* Steps 1 to 4 after waiting for the pass lock. For a malloc that is about to fail. */
 vpmm_status pass_now(struct arena *);

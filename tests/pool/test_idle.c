@@ -106,6 +106,28 @@ Test(idle, after_a_trim_a_malloc_makes_no_more_than_is_needed_now)
     world_close(&w);
 }
 
+static uint64_t reaper_sleeps(void)
+{
+    uint64_t sleeps = 0;
+    DIR *tasks = opendir("/proc/self/task");
+    for (struct dirent *entry; tasks && (entry = readdir(tasks)) != NULL;) {
+        char path[320], line[256] = "";
+        unsigned long long number = 0;
+        bool is_reaper = false;
+        snprintf(path, sizeof path, "/proc/self/task/%s/status", entry->d_name);
+        FILE *file = fopen(path, "r");
+        while (file && fgets(line, sizeof line, file)) {
+            is_reaper |= !strcmp(line, "Name:\tvpmm-reaper\n");
+            if (is_reaper && sscanf(line, "voluntary_ctxt_switches: %llu", &number) == 1)
+                sleeps += number;
+        }
+        if (file)
+            fclose(file);
+    }
+    closedir(tasks);
+    return sleeps;
+}
+
 /* --- a fence that takes long --- */
 
 enum { CAP_MS = REAPER_LONGEST_US / 1000 };
@@ -254,6 +276,29 @@ Test(idle, a_program_that_goes_on_seldom_rings, .timeout = 60)
     world_close(&w);
 }
 
+/* While the program does nothing but hits the reaper looks after its cache, every 10 ms, and once each time. */
+Test(idle, hits_wake_the_reaper_seldom, .timeout = 60)
+{
+    needs_simulator();
+    struct setup setup = with_reaper();
+    setup.pool.cache_bytes = 8 * PAGE;
+    setup.sim.stepped = false;
+    struct world w;
+    world_open(&w, &setup);
+    CUstream s = world_stream(&w);
+    give(&w, take(&w, 2, s), s);
+    sleep_ms(50);
+    uint64_t before = reaper_sleeps();
+    double begin = now_ms();
+    for (int i = 0; i < 250; i++) {
+        give(&w, take(&w, 2, s), s);
+        sleep_ms(2);
+    }
+    double sleeps = (double)(reaper_sleeps() - before), tens = (now_ms() - begin) / 10;
+    cr_expect_leq(sleeps, 1.5 * tens, "the reaper wakes %.0f times in %.0f ms", sleeps, tens * 10);
+    world_close(&w);
+}
+
 /* A malloc that is about to build asks for itself. */
 Test(idle, a_malloc_does_not_wait_for_the_pause, .timeout = 60)
 {
@@ -331,28 +376,6 @@ static double wait_for_mapped(struct world *w, uint64_t most, double ms)
     return now_ms() - begin;
 }
 
-static uint64_t reaper_sleeps(void)
-{
-    uint64_t sleeps = 0;
-    DIR *tasks = opendir("/proc/self/task");
-    for (struct dirent *entry; tasks && (entry = readdir(tasks)) != NULL;) {
-        char path[320], line[256] = "";
-        unsigned long long number = 0;
-        bool is_reaper = false;
-        snprintf(path, sizeof path, "/proc/self/task/%s/status", entry->d_name);
-        FILE *file = fopen(path, "r");
-        while (file && fgets(line, sizeof line, file)) {
-            is_reaper |= !strcmp(line, "Name:\tvpmm-reaper\n");
-            if (is_reaper && sscanf(line, "voluntary_ctxt_switches: %llu", &number) == 1)
-                sleeps += number;
-        }
-        if (file)
-            fclose(file);
-    }
-    closedir(tasks);
-    return sleeps;
-}
-
 /* The reaper comes to rest, within the time that a loaded machine takes. The GPU goes on: see wait_for_mapped. */
 static void expect_rest(struct world *w)
 {
@@ -414,8 +437,9 @@ Test(idle, memory_decays_little_by_little, .timeout = 60)
         if (looked < begin + 0.9 * DECAY_MS)
             longest_gap = fmax(longest_gap, now_ms() - looked);
         looked = now_ms();
-        require((double)now >= (double)peak * fmin(1, 2 * (1 - share)) - 1, "after %.2f of the time only %llu of %llu MiB are left",
-                share, (unsigned long long)(now / MIB), (unsigned long long)(peak / MIB));
+        require((double)now >= (double)peak * fmin(1, 2 * (1 - share)) - 1,
+                "after %.2f of the time only %llu of %llu MiB are left", share, (unsigned long long)(now / MIB),
+                (unsigned long long)(peak / MIB));
         half = share < 0.9 ? now : half;
         require(last - now <= 4 * PAGE, "one pass gives %llu MiB back", (unsigned long long)((last - now) / MIB));
         steps += now != last;

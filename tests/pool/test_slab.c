@@ -10,6 +10,7 @@
  * VPMM_TEST_OPS   operations of the model in all its variants; 16,000
  * VPMM_TEST_SEED  replays the run that a failure printed
  */
+#include "pool/pool.h"
 #include "support.h"
 
 #include <pthread.h>
@@ -1158,6 +1159,43 @@ Test(slab, slices_that_have_passed_are_taken_before_a_page_is_made)
     shelf_give(&s, 3);
     vpmm_sim_step(s.w.sim, s.stream[0], SIZE_MAX);
     shelf_take(&s, 8 * KIB, 1);
+    cr_expect_eq(stats_of(&s.w).slab_bytes, bytes);
+    audit(&s.w);
+    shelf_close(&s);
+}
+
+static CUresult(CUDAAPI *query_event)(CUevent);
+static struct world *asked_world;
+static CUstream asked_about;
+
+/* The stream goes on right after the first question. */
+static CUresult CUDAAPI query_and_run(CUevent event)
+{
+    CUresult result = query_event(event);
+    vpmm_sim_step(asked_world->sim, asked_about, SIZE_MAX);
+    return result;
+}
+
+/* A slice of another stream's slab is not even for the stream that has freed it before it has passed. */
+Test(slab, a_slice_that_is_about_to_pass_is_waited_for)
+{
+    needs_simulator();
+    struct setup setup = slab_setup();
+    setup.pool.cache_bytes = 0;
+    setup.pool.reuse = VPMM_REUSE_COMPLETED;
+    struct shelf s;
+    shelf_open(&s, &setup, 2, 512);
+    while (s.count == 0 || stats_of(&s.w).slab_free_bytes != 0)
+        shelf_take(&s, 8 * KIB, 0);
+    uint64_t bytes = stats_of(&s.w).slab_bytes;
+    shelf_give_on(&s, 3, 1);
+    vpmm_sim_step(s.w.sim, s.stream[0], SIZE_MAX);
+    asked_world = &s.w;
+    asked_about = s.stream[1];
+    query_event = s.w.pool->device.driver.cuEventQuery;
+    s.w.pool->device.driver.cuEventQuery = query_and_run;
+    shelf_take(&s, 8 * KIB, 1);
+    s.w.pool->device.driver.cuEventQuery = query_event;
     cr_expect_eq(stats_of(&s.w).slab_bytes, bytes);
     audit(&s.w);
     shelf_close(&s);
