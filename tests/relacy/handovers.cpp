@@ -1060,7 +1060,7 @@ static const quote asleep_quotes[] = {
     {"lib/base/bell.h", "    if (load_sc_u32(&bell->asleep))"},
     {"lib/pool/reaper.c", "    store_sc_u32(&arena->bell.asleep, 1);\n    fence_sc();"},
     {"lib/pool/reaper.c", "    bool work = is_called(reaper);"},
-    {"lib/space/stream.c", "        if (load_sc_u32(&stream->outstanding) || is_idle)"},
+    {"lib/space/stream.c", "        if (stream != but && (load_sc_u32(&stream->outstanding) || is_idle))"},
     {0, 0}};
 
 /* The same of a pile, which Concurrency Kit pushes to with a release alone (pile_push; reaper.c, sleep_until_work). */
