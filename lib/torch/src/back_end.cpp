@@ -36,6 +36,7 @@
 #include <cstdlib>
 #include <iterator>
 #include <map>
+#include <tuple>
 
 namespace vpmm_torch {
 
@@ -50,12 +51,19 @@ constexpr size_t EXBIBYTE = size_t{1} << 60;
 
 constexpr uint64_t NOT_ASKED = UINT64_MAX;
 
+/* What pools have had of the driver since they began. */
+struct DriverCounts {
+  int64_t handles = 0, handles_released = 0, bytes = 0, bytes_released = 0, waits = 0;
+};
+
 struct Device {
   explicit Device(int index) : pools(index) {}
 
   Pools pools;
   Statistics statistics;
   std::atomic<int64_t> retries{0}, shortages{0}, rejections{0};
+  std::mutex before_lock;
+  DriverCounts before; // under the lock: when the accumulated statistics were last reset
   std::atomic<double> fraction{1};
   std::atomic<uint64_t> most{0}; // bytes that the fraction allows; 0: all; NOT_ASKED: of how many is not known yet
   Frees frees{pools};
@@ -198,39 +206,39 @@ class BackEnd final : public WithoutExpandableSegments<back_end::CUDAAllocator> 
   DeviceStats getDeviceStats(DeviceIndex index) override {
     Device& device = at(index);
     DeviceStats out;
-    int64_t mapped = 0, peak_mapped = 0;
-    if (Keeper* keeper = lender_.keeper_if_used()) {
-      DeviceStats lent = keeper->getDeviceStats(index);
-      mapped = lent.reserved_bytes[AGGREGATE].current;
-      peak_mapped = lent.reserved_bytes[AGGREGATE].peak;
-      out.num_device_alloc = lent.num_device_alloc;
-      out.num_device_free = lent.num_device_free;
-    }
-    for (const auto& pool : device.pools.all()) {
-      vpmm_stats stats = stats_of(*pool);
-      mapped += static_cast<int64_t>(stats.mapped_bytes);
-      peak_mapped += static_cast<int64_t>(stats.peak_mapped_bytes);
-      out.num_device_alloc += static_cast<int64_t>(stats.extents_created);
-      out.num_device_free += static_cast<int64_t>(stats.extents_released);
-      out.num_sync_all_streams += static_cast<int64_t>(stats.reclaims);
-    }
+    int64_t peak_mapped = 0;
+    DriverCounts now = driver_counts(device, &peak_mapped), before = counts_before(device);
+    int64_t mapped = now.bytes - now.bytes_released;
     device.statistics.write(out);
     set_rejections(out, device.rejections.load(), 0);
-    out.reserved_bytes[AGGREGATE].current = mapped;
-    out.reserved_bytes[AGGREGATE].peak = std::max(mapped, peak_mapped);
-    out.segment[AGGREGATE].current = out.num_device_alloc - out.num_device_free;
-    out.segment[AGGREGATE].peak = out.segment[AGGREGATE].current;
+    out.num_device_alloc = since(now.handles, before.handles);
+    out.num_device_free = since(now.handles_released, before.handles_released);
+    out.num_sync_all_streams = since(now.waits, before.waits);
+    out.reserved_bytes[AGGREGATE] = {mapped, std::max(mapped, peak_mapped), since(now.bytes, before.bytes),
+                                     since(now.bytes_released, before.bytes_released)};
+    int64_t handles = now.handles - now.handles_released;
+    out.segment[AGGREGATE] = {handles, handles, out.num_device_alloc, out.num_device_free};
     out.num_alloc_retries = device.retries.load();
     out.num_ooms = device.shortages.load();
+    out.max_split_size = -1; // none
+    if (Keeper* keeper = lender_.keeper_if_used())
+      add_lent(out, keeper->getDeviceStats(index));
     return out;
   }
 
   void resetAccumulatedStats(DeviceIndex index) override {
     Device& device = at(index);
+    DriverCounts now = driver_counts(device, nullptr);
     device.statistics.reset_accumulated();
     device.retries.store(0);
     device.shortages.store(0);
     device.rejections.store(0);
+    {
+      std::lock_guard<std::mutex> guard(device.before_lock);
+      device.before = now;
+    }
+    if (Keeper* keeper = lender_.keeper_if_used())
+      keeper->resetAccumulatedStats(index);
   }
 
   void resetPeakStats(DeviceIndex index) override {
@@ -259,12 +267,14 @@ class BackEnd final : public WithoutExpandableSegments<back_end::CUDAAllocator> 
       for (const auto& pool : devices_[i]->pools.all())
         if (!pool->is_lent() && is_meant(id, *pool))
           add_segments(out, *pool, static_cast<int>(i), std::move(occupants[pool.get()]));
+    sort(out.segments);
+    if (history_.is_recording())
+      join_adjoining(out.segments);
     if (Keeper* keeper = lender_.keeper_if_used()) {
       std::vector<SegmentInfo> lent = segments_of_allocator(*keeper, id, 0);
       std::move(lent.begin(), lent.end(), std::back_inserter(out.segments));
+      sort(out.segments);
     }
-    std::sort(out.segments.begin(), out.segments.end(),
-              [](const SegmentInfo& a, const SegmentInfo& b) { return a.address < b.address; });
     for (size_t i = 0; i < devices_.size(); i++)
       note_all_mapped(*devices_[i], static_cast<int>(i), nullptr);
     auto to_unix_us = [to_ns = clock_.makeConverter()](auto time) { return to_ns(time) / 1000; };
@@ -275,6 +285,7 @@ class BackEnd final : public WithoutExpandableSegments<back_end::CUDAAllocator> 
       note_last_freed(out.segments, out.device_traces.back());
       for (TraceEntry& entry : out.device_traces.back())
         entry.time_.t_ = to_unix_us(entry.time_.approx_t_);
+      note_snapshot(out.segments, static_cast<int>(i), id); // for the next one
     }
     out.external_annotations = history_.annotations();
     for (Annotation& annotation : out.external_annotations)
@@ -534,6 +545,49 @@ class BackEnd final : public WithoutExpandableSegments<back_end::CUDAAllocator> 
     return {free, total};
   }
 
+  /* Of the pools that there are now. `peak`: the sum of the highest that each has had mapped. */
+  static DriverCounts driver_counts(Device& device, int64_t* peak) {
+    DriverCounts counts;
+    for (const auto& pool : device.pools.all()) {
+      vpmm_stats stats = stats_of(*pool);
+      vpmm_device on = {};
+      if (!pool->is_lent())
+        check(vpmm_device_get(pool->pool, &on), "a pool's page size");
+      auto bytes = static_cast<int64_t>(stats.pages_created * on.page_size);
+      counts.handles += static_cast<int64_t>(stats.extents_created);
+      counts.handles_released += static_cast<int64_t>(stats.extents_released);
+      counts.bytes += bytes;
+      counts.bytes_released += bytes - static_cast<int64_t>(stats.mapped_bytes);
+      counts.waits += static_cast<int64_t>(stats.reclaims);
+      if (peak)
+        *peak += static_cast<int64_t>(stats.peak_mapped_bytes);
+    }
+    return counts;
+  }
+
+  static DriverCounts counts_before(Device& device) {
+    std::lock_guard<std::mutex> guard(device.before_lock);
+    return device.before;
+  }
+
+  /* A pool that has ended takes its counts along. */
+  static int64_t since(int64_t now, int64_t before) {
+    return std::max<int64_t>(now - before, 0);
+  }
+
+  static void add_lent(DeviceStats& out, const DeviceStats& lent) {
+    auto add = [](c10::CachingAllocator::Stat& to, const c10::CachingAllocator::Stat& more) {
+      to.current += more.current;
+      to.peak += more.peak;
+      to.allocated += more.allocated;
+      to.freed += more.freed;
+    };
+    add(out.reserved_bytes[AGGREGATE], lent.reserved_bytes[AGGREGATE]);
+    add(out.segment[AGGREGATE], lent.segment[AGGREGATE]);
+    out.num_device_alloc += lent.num_device_alloc;
+    out.num_device_free += lent.num_device_free;
+  }
+
   static vpmm_stats stats_of(const Pool& pool) {
     vpmm_stats stats = {};
     if (!pool.is_lent())
@@ -611,6 +665,21 @@ class BackEnd final : public WithoutExpandableSegments<back_end::CUDAAllocator> 
     return id == MempoolId_t{0, 0} || pool.id == id;
   }
 
+  /* Those of each device together. */
+  static void sort(std::vector<SegmentInfo>& segments) {
+    std::sort(segments.begin(), segments.end(), [](const SegmentInfo& a, const SegmentInfo& b) {
+      return std::tie(a.device, a.address) < std::tie(b.device, b.address);
+    });
+  }
+
+  void note_snapshot(const std::vector<SegmentInfo>& segments, int index, MempoolId_t id) {
+    size_t active = 0;
+    for (const SegmentInfo& segment : segments)
+      active += segment.device == index ? segment.active_size : 0;
+    if (history_.is_watched())
+      history_.add(TraceEntry::SNAPSHOT, index, nullptr, active, nullptr, id, nullptr);
+  }
+
   static void add_segments(back_end::SnapshotInfo& out, Pool& pool, int device, std::vector<Occupant> occupants) {
     for (auto& [address, allocation] : pool.wanted.shelved())
       occupants.push_back({reinterpret_cast<size_t>(address), std::move(allocation), false});
@@ -623,6 +692,7 @@ class BackEnd final : public WithoutExpandableSegments<back_end::CUDAAllocator> 
     back_end::AllocatorConfigInfo out = {};
     std::string settings = settings_text<CudaSettings, CommonSettings>(0);
     out.last_allocator_settings = settings.empty() ? "backend:vpmm" : "backend:vpmm," + settings;
+    out.max_split_size = SIZE_MAX; // as PyTorch says it where there is none
     out.roundup_power2_divisions = power2_divisions<CudaSettings, CommonSettings>(0);
     set_reuses_in_captures(out, reuses_in_captures<CudaSettings>(0), 0);
     return out;
@@ -630,28 +700,29 @@ class BackEnd final : public WithoutExpandableSegments<back_end::CUDAAllocator> 
 
   /* ---- what is mapped, in the history ---- */
 
-  Mapped::Tell teller(const Pool& pool, int index, cudaStream_t stream, const Context& context) {
-    return [this, index, stream, id = pool.id, &context](bool is_mapped, const Interval& one) {
+  /* Of no stream, as the segments are while history is recorded: see segments.h. */
+  Mapped::Tell teller(const Pool& pool, int index, const Context& context) {
+    return [this, index, id = pool.id, &context](bool is_mapped, const Interval& one) {
       history_.add(is_mapped ? TraceEntry::SEGMENT_MAP : TraceEntry::SEGMENT_UNMAP, index,
-                   reinterpret_cast<void*>(one.begin), one.end - one.begin, stream, id, context);
+                   reinterpret_cast<void*>(one.begin), one.end - one.begin, nullptr, id, context);
     };
   }
 
-  void note_mapped(Pool& pool, int index, cudaStream_t stream, const Context& context) {
+  void note_mapped(Pool& pool, int index, const Context& context) {
     if (history_.is_recording() && !pool.is_lent())
-      pool.mapped.look_if_changed(pool.pool, teller(pool, index, stream, context));
+      pool.mapped.look_if_changed(pool.pool, teller(pool, index, context));
   }
 
   void note_all_mapped(Device& device, int index, const Context& context) {
     if (history_.is_recording())
       for (const auto& pool : device.pools.all())
-        note_mapped(*pool, index, nullptr, context);
+        note_mapped(*pool, index, context);
   }
 
   void end_idle(Device& device, int index, const Context& context) {
     for (const auto& pool : device.pools.take_idle())
       if (history_.is_recording() && !pool->is_lent())
-        pool->mapped.end(pool->pool, teller(*pool, index, nullptr, context));
+        pool->mapped.end(pool->pool, teller(*pool, index, context));
   }
 
   Device& at(int device) {
@@ -745,9 +816,15 @@ class BackEnd final : public WithoutExpandableSegments<back_end::CUDAAllocator> 
       C10_CUDA_CHECK(cudaSetDevice(device));
   }
 
+  /* As PyTorch reads such a variable. */
+  static bool is_switched_on(const char* variable) {
+    const char* value = std::getenv(variable);
+    return value && std::string(value) == "1";
+  }
+
   /* From CUDA itself while that is asked for: torch.cuda.caching_allocator_enable(False), and a variable for tools. */
   void* obtain(int device, size_t bytes, cudaStream_t stream) {
-    static const bool never = std::getenv("PYTORCH_NO_CUDA_MEMORY_CACHING");
+    static const bool never = is_switched_on("PYTORCH_NO_CUDA_MEMORY_CACHING");
     if (!never && isEnabled())
       return malloc(device, bytes, stream);
     void* address = direct_.malloc(bytes);
@@ -811,7 +888,7 @@ class BackEnd final : public WithoutExpandableSegments<back_end::CUDAAllocator> 
   void begin(Device& device, void* address, const Allocation& allocation) {
     allocation.pool->hold();
     try {
-      note_mapped(*allocation.pool, allocation.device, allocation.stream, allocation.context);
+      note_mapped(*allocation.pool, allocation.device, allocation.context);
       allocations_.add(address, allocation);
     } catch (...) {
       device.frees.free(address, allocation);
@@ -821,7 +898,8 @@ class BackEnd final : public WithoutExpandableSegments<back_end::CUDAAllocator> 
     if (history_.is_watched())
       history_.add(TraceEntry::ALLOC, allocation.device, address, allocation.bytes, allocation.stream,
                    allocation.pool->id, allocation.context);
-    tell_profiler(device, address, static_cast<int64_t>(allocation.block), allocation.device);
+    if (!allocation.pool->is_lent()) // else its keeper has told
+      tell_profiler(device, address, static_cast<int64_t>(allocation.block), allocation.device);
   }
 
   /* torch.profiler, where the calling thread is profiled with profile_memory. */
@@ -846,6 +924,12 @@ class BackEnd final : public WithoutExpandableSegments<back_end::CUDAAllocator> 
     return {address, address, &delete_at, c10::Device(c10::DeviceType::CUDA, index)};
   }
 
+  /* Bytes that the memory fraction leaves to PyTorch; of a device that is all its own, all. */
+  static size_t allowed_of(const Device& device, size_t total) {
+    uint64_t most = device.most.load();
+    return most && most != NOT_ASKED ? static_cast<size_t>(most) : total;
+  }
+
   /* To all who count requests that fail, or look at what there is then. */
   void tell_of_shortage(Device& device, int index, size_t bytes, cudaStream_t stream, const Pool& pool,
                         const Context& context) {
@@ -854,7 +938,7 @@ class BackEnd final : public WithoutExpandableSegments<back_end::CUDAAllocator> 
     if (history_.is_watched())
       history_.add(TraceEntry::OOM, index, reinterpret_cast<void*>(free), bytes, stream, pool.id, context);
     for (const auto& observer : copy_of(observers_)) // they may take Python's lock, and allocate
-      observer(index, bytes, total, free);
+      observer(index, bytes, allowed_of(device, total), free);
     if (c10::memoryProfilingEnabled() && !pool.is_lent()) // the keeper has
       c10::reportOutOfMemoryToProfiler(
           static_cast<int64_t>(bytes), static_cast<size_t>(std::max<int64_t>(device.statistics.allocated(), 0)),
@@ -877,6 +961,7 @@ class BackEnd final : public WithoutExpandableSegments<back_end::CUDAAllocator> 
     std::string why = vpmm_last_error();
     auto [free, total] = memory_of(index);
     int64_t allocated = device.statistics.allocated(), held = static_cast<int64_t>(reserved(device, index));
+    size_t allowed = allowed_of(device, total);
     tell_of_shortage(device, index, bytes, stream, pool, context);
     if (is_to_reject(device)) {
       device.rejections.fetch_add(1, std::memory_order_relaxed);
@@ -885,9 +970,10 @@ class BackEnd final : public WithoutExpandableSegments<back_end::CUDAAllocator> 
     }
     C10_THROW_ERROR(OutOfMemoryError,
                     c10::str("CUDA out of memory. Tried to allocate ", size_text(bytes), ". GPU ", index,
-                             " has a total capacity of ", size_text(total), " of which ", size_text(free),
-                             " is free. Of the allocated memory ", size_text(allocated),
-                             " is allocated by PyTorch, and ", size_text(std::max<int64_t>(held - allocated, 0)),
+                             " has a total capacity of ", size_text(total), " of which ", size_text(free), " is free. ",
+                             allowed < total ? size_text(allowed) + " allowed; " : "", "Of the allocated memory ",
+                             size_text(allocated), " is allocated by PyTorch, and ",
+                             size_text(std::max<int64_t>(held - allocated, 0)),
                              " is reserved by PyTorch but unallocated. vpmm: ", why));
   }
 
@@ -938,16 +1024,16 @@ class BackEnd final : public WithoutExpandableSegments<back_end::CUDAAllocator> 
     if (!allocations_.take(address, allocation))
       return false;
     exports_.end(address);
-    if (!allocation.pool->is_lent())
-      tell_tracer(address, false); // before anybody is given the memory again
     Device& device = at(allocation.device);
     device.statistics.take(allocation.bytes, allocation.block);
-    tell_profiler(device, address, -static_cast<int64_t>(allocation.block), allocation.device);
+    if (!allocation.pool->is_lent()) { // else its keeper tells
+      tell_tracer(address, false);     // before anybody is given the memory again
+      tell_profiler(device, address, -static_cast<int64_t>(allocation.block), allocation.device);
+    }
     if (history_.is_watched()) {
       Context context = history_.context(RecordContext::ALL);
-      for (auto action : {TraceEntry::FREE_REQUESTED, TraceEntry::FREE_COMPLETED})
-        history_.add(action, allocation.device, address, allocation.bytes, allocation.stream, allocation.pool->id,
-                     context);
+      history_.add_free(allocation.device, address, allocation.bytes, allocation.stream, allocation.pool->id,
+                        context ? context : allocation.context);
     }
     device.frees.free(address, std::move(allocation));
     return true;

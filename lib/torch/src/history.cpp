@@ -5,6 +5,7 @@
 namespace vpmm_torch {
 
 static thread_local std::vector<std::string> regions;
+static thread_local std::string thread_metadata;
 
 void History::enter_region(std::string name) {
   regions.push_back(std::move(name));
@@ -16,13 +17,11 @@ void History::leave_region() {
 }
 
 void History::set_metadata(const std::string& metadata) {
-  std::lock_guard<std::mutex> guard(lock_);
-  metadata_ = metadata;
+  thread_metadata = metadata;
 }
 
 std::string History::metadata() {
-  std::lock_guard<std::mutex> guard(lock_);
-  return metadata_;
+  return thread_metadata;
 }
 
 /* PyTorch has this itself since 2.11. */
@@ -84,18 +83,43 @@ Context History::context(RecordContext level) {
   return make && when_.load() >= level ? make() : nullptr;
 }
 
-void History::add(TraceEntry::Action action, int device, const void* address, size_t bytes, cudaStream_t stream,
-                  MempoolId_t pool, const Context& context) {
-  TraceEntry entry(action, static_cast<c10::DeviceIndex>(device), reinterpret_cast<size_t>(address), bytes, stream,
-                   pool, c10::getApproximateTime(), when_.load() >= RecordContext::ALLOC ? context : nullptr,
-                   regions.empty() ? "N/A" : regions.back());
-  std::lock_guard<std::mutex> guard(lock_);
-  set_user_metadata(entry, metadata_, 0);
+void History::tell_and_keep(TraceEntry entry) {
+  set_user_metadata(entry, thread_metadata, 0);
   for (const AllocatorTraceTracker& tracker : trackers_)
     tracker(entry);
-  if (!is_recording() || skipped_.count(action))
-    return;
-  keep(entries_[device], std::move(entry));
+  if (is_recording() && !skipped_.count(entry.action_))
+    keep(entries_[entry.device_], std::move(entry));
+}
+
+static TraceEntry entry_of(TraceEntry::Action action, int device, const void* address, size_t bytes,
+                           cudaStream_t stream, MempoolId_t pool, const Context& context) {
+  return {action,
+          static_cast<c10::DeviceIndex>(device),
+          reinterpret_cast<size_t>(address),
+          bytes,
+          stream,
+          pool,
+          c10::getApproximateTime(),
+          context,
+          regions.empty() ? "N/A" : regions.back()};
+}
+
+void History::add(TraceEntry::Action action, int device, const void* address, size_t bytes, cudaStream_t stream,
+                  MempoolId_t pool, const Context& context) {
+  Context kept = when_.load() >= RecordContext::ALLOC ? context : nullptr;
+  TraceEntry entry = entry_of(action, device, address, bytes, stream, pool, kept);
+  std::lock_guard<std::mutex> guard(lock_);
+  tell_and_keep(std::move(entry));
+}
+
+void History::add_free(int device, const void* address, size_t bytes, cudaStream_t stream, MempoolId_t pool,
+                       const Context& context) {
+  Context kept = when_.load() >= RecordContext::ALLOC ? context : nullptr;
+  TraceEntry asked = entry_of(TraceEntry::FREE_REQUESTED, device, address, bytes, stream, pool, kept);
+  TraceEntry free = entry_of(TraceEntry::FREE_COMPLETED, device, address, bytes, stream, pool, kept);
+  std::lock_guard<std::mutex> guard(lock_);
+  tell_and_keep(std::move(asked));
+  tell_and_keep(std::move(free));
 }
 
 std::vector<TraceEntry> History::entries(int device) {

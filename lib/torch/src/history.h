@@ -44,8 +44,9 @@ class History {
   static void enter_region(std::string name);
   static void leave_region();
 
-  void set_metadata(const std::string& metadata);
-  std::string metadata();
+  /* Of the calling thread. */
+  static void set_metadata(const std::string& metadata);
+  static std::string metadata();
 
   /* Of the region of a program that begins or ends, while history is recorded. */
   void annotate(int device, const std::vector<std::pair<std::string, std::string>>& said);
@@ -59,11 +60,17 @@ class History {
   void add(TraceEntry::Action action, int device, const void* address, size_t bytes, cudaStream_t stream,
            MempoolId_t pool, const Context& context);
 
+  /* That a free was asked for, and that the memory is free: nothing of other threads is between the two. */
+  void add_free(int device, const void* address, size_t bytes, cudaStream_t stream, MempoolId_t pool,
+                const Context& context);
+
   /* Oldest first. */
   std::vector<TraceEntry> entries(int device);
 
  private:
-  /* Under the lock. */
+  /* Under the lock, as is the next. */
+  void tell_and_keep(TraceEntry entry);
+
   template <typename One>
   void keep(std::deque<One>& kept, One one) {
     kept.push_back(std::move(one));
@@ -80,7 +87,6 @@ class History {
   std::map<int, std::deque<TraceEntry>> entries_;
   std::deque<Annotation> annotations_;
   std::vector<AllocatorTraceTracker> trackers_;
-  std::string metadata_;
 };
 
 } // namespace vpmm_torch

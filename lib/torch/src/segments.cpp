@@ -62,6 +62,8 @@ static void add_block(SegmentInfo& segment, const Occupant& occupant, size_t end
   block.allocated = block.active = occupant.lives;
   block.context_when_allocated = occupant.allocation.context;
   add_gap(segment, occupant.address);
+  if (!segment.context_when_allocated)
+    segment.context_when_allocated = block.context_when_allocated;
   segment.total_size += block.size;
   segment.is_large = segment.is_large || occupant.allocation.block > SMALL_BYTES;
   if (occupant.lives) {
@@ -109,6 +111,30 @@ std::vector<SegmentInfo> segments_of(vpmm_pool* pool, int device, MempoolId_t id
   }
   add_before(SIZE_MAX);
   return segments;
+}
+
+static bool adjoins(const SegmentInfo& one, const SegmentInfo& next) {
+  return one.device == next.device && one.owner_private_pool_id == next.owner_private_pool_id &&
+         one.address + one.total_size == next.address;
+}
+
+void join_adjoining(std::vector<SegmentInfo>& segments) {
+  std::vector<SegmentInfo> joined;
+  for (SegmentInfo& segment : segments) {
+    segment.stream = nullptr;
+    if (joined.empty() || !adjoins(joined.back(), segment)) {
+      joined.push_back(std::move(segment));
+      continue;
+    }
+    SegmentInfo& to = joined.back();
+    to.total_size += segment.total_size;
+    to.requested_size += segment.requested_size;
+    to.allocated_size += segment.allocated_size;
+    to.active_size += segment.active_size;
+    to.is_large = to.is_large || segment.is_large;
+    std::move(segment.blocks.begin(), segment.blocks.end(), std::back_inserter(to.blocks));
+  }
+  segments = std::move(joined);
 }
 
 void note_last_freed(std::vector<SegmentInfo>& segments, const std::vector<TraceEntry>& entries) {

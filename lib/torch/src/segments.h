@@ -3,7 +3,7 @@
  *
  *   segment   a mapped range as vpmm tells of it: an allocation of whole pages, a page that is cut into pieces, or free
  *             pages. Cut pages are one where a piece lies in both. Its stream is that of the first allocation in it:
- *             free memory is of none
+ *             free memory is of none. While history is recorded what adjoins is one segment (join_adjoining)
  *   block     of a segment, which it fills with its neighbours: an allocation's, of the bytes that count
  *             (statistics.h), or what is between two of them: inactive. That is free, or waits to be, or is what
  *             rounding to pieces and pages adds. As PyTorch's own it says how many bytes were asked for of what was
@@ -40,6 +40,12 @@ struct Occupant {
 /* In ascending order of addresses. */
 std::vector<c10::cuda::CUDACachingAllocator::SegmentInfo> segments_of(vpmm_pool* pool, int device, MempoolId_t id,
                                                                       std::vector<Occupant> occupants);
+
+/*
+ * For who replays a history, as memory_viz does: what is mapped in one piece is one segment, of no stream, as it is for
+ * PyTorch's expandable segments. The segments are ascending, and of vpmm's own pools alone.
+ */
+void join_adjoining(std::vector<c10::cuda::CUDACachingAllocator::SegmentInfo>& segments);
 
 /* The inactive blocks say what was freed in them last, by these entries, oldest first. The segments are ascending. */
 void note_last_freed(std::vector<c10::cuda::CUDACachingAllocator::SegmentInfo>& segments,

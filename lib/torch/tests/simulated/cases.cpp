@@ -8,6 +8,7 @@
 #include <atomic>
 #include <filesystem>
 #include <iterator>
+#include <map>
 #include <optional>
 #include <set>
 #include <string>
@@ -63,6 +64,26 @@ static void counts_blocks(Back& back) {
   stats = back.getDeviceStats(0);
   REQUIRE(stats.allocated_bytes[0].peak == 0 && stats.allocated_bytes[0].allocated == 0);
   REQUIRE(stats.allocated_bytes[0].freed == 0);
+}
+
+/* What the driver gave and was given back, since the last reset. */
+static void counts_what_the_driver_gave(Back& back) {
+  back.emptyCache({0, 0});
+  back.resetAccumulatedStats(0);
+  auto stats = back.getDeviceStats(0);
+  REQUIRE(!stats.num_device_alloc && !stats.num_device_free && !stats.reserved_bytes[0].allocated);
+  back.allocate(64 << 20).clear();
+  stats = back.getDeviceStats(0);
+  auto bytes = stats.reserved_bytes[0].current;
+  REQUIRE(bytes >= 64 << 20 && stats.reserved_bytes[0].allocated == bytes && !stats.reserved_bytes[0].freed);
+  REQUIRE(stats.segment[0].allocated > 0 && stats.segment[0].allocated == stats.num_device_alloc);
+  back.emptyCache({0, 0});
+  stats = back.getDeviceStats(0);
+  REQUIRE(!stats.reserved_bytes[0].current && stats.reserved_bytes[0].freed == bytes);
+  REQUIRE(stats.segment[0].freed == stats.segment[0].allocated && !stats.segment[0].current);
+  back.resetAccumulatedStats(0);
+  stats = back.getDeviceStats(0);
+  REQUIRE(!stats.num_device_alloc && !stats.num_device_free && !stats.reserved_bytes[0].freed);
 }
 
 /* roundup_power2_divisions: to the next part of the power of two below. */
@@ -229,6 +250,7 @@ static void takes_what_other_pools_leave(Back& back) {
 
 /* ---- snapshots and history ---- */
 
+using c10::cuda::CUDACachingAllocator::RecordContext;
 using c10::cuda::CUDACachingAllocator::SegmentInfo;
 using c10::cuda::CUDACachingAllocator::TraceEntry;
 
@@ -336,8 +358,12 @@ static void shows_the_free_memory_of_private_pools(Back& back) {
   DRIVE(cuStreamDestroy(stream));
 }
 
+/* But for what it says of snapshots: this takes one. */
 static std::vector<TraceEntry> history_of(Back& back) {
-  return back.snapshot().device_traces.at(0);
+  std::vector<TraceEntry> history = back.snapshot().device_traces.at(0);
+  auto is_snapshot = [](const TraceEntry& entry) { return entry.action_ == TraceEntry::SNAPSHOT; };
+  history.erase(std::remove_if(history.begin(), history.end(), is_snapshot), history.end());
+  return history;
 }
 
 /* As far as history is recorded, what is inactive says what was freed in it last, and what lives what it is. */
@@ -396,6 +422,97 @@ static void keeps_annotations_while_it_records(Back& back) {
   REQUIRE(said.size() == 2 && said[0].metadata_.at("name") == "second" && said[1].metadata_.at("name") == "third");
   record_history(back, 0);
   REQUIRE(back.snapshot().external_annotations.empty());
+}
+
+/* A later snapshot's history says how much was live at this one. */
+static void records_snapshots(Back& back) {
+  c10::DataPtr memory = back.allocate(1000);
+  record_history(back, 10);
+  REQUIRE(back.snapshot().device_traces.at(0).empty());
+  std::vector<TraceEntry> history = back.snapshot().device_traces.at(0);
+  REQUIRE(history.size() == 1 && history[0].action_ == TraceEntry::SNAPSHOT && history[0].size_ == 1024);
+  record_history(back, 0);
+  memory.clear();
+  back.emptyCache({0, 0});
+}
+
+/* A free has the stack that it is given, else its allocation's. */
+static void frees_have_contexts(Back& back) {
+  for (auto when : {RecordContext::ALLOC, RecordContext::ALL}) {
+    record_contexts(back, when);
+    back.allocate(1000).clear();
+    std::vector<TraceEntry> history = history_of(back);
+    REQUIRE(history.size() >= 3);
+    for (auto entry = history.end() - 3; entry != history.end(); ++entry)
+      REQUIRE(entry->context_);
+    REQUIRE((history.end()[-1].context_ == history.end()[-3].context_) == (when == RecordContext::ALLOC));
+    record_history(back, 0);
+    back.emptyCache({0, 0});
+  }
+}
+
+/* As memory_viz does it: back from what is mapped in the end, all of one stream. */
+static void replay_backwards(const std::vector<SegmentInfo>& segments, const std::vector<TraceEntry>& history,
+                             size_t mapped_before) {
+  std::map<size_t, size_t> mapped; // where each begins, and ends
+  auto add = [&](size_t begin, size_t end) {
+    auto next = mapped.lower_bound(begin);
+    if (next != mapped.end() && next->first == end) {
+      end = next->second;
+      next = mapped.erase(next);
+    }
+    if (next != mapped.begin() && std::prev(next)->second == begin)
+      std::prev(next)->second = end;
+    else
+      mapped.emplace(begin, end);
+  };
+  for (const SegmentInfo& segment : segments) {
+    REQUIRE(!segment.stream && (mapped.empty() || mapped.rbegin()->second < segment.address));
+    mapped.emplace(segment.address, segment.address + segment.total_size);
+  }
+  for (auto entry = history.rbegin(); entry != history.rend(); ++entry) {
+    size_t begin = entry->addr_, end = begin + entry->size_;
+    if (entry->action_ == TraceEntry::SEGMENT_UNMAP)
+      add(begin, end);
+    if (entry->action_ != TraceEntry::SEGMENT_MAP)
+      continue;
+    auto in = mapped.upper_bound(begin);
+    REQUIRE(!entry->stream_ && in != mapped.begin() && std::prev(in)->second >= end);
+    auto [first, last] = *--in;
+    mapped.erase(in);
+    if (first < begin)
+      mapped.emplace(first, begin);
+    if (end < last)
+      mapped.emplace(end, last);
+  }
+  size_t left = 0;
+  for (auto [begin, end] : mapped)
+    left += end - begin;
+  REQUIRE(left == mapped_before);
+}
+
+static void can_be_replayed_backwards(Back& back) {
+  CUstream stream;
+  DRIVE(cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING));
+  c10::DataPtr earlier = back.allocate(6 << 20);
+  record_history(back, 1000);
+  std::vector<c10::DataPtr> kept;
+  for (size_t pages : {12, 3, 7, 1, 20, 5}) {
+    torch_set_current_stream(pages % 2 ? stream : nullptr);
+    kept.push_back(back.allocate(pages << 21));
+    back.allocate((pages << 21) + 5000).clear();
+    kept.push_back(back.allocate(pages * 1000));
+  }
+  torch_set_current_stream(nullptr);
+  kept.erase(kept.begin() + 3, kept.begin() + 6);
+  back.emptyCache({0, 0});
+  auto said = back.snapshot();
+  replay_backwards(said.segments, said.device_traces.at(0), 6 << 20);
+  kept.clear();
+  earlier.clear();
+  back.emptyCache({0, 0});
+  record_history(back, 0);
+  DRIVE(cuStreamDestroy(stream));
 }
 
 /* What is mapped and unmapped while history is recorded, and no more than that. */
@@ -935,6 +1052,7 @@ static void wakes_where_memory_is_short(Back& back) {
 void check_cases(Back& back) {
   refuses(back);
   counts_blocks(back);
+  counts_what_the_driver_gave(back);
   rounds_up_as_the_settings_say(back);
   keeps_to_the_memory_fraction(back);
   asks_by_threads_under_a_memory_fraction(back);
@@ -948,6 +1066,9 @@ void check_cases(Back& back) {
   times_are_microseconds(back);
   keeps_annotations_while_it_records(back);
   records_what_is_mapped(back);
+  records_snapshots(back);
+  frees_have_contexts(back);
+  can_be_replayed_backwards(back);
   reuses_what_has_joined(back, false);
   if (set_reuse_in_captures(true)) { // this PyTorch has the setting
     reuses_what_has_joined(back, true);

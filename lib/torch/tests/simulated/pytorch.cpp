@@ -563,19 +563,27 @@ struct Unused : vpmm_torch::WithoutExpandableSegments<caching::CUDAAllocator> {
 
 /* Since 2.10 some kinds of entries may be left out: here none. */
 template <typename Allocator>
-static auto record(Allocator& back, size_t entries, int)
-    -> decltype(back.recordHistory(true, nullptr, entries, caching::RecordContext::NEVER, true, {})) {
-  back.recordHistory(entries != 0, nullptr, entries, caching::RecordContext::NEVER, true, {});
+static auto record(Allocator& back, caching::CreateContextFn context, size_t entries, caching::RecordContext when, int)
+    -> decltype(back.recordHistory(true, context, entries, when, true, {})) {
+  back.recordHistory(entries != 0, context, entries, when, true, {});
 }
 
 template <typename Allocator>
-static auto record(Allocator& back, size_t entries, long)
-    -> decltype(back.recordHistory(true, nullptr, entries, caching::RecordContext::NEVER, true)) {
-  back.recordHistory(entries != 0, nullptr, entries, caching::RecordContext::NEVER, true);
+static auto record(Allocator& back, caching::CreateContextFn context, size_t entries, caching::RecordContext when, long)
+    -> decltype(back.recordHistory(true, context, entries, when, true)) {
+  back.recordHistory(entries != 0, context, entries, when, true);
 }
 
 void record_history(Back& back, size_t entries) {
-  record(back, entries, 0);
+  record(back, nullptr, entries, caching::RecordContext::NEVER, 0);
+}
+
+static std::shared_ptr<c10::GatheredContext> new_context() {
+  return std::make_shared<c10::GatheredContext>();
+}
+
+void record_contexts(Back& back, caching::RecordContext when) {
+  record(back, new_context, 1000, when, 0);
 }
 
 bool set_reuse_in_captures(bool reuse) {

@@ -43,10 +43,11 @@ extern torch_settings settings;
 
 using Back = c10::cuda::CUDACachingAllocator::CUDAAllocator;
 
-void check_cases(Back&);            // cases.cpp
-void check_counts();                // counts.cpp
-void record_history(Back&, size_t); // of so many entries; 0: no more
-bool set_reuse_in_captures(bool);   // graph_capture_record_stream_reuse. False: PyTorch has no such setting
+void check_cases(Back&);                                                     // cases.cpp
+void check_counts();                                                         // counts.cpp
+void record_history(Back&, size_t);                                          // of so many entries; 0: no more
+void record_contexts(Back&, c10::cuda::CUDACachingAllocator::RecordContext); // a new one each time
+bool set_reuse_in_captures(bool); // graph_capture_record_stream_reuse. False: PyTorch has no such setting
 
 /*
  * Captures, with the graph that they make: the simulated GPU counts captured work and drops it. Each of these makes the
