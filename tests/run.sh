@@ -278,6 +278,7 @@ run_models() {
   [ "$stage" != asan ] || return 0
   run_check "attributes from C++" "$build/$stage/tests/cpp_attributes"
   run_check "ownership in C++" "$build/$stage/tests/cpp_ownership"
+  run_check "per-thread default streams in C++" "$build/$stage/tests/cpp_per_thread"
   if [ -x "$build/$stage/tests/cpp_memory_resource" ]; then
     run_check "a memory resource of CCCL's" "$build/$stage/tests/cpp_memory_resource"
   else

@@ -28,6 +28,11 @@
 namespace vpmm
 {
 
+#ifdef CUDA_API_PER_THREAD_DEFAULT_STREAM
+inline namespace per_thread_default_stream /* see vpmm.hpp */
+{
+#endif
+
 /*
  * Any thread may call. The pool outlives it; copies are equal, and so are those of one pool.
  *
@@ -74,7 +79,7 @@ class memory_resource
     void *allocate_sync(std::size_t bytes, std::size_t alignment = default_alignment)
     {
         void *address = resource_.allocate(bytes, alignment);
-        CUresult result = driver_ ? driver_->cuStreamSynchronize(resource_.stream()) : CUDA_ERROR_NOT_INITIALIZED;
+        CUresult result = driver_ ? wait() : CUDA_ERROR_NOT_INITIALIZED;
         if (result == CUDA_SUCCESS)
             return address;
         deallocate_sync(address, bytes, alignment);
@@ -111,6 +116,26 @@ class memory_resource
     friend void get_property(const memory_resource &, ::cuda::mr::device_accessible) noexcept {}
 
   private:
+    /* In relaxed mode: beside another thread's capture the driver else refuses, and ends the capture. */
+    CUresult wait() const
+    {
+        CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_RELAXED;
+        driver_->cuThreadExchangeStreamCaptureMode(&mode);
+        CUresult result = driver_->cuStreamSynchronize(stream_to_wait_for());
+        driver_->cuThreadExchangeStreamCaptureMode(&mode);
+        return result;
+    }
+
+    /* As the driver's table knows it. */
+    CUstream stream_to_wait_for() const noexcept
+    {
+#ifdef CUDA_API_PER_THREAD_DEFAULT_STREAM
+        return resource_.stream() != nullptr ? resource_.stream() : CU_STREAM_PER_THREAD;
+#else
+        return resource_.stream();
+#endif
+    }
+
     void free_on(CUstream stream, void *address, std::size_t bytes, std::size_t alignment) noexcept
     {
         try {
@@ -122,6 +147,10 @@ class memory_resource
     resource resource_;
     const vpmm_driver *driver_;
 };
+
+#ifdef CUDA_API_PER_THREAD_DEFAULT_STREAM
+} // namespace per_thread_default_stream
+#endif
 
 } // namespace vpmm
 

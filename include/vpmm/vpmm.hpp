@@ -29,6 +29,12 @@
 namespace vpmm
 {
 
+/* Where stream 0 is each thread's own these are other classes than elsewhere, since they call other functions. */
+#ifdef CUDA_API_PER_THREAD_DEFAULT_STREAM
+inline namespace per_thread_default_stream
+{
+#endif
+
 /* What a vpmm_status other than VPMM_SUCCESS becomes; what() is vpmm_last_error(). */
 class error : public std::runtime_error
 {
@@ -321,6 +327,8 @@ class resource
     {
         if (alignment == 0 || (alignment & (alignment - 1)) != 0)
             throw error(VPMM_ERROR_INVALID_VALUE, words_of(alignment, "is no power of two"));
+        if (alignment > page_bytes_)
+            throw error(VPMM_ERROR_NOT_SUPPORTED, words_of(alignment, "is more than a page of this pool"));
         CUdeviceptr address = 0;
         throw_if(vpmm_malloc(pool_, request(bytes, alignment), stream, &address));
         if (address % alignment != 0) {
@@ -384,6 +392,10 @@ inline bool operator!=(const resource &a, const resource &b) noexcept
 {
     return !a.is_equal(b);
 }
+
+#ifdef CUDA_API_PER_THREAD_DEFAULT_STREAM
+} // namespace per_thread_default_stream
+#endif
 
 } // namespace vpmm
 

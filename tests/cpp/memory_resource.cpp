@@ -7,6 +7,7 @@
 
 #include "need.hpp"
 
+#include <thread>
 #include <type_traits>
 
 #include <vpmm/sim.h>
@@ -84,6 +85,21 @@ static void waits(vpmm::pool &pool, CUstream stream, const vpmm_driver *driver)
     resource.deallocate(reinterpret_cast<void *>(static_cast<std::size_t>(busy)), 1 << 20);
 }
 
+/* Another thread's capture goes on. */
+static void waits_beside_a_capture(vpmm::pool &pool, CUcontext context, CUstream stream, CUstream other,
+                                   const vpmm_driver *driver)
+{
+    vpmm::memory_resource resource(pool, other, driver);
+    CUgraph graph = nullptr;
+    driver->cuStreamBeginCapture(stream, CU_STREAM_CAPTURE_MODE_GLOBAL);
+    std::thread([&] {
+        driver->cuCtxSetCurrent(context);
+        resource.deallocate(resource.allocate(100), 100);
+    }).join();
+    need(driver->cuStreamEndCapture(stream, &graph) == CUDA_SUCCESS, "the capture goes on");
+    driver->cuGraphDestroy(graph);
+}
+
 int main()
 {
     vpmm_sim_config machine = vpmm_sim_config_default();
@@ -110,6 +126,8 @@ int main()
         stream_first(resource, pool, stream);
         refusals(resource, pool, stream);
         waits(pool, stream, driver);
+        pool.release_stream(stream); /* before it captures */
+        waits_beside_a_capture(pool, context, stream, other, driver);
     }
     driver->cuStreamDestroy(stream);
     driver->cuStreamDestroy(other);
