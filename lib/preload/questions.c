@@ -166,6 +166,14 @@ CUresult preload_pool_set_attribute(CUmemoryPool pool, CUmemPool_attribute attri
     return result;
 }
 
+/* Nothing is waited for where nothing is to go, as the driver's own waits for nothing. */
+static void trim_ours(const struct served *served, size_t keep)
+{
+    vpmm_stats stats;
+    if (vpmm_stats_get(served->pool, &stats) == VPMM_SUCCESS && stats.mapped_bytes > keep)
+        vpmm_trim(served->pool, keep, NULL);
+}
+
 CUresult preload_pool_trim(CUmemoryPool pool, size_t keep)
 {
     CUresult result = REAL(pool_trim, pool, keep);
@@ -174,7 +182,7 @@ CUresult preload_pool_trim(CUmemoryPool pool, size_t keep)
     lane_enter();
     struct served *served = served_by_standard(pool);
     if (served)
-        vpmm_trim(served->pool, keep, NULL);
+        trim_ours(served, keep);
     lane_leave();
     return result;
 }

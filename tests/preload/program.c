@@ -606,8 +606,9 @@ static void case_threads(void)
 static void case_at_once(void)
 {
     CUdeviceptr memory, own, plain;
-    CUmemoryPool pool = (CUmemoryPool)1;
+    CUmemoryPool pool = (CUmemoryPool)1, standard;
     CUcontext of = NULL;
+    OK(cu.default_pool(&standard, 0));
     OK(cu.alloc(&memory, 3000));
     usleep(30000); /* after which vpmm marks what it has on its own stream */
     OK(cu.alloc(&plain, 3000));
@@ -615,7 +616,10 @@ static void case_at_once(void)
     OK(cu.attribute(&pool, CU_POINTER_ATTRIBUTE_MEMPOOL_HANDLE, memory));
     OK(cu.attribute(&of, CU_POINTER_ATTRIBUTE_CONTEXT, memory));
     EXPECT(!pool && of == context);
+    OK(cu.free_async(served(3000, stream), stream)); /* lies in a cache */
     OK(cu.fill(memory, 1, 3000, stream));
+    EXPECT(fake.pending(stream) == 1);
+    OK(cu.pool_trim(standard, SIZE_MAX)); /* nothing is to go */
     EXPECT(fake.pending(stream) == 1);
     OK(cu.free(memory)); /* waits for the stream */
     EXPECT(fake.pending(stream) == 0);
