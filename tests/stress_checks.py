@@ -2,9 +2,8 @@
 """usage: tests/stress_checks.py BUILD_DIR
 
 What vpmm-stress says is true, on the simulated GPU: it passes, with and without planned faults, and with other
-settings; it finds each defect
-that is planted, and says what it is; one seed gives each thread the same steps again; SIGTERM ends it in time; and each
-outcome has its exit status. Exit status: 0 if all of it holds.
+settings; it finds each defect that is planted, and says what it is; one seed gives each thread the same steps again;
+SIGTERM ends it in time; and each outcome has its exit status. Exit status: 0 if all of it holds.
 """
 import ctypes
 import json

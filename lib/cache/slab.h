@@ -217,8 +217,7 @@ void slabs_pass(struct slabs *);
 /* Makes granules of all slabs that have no slice in use. */
 void slabs_dissolve_empty(struct slabs *);
 
-/* Whether a slice that was freed waits to have passed: then not even the stream that freed it has it. Under the event
- * lock. */
+/* Under the event lock. Whether a freed slice waits to have passed: not even the stream that freed it has it then. */
 static inline bool slabs_wait(const struct slabs *slabs)
 {
     return slabs->waiting;

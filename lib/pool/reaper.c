@@ -86,8 +86,8 @@ static bool marks_came(struct reaper *reaper)
 }
 
 /*
- * A pass of the thread's, and how many microseconds later the next; 0: nothing is pending. After the last news the pauses
- * grow to REAPER_CALL_US before it sleeps until it is called, also if nothing is pending: see the header.
+ * A pass of the thread's, and how many microseconds later the next; 0: nothing is pending. After the last news the
+ * pauses grow to REAPER_CALL_US before it sleeps until it is called, also if nothing is pending: see the header.
  */
 static uint64_t pass_and_plan(struct reaper *reaper)
 {

@@ -1144,17 +1144,23 @@ static void shelf_open_full(struct shelf *s, int streams, size_t cache_bytes)
     require(stats_of(&s->w).slab_free_bytes == 0, "the page is not full");
 }
 
+/* The same of pieces of any length, where no stream waits for another; and the page may be one of more. */
+static void shelf_open_filled(struct shelf *s, size_t bytes, size_t cache_bytes)
+{
+    struct setup setup = slab_setup();
+    setup.pool.reuse = VPMM_REUSE_COMPLETED;
+    setup.pool.cache_bytes = cache_bytes;
+    shelf_open(s, &setup, 2, 512);
+    while (s->count == 0 || stats_of(&s->w).slab_free_bytes != 0)
+        shelf_take(s, bytes, 0);
+}
+
 /* A page full of slices of the first stream's. The second one wants another when one of them is free, and done with. */
 Test(slab, slices_that_have_passed_are_taken_before_a_page_is_made)
 {
     needs_simulator();
-    struct setup setup = slab_setup();
-    setup.pool.cache_bytes = 0;
-    setup.pool.reuse = VPMM_REUSE_COMPLETED;
     struct shelf s;
-    shelf_open(&s, &setup, 2, 512);
-    while (s.count == 0 || stats_of(&s.w).slab_free_bytes != 0)
-        shelf_take(&s, 8 * KIB, 0);
+    shelf_open_filled(&s, 8 * KIB, 0);
     uint64_t bytes = stats_of(&s.w).slab_bytes;
     shelf_give(&s, 3);
     vpmm_sim_step(s.w.sim, s.stream[0], SIZE_MAX);
@@ -1180,13 +1186,8 @@ static CUresult CUDAAPI query_and_run(CUevent event)
 Test(slab, a_slice_that_is_about_to_pass_is_waited_for)
 {
     needs_simulator();
-    struct setup setup = slab_setup();
-    setup.pool.cache_bytes = 0;
-    setup.pool.reuse = VPMM_REUSE_COMPLETED;
     struct shelf s;
-    shelf_open(&s, &setup, 2, 512);
-    while (s.count == 0 || stats_of(&s.w).slab_free_bytes != 0)
-        shelf_take(&s, 8 * KIB, 0);
+    shelf_open_filled(&s, 8 * KIB, 0);
     uint64_t bytes = stats_of(&s.w).slab_bytes;
     shelf_give_on(&s, 3, 1);
     vpmm_sim_step(s.w.sim, s.stream[0], SIZE_MAX);
@@ -1208,14 +1209,9 @@ Test(slab, a_slice_that_is_about_to_pass_is_waited_for)
 Test(slab, what_the_caches_hold_is_found_without_asking_others)
 {
     needs_simulator();
-    struct setup setup = slab_setup();
-    setup.pool.cache_bytes = 8 * PAGE;
-    setup.pool.reuse = VPMM_REUSE_COMPLETED;
     struct shelf s;
-    shelf_open(&s, &setup, 2, 64);
+    shelf_open_filled(&s, 128 * KIB, 8 * PAGE);
     CUdeviceptr long_one = take(&s.w, 64, s.stream[1]);
-    while (s.count == 0 || stats_of(&s.w).slab_free_bytes != 0)
-        shelf_take(&s, 128 * KIB, 0);
     keep_busy(&s.w, s.stream[1]);
     give(&s.w, long_one, s.stream[1]);
     while (s.count > 12)
