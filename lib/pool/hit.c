@@ -9,8 +9,8 @@
  *                          └─ checked: same id, or a default stream: current ─> malloc_checked ──────┘
  *
  *   vpmm_free ─┬─ a page of the first chunk is live there ──> pages, else free_hit
- *              └─ anything else ──> free_piece ─┬─ a slab is there ──> slices
- *                                               └─ none ─────────────> free_granules
+ *              └─ anything else ──> free_piece ─┬─ a default stream: current ─┬─> free_piece_at_once ─┬─ a slab ──> slices
+ *                                               └─ any other ─────────────────┘                       └─ none ──> granules
  *
  * Whatever is not served so goes to slow_malloc or slow_free (slow.h), which check the arguments.
  *
@@ -23,6 +23,7 @@
 #include "cache/slices.h"
 #include "pool/piece.h"
 #include "pool/slow.h"
+#include "remap/cut.h"
 
 /* Where the library is built with per-thread default streams, these are still the functions of these names. */
 #undef vpmm_malloc
@@ -160,13 +161,17 @@ static __attribute__((noinline)) vpmm_status after_first_slice(vpmm_pool *pool, 
     return cache_note(cache, CACHED_SLICES, class) ? VPMM_SUCCESS : slow_free(pool, address, handle);
 }
 
-/* What is no hit, and may be one once the front has told how much it has freed; else the long way. */
+/* What the hit is not made for, and the cache may still take, if need be in the place of older ones; else the long way. */
 static __attribute__((noinline)) vpmm_status free_granules_hit(vpmm_pool *pool, CUdeviceptr address, CUstream handle,
                                                                struct cache *cache)
 {
-    return regions_give_told(cache, address) ? VPMM_SUCCESS : slow_free(pool, address, handle);
+    if (!regions_give_told(cache, address) && !regions_give(cache, address))
+        return slow_free(pool, address, handle);
+    cut_tidy(&pool->arena); /* what has left the cache may make pages whole */
+    return VPMM_SUCCESS;
 }
 
+/* What is no hit, and may be one once the front has told how much it has freed; else the long way. */
 static __attribute__((noinline)) vpmm_status free_slice_hit(vpmm_pool *pool, CUdeviceptr address, CUstream handle,
                                                             struct cache *cache, struct slice *slice)
 {
@@ -188,14 +193,12 @@ static __attribute__((noinline)) vpmm_status free_granules(vpmm_pool *pool, CUde
     return unnoted != CACHE_BINS ? after_first_free(pool, address, handle, cache, unnoted) : VPMM_SUCCESS;
 }
 
-/* The same of an address where no live region of pages begins. */
-static __attribute__((noinline)) vpmm_status free_piece(vpmm_pool *pool, CUdeviceptr address, CUstream handle)
+/* The same of a piece of a page, into a cache whose stream the handle is known to be. */
+static inline vpmm_status free_piece_at_once(vpmm_pool *pool, CUdeviceptr address, CUstream handle, struct cache *cache)
 {
     const struct units *granules = &pool->arena.cut.units;
     uint64_t granule = (address - granules->chunk[0].base) / GRANULE_BYTES;
-    struct cache *cache;
-    if (!pool->arena.cut_mask || !hit_cache(pool, &pool->cut_fronts, handle, &cache) || cache->is_default ||
-        granule >= granules->chunk_units)
+    if (granule >= granules->chunk_units)
         return slow_free(pool, address, handle);
     struct slab *slab = load_acquire_ptr(&granules->chunk[0].unit[granule].extent);
     if (!slab)
@@ -207,6 +210,23 @@ static __attribute__((noinline)) vpmm_status free_piece(vpmm_pool *pool, CUdevic
     if (!slices_give_newest(cache, slice, address, &unnoted))
         return free_slice_hit(pool, address, handle, cache, slice);
     return unnoted != SLICE_CLASSES ? after_first_slice(pool, address, handle, cache, unnoted) : VPMM_SUCCESS;
+}
+
+static __attribute__((noinline)) vpmm_status free_piece_checked(vpmm_pool *pool, CUdeviceptr address, CUstream handle,
+                                                                struct cache *cache)
+{
+    return cache_is_current(cache) ? free_piece_at_once(pool, address, handle, cache)
+                                   : slow_free(pool, address, handle);
+}
+
+/* Of an address where no live region of pages begins. */
+static __attribute__((noinline)) vpmm_status free_piece(vpmm_pool *pool, CUdeviceptr address, CUstream handle)
+{
+    struct cache *cache;
+    if (!pool->arena.cut_mask || !hit_cache(pool, &pool->cut_fronts, handle, &cache))
+        return slow_free(pool, address, handle);
+    return cache->is_default ? free_piece_checked(pool, address, handle, cache)
+                             : free_piece_at_once(pool, address, handle, cache);
 }
 
 /* What the hit is not made for, and the cache may still take; else the long way. */

@@ -96,16 +96,18 @@ static vpmm_status find_key(struct device *device, CUstream handle, struct ident
     return VPMM_SUCCESS;
 }
 
-/* A default stream is asked in its own context, which identify has chosen; any other by its handle alone. */
+/*
+ * A default stream is asked in its own context, which identify has chosen; any other by its handle alone. In whatever
+ * capture mode: no capture is harmed by the question.
+ */
 static CUresult ask_capture(struct device *device, CUstream handle, CUcontext context, CUstreamCaptureStatus *capture)
 {
-    struct device_scope scope;
-    if (!context)
-        return device_call(device, cuStreamIsCapturing, handle, capture);
-    if (device_enter_context(device, context, &scope) != VPMM_SUCCESS)
+    bool pushed = false;
+    if (context && device_push_context(device, context, &pushed) != CUDA_SUCCESS)
         return CUDA_ERROR_INVALID_CONTEXT;
     CUresult result = device_call(device, cuStreamIsCapturing, handle, capture);
-    device_leave(device, &scope);
+    if (pushed)
+        device_pop_context(device);
     return result;
 }
 

@@ -960,6 +960,69 @@ Test(slab, cached_pieces_are_counted)
     shelf_close(&s);
 }
 
+/* A default stream is whichever the current context has: so it is asked for at each hit, and nothing else is. */
+static void default_streams_are_hit(size_t bytes)
+{
+    struct setup setup = slab_setup();
+    setup.pool.cache_bytes = 64 * MIB;
+    setup.pool.reuse = VPMM_REUSE_COMPLETED;
+    struct world w;
+    world_open(&w, &setup);
+    CUcontext second = NULL;
+    cr_assert_eq(w.driver->cuCtxCreate(&second, 0, w.device), CUDA_SUCCESS);
+    CUcontext context[2] = {w.context, second};
+    CUdeviceptr p[2];
+    for (int i = 0; i < 2; i++) {
+        cr_assert_eq(w.driver->cuCtxSetCurrent(context[i]), CUDA_SUCCESS);
+        for (int warm = 0; warm < 3; warm++) {
+            p[i] = take_bytes(&w, bytes, NULL);
+            give(&w, p[i], NULL);
+        }
+        vpmm_stats before = stats_of(&w);
+        uint64_t asked = world_calls(&w, "cuStreamIsCapturing");
+        for (int round = 0; round < 10; round++) {
+            cr_expect_eq(take_bytes(&w, bytes, NULL), p[i]);
+            give(&w, p[i], NULL);
+        }
+        vpmm_stats after = stats_of(&w);
+        cr_expect_eq(after.hits_cache, before.hits_cache + 10);
+        cr_expect_eq(after.frees_cache, before.frees_cache + 10);
+        cr_expect_eq(world_calls(&w, "cuStreamIsCapturing"), asked, "a hit asks for no more than the context");
+    }
+    const CUstream name[2] = {NULL, CU_STREAM_LEGACY};
+    for (int round = 0; round < 8; round++) { /* the one handle names another stream in each context */
+        cr_assert_eq(w.driver->cuCtxSetCurrent(context[round & 1]), CUDA_SUCCESS);
+        CUdeviceptr own = take_bytes(&w, bytes, NULL);
+        give(&w, own, name[round >> 1 & 1]);
+        cr_assert_eq(w.driver->cuCtxSetCurrent(context[!(round & 1)]), CUDA_SUCCESS);
+        CUdeviceptr other = take_bytes(&w, bytes, name[round >> 2]);
+        cr_expect_neq(other, own, "memory of the other context's default stream");
+        give(&w, other, NULL);
+        audit(&w);
+    }
+    for (int i = 0; i < 2; i++) {
+        cr_assert_eq(w.driver->cuCtxSetCurrent(context[i]), CUDA_SUCCESS);
+        cr_assert_eq(w.driver->cuCtxSynchronize(), CUDA_SUCCESS);
+    }
+    must_work(vpmm_pool_destroy(w.pool));
+    w.pool = NULL;
+    cr_assert_eq(w.driver->cuCtxSetCurrent(w.context), CUDA_SUCCESS);
+    cr_assert_eq(w.driver->cuCtxDestroy(second), CUDA_SUCCESS);
+    world_close(&w);
+}
+
+Test(slab, slices_on_a_default_stream_are_hit_in_its_own_context_only)
+{
+    needs_simulator();
+    default_streams_are_hit(1000);
+}
+
+Test(slab, granules_on_a_default_stream_are_hit_in_its_own_context_only)
+{
+    needs_simulator();
+    default_streams_are_hit(200 * KIB);
+}
+
 Test(slab, destroy_refuses_one_live_slice)
 {
     struct setup setup = slab_setup();
