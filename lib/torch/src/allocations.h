@@ -2,8 +2,9 @@
  * allocations.h - what the back end knows of each live allocation: PyTorch frees by address alone.
  *
  * Addresses are spread over shards, each with a lock of its own that is held for one look: threads meet only where two
- * work on one shard at the same moment. An entry is put in before the address is handed out and taken out by its free,
- * so it belongs to the address's present life.
+ * work on one shard at the same moment. Small allocations that lie side by side, which mostly are one thread's, are in
+ * one shard: the fewer there are that a thread works on, the more of them its processor has at hand. An entry is put in
+ * before the address is handed out and taken out by its free, so it belongs to the address's present life.
  */
 #ifndef VPMM_TORCH_ALLOCATIONS_H
 #define VPMM_TORCH_ALLOCATIONS_H
@@ -14,10 +15,10 @@
 #include <cstdint>
 #include <memory>
 #include <mutex>
-#include <unordered_map>
 #include <vector>
 
 #include <c10/core/CachingDeviceAllocator.h>
+#include <c10/util/flat_hash_map.h>
 #include <cuda_runtime_api.h>
 
 namespace vpmm_torch {
@@ -46,10 +47,10 @@ struct Allocation {
 
 class Allocations {
  public:
-  void add(void* address, Allocation allocation) {
+  void add(void* address, const Allocation& allocation) {
     Shard& shard = shard_of(address);
     std::lock_guard<std::mutex> guard(shard.lock);
-    shard.live.emplace(address, std::move(allocation));
+    shard.live.emplace(address, allocation);
   }
 
   /* False: it is no live allocation. */
@@ -96,20 +97,26 @@ class Allocations {
     }
   }
 
-  /* So many that sixteen threads, with an address each, seldom meet: two of them do in 11 of 100 cases. */
-  static constexpr unsigned SHARD_BITS = 10;
+ private:
+  /* So many that sixteen threads, with a place each, seldom meet: two of them do in 11 of 100 cases. */
+  static constexpr unsigned SHARD_BITS = 10, PLACE_BITS = 15; // vpmm's smallest slabs are longer than such a place
   static constexpr size_t SHARDS = size_t{1} << SHARD_BITS;
 
-  /* Below SHARDS. */
   static size_t shard_number(const void* address) {
-    auto number = reinterpret_cast<uintptr_t>(address) >> 8; // vpmm aligns to 256 bytes
-    return number * UINT64_C(0x9E3779B97F4A7C15) >> (64 - SHARD_BITS);
+    auto place = reinterpret_cast<uintptr_t>(address) >> PLACE_BITS;
+    return place * UINT64_C(0x9E3779B97F4A7C15) >> (64 - SHARD_BITS);
   }
 
- private:
+  struct AddressHash {
+    size_t operator()(const void* address) const {
+      return reinterpret_cast<uintptr_t>(address) >> 8; // vpmm aligns to 256 bytes
+    }
+  };
+
+  /* PyTorch's own table, which has its entries side by side: no memory is asked for with each. */
   struct alignas(64) Shard {
     std::mutex lock;
-    std::unordered_map<void*, Allocation> live;
+    ska::flat_hash_map<void*, Allocation, AddressHash> live;
   };
 
   Shard& shard_of(const void* address) {

@@ -891,7 +891,7 @@ class BackEnd final : public WithoutExpandableSegments<back_end::CUDAAllocator> 
       note_mapped(*allocation.pool, allocation.device, allocation.context);
       allocations_.add(address, allocation);
     } catch (...) {
-      device.frees.free(address, allocation);
+      device.frees.free(address, Allocation(allocation));
       throw;
     }
     device.statistics.add(allocation.bytes, allocation.block);
@@ -1001,11 +1001,10 @@ class BackEnd final : public WithoutExpandableSegments<back_end::CUDAAllocator> 
   /* False: vpmm may not be told now, or has no use for it, as for what happens on other devices. */
   bool use_now(const void* address, const Allocation& allocation, const Use& use) {
     Device& device = at(allocation.device);
-    size_t shard = Allocations::shard_number(address);
-    if (use.device != allocation.device || allocation.pool->is_private() || !device.pools.enter(shard))
+    if (use.device != allocation.device || allocation.pool->is_private() || !device.pools.enter())
       return false;
     vpmm_status status = vpmm_use(allocation.pool->pool, reinterpret_cast<CUdeviceptr>(address), use.stream);
-    device.pools.leave(shard);
+    device.pools.leave();
     if (status != VPMM_ERROR_NOT_SUPPORTED) // the stream captures
       check(status, "record_stream");
     return status == VPMM_SUCCESS;

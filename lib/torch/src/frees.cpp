@@ -94,12 +94,11 @@ bool Frees::try_one(Freed& freed) {
   bool is_private = freed.allocation.pool->is_private();
   if (is_private && freed.allocation.used.empty()) // meets no stream
     return try_by_events(freed);
-  size_t shard = Allocations::shard_number(freed.address);
-  if (!pools_.enter(shard))
+  if (!pools_.enter())
     return false;
   bool by_events = is_private || is_used_on_another_device(freed.allocation);
   bool done = by_events ? try_by_events(freed) : try_main(freed);
-  pools_.leave(shard);
+  pools_.leave();
   return done;
 }
 
@@ -159,7 +158,18 @@ void Frees::free_all_joined(const Pool& pool, cudaStream_t stream) {
     keep(std::move(mine));
 }
 
-void Frees::free(void* address, Allocation allocation) {
+/* The usual case, of the main pool and of nothing that is used elsewhere: as try_one has it, without the rest. */
+bool Frees::free_at_once(void* address, const Allocation& allocation) {
+  if (allocation.pool->is_private() || !allocation.used.empty() || !pools_.enter())
+    return false;
+  bool done = is_done(vpmm_free(allocation.pool->pool, address_of(address), allocation.stream));
+  pools_.leave();
+  return done;
+}
+
+void Frees::free(void* address, Allocation&& allocation) {
+  if (free_at_once(address, allocation))
+    return;
   std::shared_ptr<Pool> pool = allocation.pool;
   if (pool->is_lent()) {
     pool->keeper->raw_delete(address);

@@ -37,7 +37,7 @@ class Frees {
  public:
   explicit Frees(Pools& pools) : pools_(pools) {}
 
-  void free(void* address, Allocation allocation);
+  void free(void* address, Allocation&& allocation);
 
   /* What waits and may be said by now, if there is anything. Never throws. */
   void try_again() {
@@ -65,6 +65,7 @@ class Frees {
     CapturePoint point;              // while it is joining
   };
 
+  bool free_at_once(void* address, const Allocation& allocation);
   bool finish(Freed& freed);
   bool try_one(Freed& freed);
   bool try_main(Freed& freed);

@@ -271,14 +271,6 @@ bool Pools::may_any_capture() {
   return std::any_of(underway_.begin(), underway_.end(), [](const auto& it) { return it.may_capture; });
 }
 
-bool Pools::enter(size_t shard) {
-  entered_[shard].count.fetch_add(1);
-  if (!underway_count_.load() || no_other_captures())
-    return true;
-  leave(shard);
-  return false;
-}
-
 std::vector<std::shared_ptr<Pool>> Pools::take_idle() {
   std::vector<std::shared_ptr<Pool>> idle;
   std::lock_guard<std::mutex> guard(lock_);

@@ -15,7 +15,7 @@
  *
  * No call of the main pool may name a stream while a thread begins to capture it (vpmm.h). So a thread that makes such
  * a call enters first, which is refused while another thread captures, or may be about to; and what begins waits for those
- * who have entered. Entering writes a place of the shard's own, then reads `underway`; beginning writes `underway`,
+ * who have entered. Entering writes a place of the thread's own, then reads `underway`; beginning writes `underway`,
  * then reads all places; all sequentially consistent, so one of the two sees the other.
  */
 #ifndef VPMM_TORCH_POOLS_H
@@ -25,6 +25,7 @@
 #include "compat.h"
 #include "parking.h"
 #include "segments.h"
+#include "threads.h"
 #include "wanted.h"
 
 #include <array>
@@ -103,10 +104,17 @@ class Pools {
   void begin(MempoolId_t id, Filter filter); // on the thread's current stream
   void end(MempoolId_t id);
 
-  /* Whether the thread may call the main pool with any stream; if so it leaves again, by the same shard. */
-  bool enter(size_t shard);
-  void leave(size_t shard) {
-    entered_[shard].count.fetch_sub(1);
+  /* Whether the thread may call the main pool with any stream; if so it leaves again. */
+  bool enter() {
+    entered_[thread_number()].count.fetch_add(1);
+    if (!underway_count_.load() || no_other_captures())
+      return true;
+    leave();
+    return false;
+  }
+
+  void leave() {
+    entered_[thread_number()].count.fetch_sub(1);
   }
 
   /* The pools without users and without anything live: they end when the caller lets go, which waits for the device. */
@@ -143,7 +151,7 @@ class Pools {
   std::vector<int> peers_; // that have access, or are being given it
   std::vector<Underway> underway_;
   std::atomic<int> underway_count_{0};
-  std::array<Place, Allocations::SHARDS> entered_;
+  std::array<Place, THREADS + 1> entered_; // by threads' numbers
 };
 
 /* What vpmm has said of a call, as an error of Python. */

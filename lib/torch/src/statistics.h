@@ -11,6 +11,7 @@
 #define VPMM_TORCH_STATISTICS_H
 
 #include "compat.h"
+#include "threads.h"
 
 #include <algorithm>
 #include <array>
@@ -18,6 +19,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <mutex>
+#include <new>
 
 #include <c10/core/CachingDeviceAllocator.h>
 
@@ -44,7 +46,8 @@ inline size_t block_of(size_t bytes) {
 }
 
 /*
- * Each thread counts in a lane of its own, so that threads do not meet over a malloc and a free.
+ * Each thread counts in a lane of its own, by its number (threads.h): it alone writes there, so that no counting needs a
+ * locked instruction. Those without a number take turns in one lane.
  *
  *   level   of a lane: what was added there less what was taken; below zero where it frees what others allocate
  *   peak    the highest sum of all lanes' levels that was seen
@@ -57,33 +60,44 @@ inline size_t block_of(size_t bytes) {
  * thousandth of the peak spares most of the looks while they all grow. By so much a peak may then be short, and by what
  * lasted for an instant while threads changed their levels at once.
  *
- * Adding raises the level, then reads the mark; a look writes the mark, then reads the level once more; all sequentially
- * consistent: one of the two sees the other, and looks again.
+ * Adding raises the levels, then reads the marks; a look writes the marks, then reads the levels once more; a fence is
+ * between the two on either side: one of the two sees the other, and looks again.
  */
 class Statistics {
  public:
+  Statistics() = default;
+  Statistics(const Statistics&) = delete;
+  Statistics& operator=(const Statistics&) = delete;
+
+  ~Statistics() {
+    for (std::atomic<Lane*>& lane : lanes_)
+      delete lane.load();
+  }
+
   void add(size_t requested, size_t block) {
-    Lane& lane = lane_of_thread();
-    const size_t pool = pool_of(block);
-    const std::array<size_t, KINDS> amounts{1, block, requested};
-    for (size_t kind = 0; kind < KINDS; kind++) {
-      lane.added[pool][kind].fetch_add(static_cast<int64_t>(amounts[kind]));
-      for (size_t of : {AGGREGATE, pool})
-        if (lane.is_above_mark(of, kind))
-          look_from(lane, of, kind);
+    const Amounts amounts = amounts_of(requested, block);
+    if (Lane* lane = lane_of_thread()) {
+      add_to(*lane, pool_of(block), amounts);
+    } else {
+      std::lock_guard<std::mutex> guard(shared_lock_);
+      is_shared_.store(true);
+      add_to(shared_, pool_of(block), amounts);
     }
   }
 
   void take(size_t requested, size_t block) {
-    Lane& lane = lane_of_thread();
-    const size_t pool = pool_of(block);
-    const std::array<size_t, KINDS> amounts{1, block, requested};
-    for (size_t kind = 0; kind < KINDS; kind++)
-      lane.taken[pool][kind].fetch_add(static_cast<int64_t>(amounts[kind]), std::memory_order_relaxed);
+    const Amounts amounts = amounts_of(requested, block);
+    if (Lane* lane = lane_of_thread()) {
+      lane->take(pool_of(block), amounts);
+    } else {
+      std::lock_guard<std::mutex> guard(shared_lock_);
+      is_shared_.store(true);
+      shared_.take(pool_of(block), amounts);
+    }
   }
 
-  int64_t allocated() const { // bytes
-    return sum_of(AGGREGATE, BLOCK).level();
+  int64_t allocated() { // bytes
+    return sum_of(AGGREGATE, BLOCK).level;
   }
 
   /* What is active is what is allocated: vpmm itself looks after memory whose use has not ended. */
@@ -111,32 +125,56 @@ class Statistics {
 
  private:
   enum Kind : size_t { COUNT, BLOCK, REQUESTED, KINDS };
-  static constexpr size_t POOLS = 3, LANES = 64;
+  static constexpr size_t POOLS = 3;
   static constexpr int64_t SLACK = 1024; // that part of a peak
+  using Amounts = std::array<int64_t, KINDS>;
 
   struct Sum {
-    int64_t added = 0, taken = 0;
+    int64_t level = 0, added = 0;
 
-    int64_t level() const {
-      return added - taken;
+    int64_t taken() const {
+      return added - level;
     }
   };
 
-  using Counters = std::array<std::array<std::atomic<int64_t>, KINDS>, POOLS>; // by c10's StatType
+  /* Of one of c10's StatTypes. `level` and `added` are written by who has the lane alone. */
+  struct Counts {
+    std::array<std::atomic<int64_t>, KINDS> level{}, added{}, mark{};
 
-  /* AGGREGATE is the sum of the two others; nothing but marks is kept of it. */
-  struct alignas(64) Lane {
-    Counters added{}, taken{}, mark{};
-
-    Sum sum(size_t pool, size_t kind) const {
-      if (pool != AGGREGATE)
-        return {added[pool][kind].load(), taken[pool][kind].load()};
-      Sum small = sum(SMALL_POOL, kind), large = sum(LARGE_POOL, kind);
-      return {small.added + large.added, small.taken + large.taken};
+    void add(const Amounts& amounts) {
+#pragma GCC unroll 3
+      for (size_t kind = 0; kind < KINDS; kind++) {
+        change(added[kind], amounts[kind]);
+        change(level[kind], amounts[kind]);
+      }
     }
 
-    bool is_above_mark(size_t pool, size_t kind) const {
-      return sum(pool, kind).level() > mark[pool][kind].load();
+    void take(const Amounts& amounts) {
+#pragma GCC unroll 3
+      for (size_t kind = 0; kind < KINDS; kind++)
+        change(level[kind], -amounts[kind]);
+    }
+
+    bool is_above_mark(size_t kind) const {
+      return level[kind].load(std::memory_order_relaxed) > mark[kind].load(std::memory_order_relaxed);
+    }
+
+    bool is_any_above_mark() const {
+      return is_above_mark(COUNT) | is_above_mark(BLOCK) | is_above_mark(REQUESTED);
+    }
+
+   private:
+    static void change(std::atomic<int64_t>& count, int64_t by) {
+      count.store(count.load(std::memory_order_relaxed) + by, std::memory_order_relaxed);
+    }
+  };
+
+  struct alignas(64) Lane {
+    std::array<Counts, POOLS> of;
+
+    void take(size_t pool, const Amounts& amounts) {
+      of[AGGREGATE].take(amounts);
+      of[pool].take(amounts);
     }
   };
 
@@ -149,6 +187,10 @@ class Statistics {
     return block <= SMALL_BYTES ? SMALL_POOL : LARGE_POOL;
   }
 
+  static Amounts amounts_of(size_t requested, size_t block) {
+    return {1, static_cast<int64_t>(block), static_cast<int64_t>(requested)};
+  }
+
   template <typename Visit>
   static void each(Visit visit) {
     for (size_t pool : {AGGREGATE, SMALL_POOL, LARGE_POOL})
@@ -156,35 +198,53 @@ class Statistics {
         visit(pool, kind);
   }
 
-  /* Threads that have counted anything; the 65th shares the lane of the first. */
-  static std::atomic<size_t>& threads() {
-    static std::atomic<size_t> count{0};
-    return count;
+  /* NULL: the thread has no number, or there is no memory for its lane. */
+  Lane* lane_of_thread() {
+    const size_t number = thread_number();
+    if (number == NO_NUMBER)
+      return nullptr;
+    Lane* lane = lanes_[number].load(std::memory_order_relaxed);
+    return lane ? lane : make_lane(number);
   }
 
-  static size_t lanes_in_use() {
-    return std::min(threads().load(), LANES);
+  Lane* make_lane(size_t number) {
+    auto* lane = new (std::nothrow) Lane;
+    lanes_[number].store(lane, std::memory_order_release); // pairs with the acquire in each_lane
+    return lane;
   }
 
-  Lane& lane_of_thread() {
-    thread_local const size_t number = threads().fetch_add(1);
-    return lanes_[number % LANES];
+  template <typename Visit>
+  void each_lane(Visit visit) {
+    if (is_shared_.load())
+      visit(shared_);
+    for (size_t number = 0, above = threads_numbered(); number < above; number++)
+      if (Lane* lane = lanes_[number].load(std::memory_order_acquire))
+        visit(*lane);
   }
 
-  Sum sum_of(size_t pool, size_t kind) const {
+  Sum sum_of(size_t pool, size_t kind) {
     Sum sum;
-    for (size_t i = 0, lanes = lanes_in_use(); i < lanes; i++) {
-      Sum of = lanes_[i].sum(pool, kind);
-      sum.added += of.added;
-      sum.taken += of.taken;
-    }
+    each_lane([&](const Lane& lane) {
+      sum.level += lane.of[pool].level[kind].load(std::memory_order_relaxed);
+      sum.added += lane.of[pool].added[kind].load(std::memory_order_relaxed);
+    });
     return sum;
   }
 
-  void look_from(const Lane& lane, size_t pool, size_t kind) {
+  void add_to(Lane& lane, size_t pool, const Amounts& amounts) {
+    lane.of[AGGREGATE].add(amounts);
+    lane.of[pool].add(amounts);
+    between_levels_and_marks();
+    if (lane.of[AGGREGATE].is_any_above_mark() | lane.of[pool].is_any_above_mark())
+      look_from(lane, pool);
+  }
+
+  void look_from(const Lane& lane, size_t pool) {
     std::lock_guard<std::mutex> guard(lock_);
-    if (lane.is_above_mark(pool, kind)) // another look was quicker
-      look(pool, kind, last_ != &lane);
+    for (size_t kind = 0; kind < KINDS; kind++)
+      for (size_t of : {AGGREGATE, pool})
+        if (lane.of[of].is_above_mark(kind)) // else another look was quicker
+          look(of, kind, last_ != &lane);
     last_ = &lane;
   }
 
@@ -197,36 +257,56 @@ class Statistics {
 
   /* False: a level has risen above the mark that it was given. */
   bool set_marks(size_t pool, size_t kind, bool has_slack) {
-    std::array<int64_t, LANES> levels;
-    const size_t lanes = lanes_in_use();
+    struct Seen {
+      Lane* lane;
+      int64_t level;
+    };
+    std::array<Seen, THREADS + 1> seen; // as many of them as there are lanes
     int64_t& peak = totals_[pool][kind].peak;
     int64_t sum = 0;
-    for (size_t i = 0; i < lanes; i++)
-      sum += levels[i] = lanes_[i].sum(pool, kind).level();
+    size_t lanes = 0;
+    each_lane([&](Lane& lane) {
+      seen[lanes] = {&lane, lane.of[pool].level[kind].load(std::memory_order_relaxed)};
+      sum += seen[lanes++].level;
+    });
+    if (!lanes)
+      return true;
     peak = std::max(peak, sum);
-    const int64_t room = (peak - sum + (has_slack ? peak / SLACK : 0)) / static_cast<int64_t>(lanes ? lanes : 1);
-    bool is_kept = true;
-    for (size_t i = 0; i < lanes; i++) {
-      lanes_[i].mark[pool][kind].store(levels[i] + room);
-      is_kept = is_kept && !lanes_[i].is_above_mark(pool, kind);
-    }
-    return is_kept;
+    const int64_t room = (peak - sum + (has_slack ? peak / SLACK : 0)) / static_cast<int64_t>(lanes);
+    for (size_t i = 0; i < lanes; i++)
+      seen[i].lane->of[pool].mark[kind].store(seen[i].level + room, std::memory_order_relaxed);
+    between_levels_and_marks();
+    return std::none_of(seen.begin(), seen.begin() + lanes,
+                        [&](const Seen& one) { return one.lane->of[pool].is_above_mark(kind); });
+  }
+
+  /* ThreadSanitizer knows no fences, and runs on x86-64, where an exchange is one. */
+  static void between_levels_and_marks() {
+#ifdef __SANITIZE_THREAD__
+    static std::atomic<int> all{0};
+    all.exchange(0);
+#else
+    std::atomic_thread_fence(std::memory_order_seq_cst);
+#endif
   }
 
   c10::CachingAllocator::Stat stat(size_t pool, size_t kind) {
     Total& total = totals_[pool][kind];
     Sum now = sum_of(pool, kind);
-    total.peak = std::max(total.peak, now.level());
+    total.peak = std::max(total.peak, now.level);
     c10::CachingAllocator::Stat stat;
-    stat.current = now.level();
+    stat.current = now.level;
     stat.peak = total.peak;
     stat.allocated = now.added - total.before.added;
-    stat.freed = now.taken - total.before.taken;
+    stat.freed = now.taken() - total.before.taken();
     return stat;
   }
 
-  std::array<Lane, LANES> lanes_;
-  std::mutex lock_; // of the rest
+  std::array<std::atomic<Lane*>, THREADS> lanes_{};
+  std::mutex shared_lock_; // of who adds or takes in the next; before the other lock
+  Lane shared_;
+  std::atomic<bool> is_shared_{false}; // whether anything was counted there: set before
+  std::mutex lock_;                    // of the rest
   std::array<std::array<Total, KINDS>, POOLS> totals_;
   const Lane* last_ = nullptr; // that looked
 };

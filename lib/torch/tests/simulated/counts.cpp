@@ -7,6 +7,8 @@
 
 #include <algorithm>
 #include <array>
+#include <atomic>
+#include <chrono>
 #include <mutex>
 #include <random>
 #include <thread>
@@ -113,9 +115,66 @@ static void count_at_once(unsigned threads) {
   REQUIRE(out.allocated_bytes[0].peak >= last && out.allocation[0].peak <= 2 * threads);
 }
 
+/* What a thread frees as it ends, when its number has gone already, is counted too. */
+static void count_at_end() {
+  struct Last {
+    Statistics* statistics = nullptr;
+    ~Last() {
+      if (!statistics)
+        return;
+      REQUIRE(vpmm_torch::thread_number() == vpmm_torch::NO_NUMBER);
+      statistics->take(1000, 1024);
+      statistics->add(2 << 20, 2 << 20);
+    }
+  };
+  Statistics statistics;
+  for (int i = 0; i < 3; i++)
+    std::thread([&] {
+      static thread_local Last last; // made before the thread has a number, and so destroyed after it has gone
+      last.statistics = &statistics;
+      REQUIRE(vpmm_torch::thread_number() < vpmm_torch::threads_numbered());
+      statistics.add(1000, 1024);
+    }).join();
+  DeviceStats out;
+  statistics.write(out);
+  REQUIRE(out.allocation[SMALL].current == 0 && out.allocation[SMALL].allocated == 3);
+  REQUIRE(out.allocation[LARGE].current == 3 && out.allocation[0].peak == 3);
+}
+
+/* More threads at once than there are numbers, one after the other. */
+static void count_by_more_than_are_numbered() {
+  const unsigned threads = vpmm_torch::THREADS + 8;
+  Statistics statistics;
+  std::atomic<unsigned> numbered{0}, others{0};
+  std::vector<std::thread> all;
+  std::mutex lock;
+  std::atomic<bool> over{false};
+  for (unsigned i = 0; i < threads; i++)
+    all.emplace_back([&] {
+      {
+        std::lock_guard<std::mutex> guard(lock);
+        (vpmm_torch::thread_number() == vpmm_torch::NO_NUMBER ? others : numbered)++;
+        statistics.add(1000, 1024);
+      }
+      while (!over)
+        std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    });
+  while (numbered + others < threads)
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  over = true;
+  for (std::thread& thread : all)
+    thread.join();
+  DeviceStats out;
+  statistics.write(out);
+  REQUIRE(numbered <= vpmm_torch::THREADS && others >= 8);
+  REQUIRE(out.allocation[0].current == threads && is_near(out.allocation[0].peak, threads, 1));
+}
+
 void check_counts() {
   count_by(1, true);
   for (unsigned threads : {2, 4, 80})
     count_by(threads, false);
   count_at_once(4);
+  count_at_end();
+  count_by_more_than_are_numbered();
 }
