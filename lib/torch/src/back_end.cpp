@@ -74,13 +74,13 @@ class BackEnd final : public WithoutExpandableSegments<back_end::CUDAAllocator> 
   /* ---- allocating ---- */
 
   DataPtr allocate(size_t bytes) override {
-    int device = c10::cuda::current_device();
-    void* address = bytes ? obtain(device, bytes, c10::cuda::getCurrentCUDAStream()) : nullptr;
-    return {address, address, &delete_at, c10::Device(c10::DeviceType::CUDA, static_cast<DeviceIndex>(device))};
+    DeviceIndex device = c10::cuda::current_device();
+    void* address = obtain_for_current(device, bytes);
+    return {address, address, &delete_at, c10::Device(c10::DeviceType::CUDA, device)};
   }
 
   void* raw_alloc(size_t bytes) override {
-    return bytes ? obtain(c10::cuda::current_device(), bytes, c10::cuda::getCurrentCUDAStream()) : nullptr;
+    return obtain_for_current(c10::cuda::current_device(), bytes);
   }
 
   void* raw_alloc_with_stream(size_t bytes, cudaStream_t stream) override {
@@ -820,6 +820,11 @@ class BackEnd final : public WithoutExpandableSegments<back_end::CUDAAllocator> 
   static bool is_switched_on(const char* variable) {
     const char* value = std::getenv(variable);
     return value && std::string(value) == "1";
+  }
+
+  /* Of the device that is current, and its current stream. The runtime takes a lock over all threads to say which. */
+  void* obtain_for_current(DeviceIndex device, size_t bytes) {
+    return bytes ? obtain(device, bytes, c10::cuda::getCurrentCUDAStream(device)) : nullptr;
   }
 
   /* From CUDA itself while that is asked for: torch.cuda.caching_allocator_enable(False), and a variable for tools. */
