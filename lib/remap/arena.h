@@ -100,7 +100,8 @@ struct arena {
     struct decay decay;
     struct pass_note *note;         /* of streams; reserved, constant */
     _Atomic(uint64_t) slab_page;    /* the rest of the page that slabs are cut from (slab_page.h); */
-    uint64_t slab_pages_from;       /* cut pages from which on there is one; constant, but for tests */
+    uint64_t slab_pages_from;       /* cut pages from which on there is one; constant, but for tests, */
+    uint64_t described_pages;       /* as is this: see cut_forget_moved */
     struct pile ending;             /* freed memory that waits for several streams (ending.h), */
     struct uses *ending_waiting;    /* and what a pass has seen of it; under the event lock */
     _Atomic(uint64_t) passed_at_ns; /* when the latest pass ended, or the reaper woke up; at first, the beginning */

@@ -18,6 +18,7 @@ vpmm_status cut_init(struct arena *arena, const vpmm_config *config)
     size_t bytes = config->va_size < CUT_BYTES_MAX ? config->va_size : CUT_BYTES_MAX;
     arena->cut.page_granules = config->page_size / GRANULE_BYTES;
     arena->slab_pages_from = SLAB_PAGES_FROM;
+    arena->described_pages = CUT_PAGES_DESCRIBED;
     return space_init(&arena->cut, GRANULE_BYTES, bytes);
 }
 
@@ -102,6 +103,13 @@ void cut_forget(struct arena *arena, uint64_t page, uint64_t pages)
         if (run)
             reserve_forget(granules_of(arena, i), run * bytes);
     }
+}
+
+void cut_forget_moved(struct arena *arena, uint64_t page, uint64_t pages)
+{
+    uint64_t end = page + pages, from = page > arena->described_pages ? page : arena->described_pages;
+    if (from < end)
+        cut_forget(arena, from, end - from);
 }
 
 struct region cut_pages(struct arena *arena, struct region pages)

@@ -83,7 +83,7 @@ static void advance(struct arena *arena, struct zombie *zombie, uint32_t mapping
     uint64_t unmapped = zombie->page;
     vpmm_assert(lock_is_taken(&arena->pass_lock) && zombie->unmapped + mappings <= zombie->parts);
     vpmm_assert(pages <= zombie->pages && word_state(peek_u64(&first->word)) == UNIT_ZOMBIE);
-    cut_forget(arena, unmapped, pages);
+    cut_forget_moved(arena, unmapped, pages);
     zombie->unmapped += mappings;
     zombie->page += pages;
     zombie->pages -= pages;
