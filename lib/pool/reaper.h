@@ -25,7 +25,7 @@
 
 enum {
     REAPER_TICK_US = 50,
-    REAPER_ALONE_US = 200,    /* the same in a program with one stream */
+    REAPER_ALONE_US = 900,    /* the same in a program with one stream */
     REAPER_CALL_US = 1000,    /* a pause that a ring ends */
     REAPER_LONGEST_US = 5000, /* of these pauses */
     REAPER_RETRY_US = 10000,  /* between tries to unmap what the driver has refused */
