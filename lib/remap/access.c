@@ -1,8 +1,8 @@
 #include "remap/access.h"
 
 #include "base/assert.h"
-#include "base/clock.h"
 #include "base/lock.h"
+#include "driver/burst.h"
 #include "remap/extents.h"
 #include "remap/mapping.h"
 
@@ -90,14 +90,15 @@ static bool set_in(struct access_list *list, int ordinal, CUmemAccess_flags flag
 struct change {
     struct access_list rights; /* of the one device */
     struct turn_place place;
-    uint64_t turn_end_ns; /* 0: it has no turn */
+    struct burst burst; /* while it goes on the change has the turn */
 };
 
-static void end_turn(struct arena *arena, struct change *change)
+/* Builders of this pool are let in before the pause. */
+static void end_burst(struct arena *arena, struct change *change)
 {
-    if (change->turn_end_ns)
+    if (change->burst.end_ns)
         turn_leave(&arena->turn, &change->place);
-    change->turn_end_ns = 0;
+    burst_end(&change->burst);
 }
 
 /* A parked extent is given the list's rights when it wakes. */
@@ -106,13 +107,14 @@ static bool give_rights(struct arena *arena, struct extent *extent, uint64_t pag
     struct change *change = data;
     if (extent->memory != EXTENT_MAPPED)
         return true;
-    if (!change->turn_end_ns) {
+    if (!change->burst.end_ns) {
+        burst_begin(&change->burst);
         turn_take(&arena->turn, &change->place);
-        change->turn_end_ns = clock_now_ns() + TURN_SERVES_NS;
+        burst_restart(&change->burst);
     }
     bool given = mapping_allow(arena, page, extent->pages, &change->rights) == CUDA_SUCCESS;
-    if (clock_now_ns() >= change->turn_end_ns)
-        end_turn(arena, change);
+    if (burst_is_over(&change->burst))
+        end_burst(arena, change);
     return given;
 }
 
@@ -126,7 +128,7 @@ static bool set(struct arena *arena, int ordinal, CUmemAccess_flags flags, bool 
     pthread_mutex_unlock(&arena->access.lock);
     vpmm_assert(has_room);
     bool given = extents_visit(arena, ends, give_rights, &change);
-    end_turn(arena, &change);
+    end_burst(arena, &change);
     return given;
 }
 

@@ -19,9 +19,9 @@
  * is made under the pass lock: no other change, no park, and nothing that is mapped is unmapped meanwhile, old
  * addresses included. So an extent that a build moves meanwhile has a mapping at the address where it was found.
  *
- * A change takes turns (turn.h), of TURN_SERVES_NS each: the driver's own lock goes to whoever asks again first. Without
- * turns a change of thousands of extents kept those who build waiting for up to 1.2 s (two H200s). Beside threads that
- * build all the time a change takes longer for that, and no pass is made meanwhile.
+ * A change is made in bursts (driver/burst.h), each in a turn of its own (turn.h): the driver's lock goes to whoever asks
+ * again first. Without turns a change of thousands of extents kept those who build waiting for up to 1.2 s (two H200s).
+ * Beside threads that build all the time a change takes longer for that, and no pass is made meanwhile.
  */
 #ifndef VPMM_LIB_ACCESS_H
 #define VPMM_LIB_ACCESS_H

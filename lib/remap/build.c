@@ -3,6 +3,7 @@
 #include "base/assert.h"
 #include "base/clock.h"
 #include "base/lock.h"
+#include "driver/burst.h"
 #include "remap/cut.h"
 #include "remap/ends.h"
 #include "remap/hole.h"
@@ -627,6 +628,7 @@ static enum claim_result claim_plan(struct build *build, const struct view *view
     carve(build, view, plan);
     build->cost_us = plan->cost_us;
     fetch_add_sc_u32(&build->arena->builders, 1);
+    burst_build_begins();
     return CLAIM_DONE;
 }
 
@@ -676,6 +678,7 @@ static enum claim_result plan_and_claim(struct build *build, uint64_t pages, con
 static void finish(struct build *build)
 {
     fetch_add_sc_u32(&build->arena->builders, UINT32_MAX);
+    burst_build_ends();
     build_free(build);
 }
 

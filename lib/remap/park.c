@@ -3,6 +3,7 @@
 #include "base/assert.h"
 #include "base/clock.h"
 #include "base/lock.h"
+#include "driver/burst.h"
 #include "remap/extents.h"
 #include "remap/mapping.h"
 #include "space/context.h"
@@ -40,9 +41,8 @@ static void become_held(struct arena *arena, struct extent *extent)
 }
 
 /* To PARKED. False: the driver refuses, and it is UNSURE: what was refused may have been done all the same. */
-static bool park_extent(struct arena *arena, struct extent *extent, uint64_t page, void *unused)
+static bool park_extent(struct arena *arena, struct extent *extent, uint64_t page)
 {
-    (void)unused;
     vpmm_assert(peek_u32(&extent->holders) == 1);
     if (extent->memory == EXTENT_PARKED)
         return true;
@@ -58,9 +58,9 @@ static bool park_extent(struct arena *arena, struct extent *extent, uint64_t pag
 }
 
 /* To MAPPED. False: the driver refuses, and the extent is PARKED or UNSURE. */
-static bool wake_extent(struct arena *arena, struct extent *extent, uint64_t page, void *list)
+static bool wake_extent(struct arena *arena, struct extent *extent, uint64_t page, const struct access_list *list)
 {
-    if (!park_extent(arena, extent, page, NULL)) /* the only way to know what it has */
+    if (!park_extent(arena, extent, page)) /* the only way to know what it has */
         return false;
     CUresult result = mapping_create(arena, extent);
     if (result == CUDA_SUCCESS || extent->handle)
@@ -70,6 +70,33 @@ static bool wake_extent(struct arena *arena, struct extent *extent, uint64_t pag
         return false;
     extent->memory = EXTENT_MAPPED;
     return true;
+}
+
+/* ---- all extents, in bursts ---- */
+
+struct step {
+    const struct access_list *rights; /* to wake with; NULL: to park */
+    struct burst burst;
+};
+
+static bool step_one(struct arena *arena, struct extent *extent, uint64_t page, void *data)
+{
+    struct step *step = data;
+    if (!step->burst.end_ns)
+        burst_begin(&step->burst);
+    bool done = step->rights ? wake_extent(arena, extent, page, step->rights) : park_extent(arena, extent, page);
+    if (burst_is_over(&step->burst))
+        burst_end(&step->burst);
+    return done;
+}
+
+/* Under the pass lock. `rights` NULL: all that can be is parked. Else the first refusal ends it. */
+static bool step_all(struct arena *arena, const struct access_list *rights)
+{
+    struct step step = {.rights = rights};
+    bool all = extents_visit(arena, rights, step_one, &step);
+    burst_end(&step.burst);
+    return all;
 }
 
 /* ---- the pool ---- */
@@ -99,7 +126,7 @@ vpmm_status park(struct arena *arena)
         return cannot_wait();
     lock_take(&arena->pass_lock);
     end_builds(arena);
-    bool all = extents_visit(arena, false, park_extent, NULL);
+    bool all = step_all(arena, NULL);
     vpmm_status status =
         all ? VPMM_SUCCESS : device_failed(arena->device, "parking a pool, the rest of which is parked");
     pthread_mutex_unlock(&arena->pass_lock);
@@ -112,7 +139,7 @@ static vpmm_status park_again(struct arena *arena)
     char words[256];
     vpmm_status status = device_failed(arena->device, "waking a pool");
     snprintf(words, sizeof words, "%s", vpmm_last_error());
-    extents_visit(arena, false, park_extent, NULL);
+    step_all(arena, NULL);
     return fail(status, "%s; the pool is parked as before", words);
 }
 
@@ -122,7 +149,7 @@ vpmm_status park_wake(struct arena *arena)
     lock_take(&arena->pass_lock);
     struct access_list list = access_read(&arena->access); /* it does not change under the pass lock */
     if (arena_is_parked(arena)) {
-        if (!extents_visit(arena, true, wake_extent, &list))
+        if (!step_all(arena, &list))
             status = park_again(arena);
         else
             store_release_u32(&arena->parked, 0); /* pairs with arena_is_parked's acquire */

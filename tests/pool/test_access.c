@@ -6,6 +6,8 @@
  */
 #include "support.h"
 
+#include "base/clock.h"
+#include "driver/burst.h"
 #include "pool/pool.h"
 
 #include <pthread.h>
@@ -221,6 +223,38 @@ Test(access, a_change_takes_turns, .timeout = 60)
     cr_expect(waits, "a change does not wait for its turn");
     write_by_peer(&p, memory, PAGES);
     give(&p.w, memory, p.s);
+    close_peers(&p);
+}
+
+static const vpmm_driver *simulated;
+
+static CUresult CUDAAPI allow_slowly(CUdeviceptr address, size_t bytes, const CUmemAccessDesc *access, size_t count)
+{
+    clock_spin_ns(BURST_NS / 4);
+    return simulated->cuMemSetAccess(address, bytes, access, count);
+}
+
+/* Of any pool: as long as the change of one has the driver it leaves it to them. */
+Test(access, a_change_pauses_for_builds, .timeout = 60)
+{
+    enum { HANDLES = 40 };
+    struct setup setup = two_devices();
+    struct peers p;
+    setup.pool.extent_size = PAGE;
+    open_peers_of(&p, &setup);
+    CUdeviceptr memory[HANDLES];
+    for (int i = 0; i < HANDLES; i++)
+        memory[i] = take(&p.w, 1, p.s);
+    simulated = p.w.driver;
+    p.w.pool->device.driver.cuMemSetAccess = allow_slowly;
+    burst_build_begins(); /* as if another pool built all the time */
+    uint64_t began = clock_now_ns();
+    must_work(vpmm_pool_set_access(p.w.pool, PEER, READWRITE));
+    uint64_t took = clock_now_ns() - began;
+    burst_build_ends();
+    cr_expect_geq(took, HANDLES / 4 * BURST_NS * 3 / 2, "%llu us: hardly a pause", (unsigned long long)(took / 1000));
+    for (int i = 0; i < HANDLES; i++)
+        give(&p.w, memory[i], p.s);
     close_peers(&p);
 }
 

@@ -55,7 +55,7 @@ static struct block *find_owned(CUdeviceptr at)
     return NULL;
 }
 
-static void own(CUdeviceptr at, size_t bytes, CUstream stream)
+void own(CUdeviceptr at, size_t bytes, CUstream stream)
 {
     for (int i = 0; i < OWNED; i++) {
         const struct block *b = &play.owned[i];

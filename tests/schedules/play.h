@@ -46,7 +46,8 @@ CUdeviceptr try_get(size_t pages, CUstream, vpmm_status *);
 CUdeviceptr get(size_t pages, CUstream);
 void put(CUdeviceptr, CUstream);
 
-void disown(CUdeviceptr); /* it is freed in another way */
+void own(CUdeviceptr, size_t bytes, CUstream); /* it was handed out in another way, */
+void disown(CUdeviceptr);                      /* or freed */
 void poll_pool(void);
 void release(CUstream);
 void run_stream(CUstream);

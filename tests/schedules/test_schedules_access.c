@@ -8,6 +8,10 @@
  */
 #include "play.h"
 
+#include "pool/tiers.h"
+#include "remap/build.h"
+#include "space/fence.h"
+
 enum { PEER = 1 };
 
 static CUcontext peer_context;
@@ -46,6 +50,27 @@ PLAY(open_with_rights)
 PLAY(get_two)
 {
     play.p[4 + explore_actor()] = get(2, play.s);
+}
+
+/*
+ * As a request that has lost its patience with who has the turn: it builds beside the change, which the others wait
+ * for.
+ */
+PLAY(build_two_beside)
+{
+    struct arena *arena = &inside()->arena;
+    struct build_limits limits = {.reach = VIEW_USABLE, .creatable_pages = UINT64_MAX, .longest_handle = UINT32_MAX};
+    struct stream *stream;
+    struct region region;
+    enum region_source source;
+    must_work(stream_enter(&arena->streams, play.s, &stream));
+    vpmm_status status = build_region(arena, stream, 2, &limits, &region, &source);
+    explore_check(status == VPMM_SUCCESS, "build: %s: %s", vpmm_status_name(status), vpmm_last_error());
+    stats_count(arena->stats, STAT_mallocs);
+    tiers_count(arena, source);
+    play.p[4 + explore_actor()] = region_hand_out(&arena->space, region, 2, 2 * PAGE);
+    stream_finish(&arena->streams, stream);
+    own(play.p[4 + explore_actor()], 2 * PAGE, play.s);
 }
 PLAY(give_rights)
 {
@@ -93,6 +118,18 @@ SCHEDULES(rights_against_moves)
     explore_play("rights, moves", 0,
                  (struct exploration){.open = open_scattered, .close = close_with_peer, .act = {get_two, give_rights}});
 }
+SCHEDULES(rights_against_growth_beside)
+{
+    explore_play("rights, growth beside", 0,
+                 (struct exploration){
+                     .open = open_two_devices, .close = close_with_peer, .act = {build_two_beside, give_rights}});
+}
+SCHEDULES(rights_against_moves_beside)
+{
+    explore_play(
+        "rights, moves beside", 0,
+        (struct exploration){.open = open_scattered, .close = close_with_peer, .act = {build_two_beside, give_rights}});
+}
 SCHEDULES(rights_against_two_builds)
 {
     explore_play(
@@ -104,6 +141,13 @@ SCHEDULES(rights_against_a_trim)
     explore_play(
         "rights, trim", 0,
         (struct exploration){.open = open_scattered, .close = close_with_peer, .act = {trim_and_poll, give_rights}});
+}
+SCHEDULES(rights_given_and_taken_beside)
+{
+    explore_play("rights given, taken, build beside", 0,
+                 (struct exploration){.open = open_with_rights,
+                                      .close = close_with_peer,
+                                      .act = {take_rights, give_rights, build_two_beside}});
 }
 SCHEDULES(rights_given_and_taken)
 {
