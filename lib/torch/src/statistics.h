@@ -160,7 +160,7 @@ class Statistics {
     }
 
     bool is_any_above_mark() const {
-      return is_above_mark(COUNT) | is_above_mark(BLOCK) | is_above_mark(REQUESTED);
+      return is_above_mark(COUNT) || is_above_mark(BLOCK) || is_above_mark(REQUESTED);
     }
 
    private:
@@ -235,7 +235,7 @@ class Statistics {
     lane.of[AGGREGATE].add(amounts);
     lane.of[pool].add(amounts);
     between_levels_and_marks();
-    if (lane.of[AGGREGATE].is_any_above_mark() | lane.of[pool].is_any_above_mark())
+    if (lane.of[AGGREGATE].is_any_above_mark() || lane.of[pool].is_any_above_mark())
       look_from(lane, pool);
   }
 
