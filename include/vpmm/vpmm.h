@@ -63,9 +63,9 @@
  *                                     `captures` in the configuration. Otherwise the caller's mistake: another thread
  *                                     may be recording an event on the stream just then, at which the driver crashes
  *                                     (see vpmm_config)
- *   cuStreamBeginCapture ..           calls with the capturing stream answer NOT_SUPPORTED (but for hits, see
- *   EndCapture                        vpmm_malloc), and so do calls with the legacy stream while a blocking stream of
- *                                     its context captures; but not of a pool with `graph`. All others, on other
+ *   cuStreamBeginCapture ..           calls with the capturing stream answer NOT_SUPPORTED, and so do calls with the
+ *   EndCapture                        legacy stream while a blocking stream of its context captures, but for hits (see
+ *                                     vpmm_malloc); but not of a pool with `graph`. All others, on other
  *                                     streams and by any thread, the capturing one included, in each of the three
  *                                     modes, are safe: they leave the capture as it is, and no stream joins it by
  *                                     them. That holds for vpmm_pool_create, trim, a request that runs out of memory,

@@ -7,11 +7,13 @@
  * other had it.
  *
  *   build   of any pool: a thread that has claimed what it maps, until that is placed
- *   burst   so many calls as BURST_NS takes, by one thread of the process at a time. If there is a build at its end a
- *           pause as long follows, which still is the burst's: no other begins meanwhile
+ *   burst   so many calls as BURST_NS takes, one of them beyond it, by one thread of the process at a time, first come,
+ *           first served. If there is a build at its end a pause as long follows, which still is the burst's: no other
+ *           begins meanwhile
  *
- * So of any 2 BURST_NS builds have the driver for half, however many pools there are. Who is in a burst may wait for a
- * turn, and nobody who has a turn for a burst: other bursts can wait, builds should not.
+ * So builds have the driver for half of the time, however many pools there are whose rights are changed, which are
+ * parked or woken. Who gives memory back, or unmaps it, has no bursts. Who is in a burst may wait for a turn, and nobody
+ * who has a turn for a burst: other bursts can wait, builds should not.
  */
 #ifndef VPMM_LIB_BURST_H
 #define VPMM_LIB_BURST_H
@@ -22,7 +24,7 @@
 #define BURST_NS UINT64_C(1000000)
 
 struct burst {
-    uint64_t end_ns; /* 0: none is under way */
+    uint64_t begun_ns, end_ns; /* the end 0: none is under way */
 };
 
 void burst_begin(struct burst *);   /* waits for another thread's */

@@ -18,7 +18,7 @@ vpmm_status cut_init(struct arena *arena, const vpmm_config *config)
     size_t bytes = config->va_size < CUT_BYTES_MAX ? config->va_size : CUT_BYTES_MAX;
     arena->cut.page_granules = config->page_size / GRANULE_BYTES;
     arena->slab_pages_from = SLAB_PAGES_FROM;
-    arena->described_pages = CUT_PAGES_DESCRIBED;
+    arena->described_pages = CUT_DESCRIBED_BYTES / (arena->cut.page_granules * sizeof(struct unit));
     return space_init(&arena->cut, GRANULE_BYTES, bytes);
 }
 

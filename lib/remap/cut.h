@@ -16,8 +16,9 @@
  * Who has all granules of a page in a region of its own (OWN) has the page, and alone changes its word from CUT; who
  * has a region of pages (OWN) makes them CUT. Everything here is lock-free.
  *
- * The descriptors of a page's granules are written when it is first cut, and forgotten when its address is unmapped:
- * none of their words is 0, or all are, but where a generation comes round.
+ * The descriptors of a page's granules are written when it is first cut, and forgotten when its address is unmapped, but
+ * for a pool's first pages where memory has only moved away: none of their words is 0, or all are, but where a
+ * generation comes round.
  */
 #ifndef VPMM_LIB_CUT_H
 #define VPMM_LIB_CUT_H
@@ -28,7 +29,7 @@
 
 enum {
     CUT_PAGES_KEPT = 2,
-    CUT_PAGES_DESCRIBED = 4096, /* the first of a pool: 64 MiB of descriptors at most */
+    CUT_DESCRIBED_BYTES = 64 << 20, /* of descriptors, which the first pages of a pool keep: 4,096 of 2 MiB */
 };
 
 /* HOST_MEMORY. A chunk's table is mapped when its address space is reserved. */
@@ -82,7 +83,7 @@ void cut_flush(struct arena *);
 void cut_forget(struct arena *, uint64_t page, uint64_t pages);
 
 /*
- * The same of pages that memory has moved away from, but for the first CUT_PAGES_DESCRIBED of the pool: low addresses
+ * The same of pages that memory has moved away from, but for the pool's first (CUT_DESCRIBED_BYTES): low addresses
  * are the first to be mapped again. Who then cuts such a page would meet a page fault for each 4 KiB of descriptors:
  * training a ResNet with batches of 4 under PyTorch spent 1 ms in 20 on that, in a virtual machine.
  */

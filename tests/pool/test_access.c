@@ -227,10 +227,14 @@ Test(access, a_change_takes_turns, .timeout = 60)
 }
 
 static const vpmm_driver *simulated;
+static uint64_t ended_ns; /* the latest call, */
+static unsigned pauses;   /* and how often one came long after the one before */
 
 static CUresult CUDAAPI allow_slowly(CUdeviceptr address, size_t bytes, const CUmemAccessDesc *access, size_t count)
 {
+    pauses += ended_ns && clock_now_ns() - ended_ns >= BURST_NS;
     clock_spin_ns(BURST_NS / 4);
+    ended_ns = clock_now_ns();
     return simulated->cuMemSetAccess(address, bytes, access, count);
 }
 
@@ -248,11 +252,9 @@ Test(access, a_change_pauses_for_builds, .timeout = 60)
     simulated = p.w.driver;
     p.w.pool->device.driver.cuMemSetAccess = allow_slowly;
     burst_build_begins(); /* as if another pool built all the time */
-    uint64_t began = clock_now_ns();
     must_work(vpmm_pool_set_access(p.w.pool, PEER, READWRITE));
-    uint64_t took = clock_now_ns() - began;
     burst_build_ends();
-    cr_expect_geq(took, HANDLES / 4 * BURST_NS * 3 / 2, "%llu us: hardly a pause", (unsigned long long)(took / 1000));
+    cr_expect_geq(pauses, HANDLES / 4 - 1);
     for (int i = 0; i < HANDLES; i++)
         give(&p.w, memory[i], p.s);
     close_peers(&p);

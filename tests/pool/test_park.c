@@ -97,10 +97,14 @@ Test(park, the_memory_goes_and_comes_back_at_its_addresses)
 }
 
 static const vpmm_driver *simulated;
+static uint64_t ended_ns; /* the latest call, */
+static unsigned pauses;   /* and how often one came long after the one before */
 
 static CUresult CUDAAPI unmap_slowly(CUdeviceptr address, size_t bytes)
 {
+    pauses += ended_ns && clock_now_ns() - ended_ns >= BURST_NS;
     clock_spin_ns(BURST_NS / 2);
+    ended_ns = clock_now_ns();
     return simulated->cuMemUnmap(address, bytes);
 }
 
@@ -121,11 +125,9 @@ Test(park, it_pauses_for_builds)
     simulated = w.driver;
     w.pool->device.driver.cuMemUnmap = unmap_slowly;
     burst_build_begins(); /* as if another pool built all the time */
-    uint64_t began = clock_now_ns();
     must_work(vpmm_park(w.pool));
-    uint64_t took = clock_now_ns() - began;
     burst_build_ends();
-    cr_expect_geq(took, handles * BURST_NS * 3 / 4, "%llu us: hardly a pause", (unsigned long long)(took / 1000));
+    cr_expect_geq(pauses, handles / 2 - 1);
     must_work(vpmm_wake(w.pool));
     for (int i = 0; i < HANDLES; i++)
         give(&w, memory[i], s);

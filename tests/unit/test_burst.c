@@ -92,6 +92,49 @@ Test(burst, one_thread_at_a_time)
                   (unsigned long long)(took / 1000));
 }
 
+static atomic_bool asks, served;
+
+static void *asks_once(void *unused)
+{
+    struct burst burst = {0};
+    (void)unused;
+    atomic_store(&asks, true);
+    burst_begin(&burst);
+    atomic_store(&served, true);
+    burst_end(&burst);
+    return NULL;
+}
+
+/* Whether one that waits comes before the next burst of the thread that it waits for. */
+static bool waits_for_one_alone(void)
+{
+    struct burst first = {0}, second = {0};
+    pthread_t thread;
+    atomic_store(&asks, false);
+    atomic_store(&served, false);
+    burst_begin(&first);
+    cr_assert_eq(pthread_create(&thread, NULL, asks_once, NULL), 0);
+    while (!atomic_load(&asks))
+        clock_yield();
+    clock_sleep_us(5000);
+    burst_end(&first);
+    burst_begin(&second);
+    bool in_order = atomic_load(&served);
+    burst_end(&second);
+    pthread_join(thread, NULL);
+    return in_order;
+}
+
+/* Else a change of many extents would keep a wake waiting to its end. A thread that stood still asks too late. */
+Test(burst, first_come_first_served)
+{
+    enum { TRIES = 20 };
+    int in_order = 0;
+    for (int i = 0; i < TRIES; i++)
+        in_order += waits_for_one_alone();
+    cr_expect_gt(in_order, TRIES / 2, "%d of %d", in_order, TRIES);
+}
+
 static const vpmm_driver *simulated;
 static uint64_t pause_ns;
 

@@ -99,12 +99,12 @@ class Allocations {
 
  private:
   /* So many that sixteen threads, with a place each, seldom meet: two of them do in 11 of 100 cases. */
-  static constexpr unsigned SHARD_BITS = 10, PLACE_BITS = 15; // vpmm's smallest slabs are longer than such a place
+  static constexpr unsigned SHARD_BITS = 10, PLACE_BITS = 15; // a few of vpmm's smallest slabs, of 8 KiB and more
   static constexpr size_t SHARDS = size_t{1} << SHARD_BITS;
 
   static size_t shard_number(const void* address) {
     auto place = reinterpret_cast<uintptr_t>(address) >> PLACE_BITS;
-    return place * UINT64_C(0x9E3779B97F4A7C15) >> (64 - SHARD_BITS);
+    return place * UINT64_C(0xD6E8FEB86659FD93) >> (64 - SHARD_BITS); // not the factor of the tables' own hash
   }
 
   struct AddressHash {

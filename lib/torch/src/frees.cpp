@@ -158,9 +158,9 @@ void Frees::free_all_joined(const Pool& pool, cudaStream_t stream) {
     keep(std::move(mine));
 }
 
-/* The usual case, of the main pool and of nothing that is used elsewhere: as try_one has it, without the rest. */
+/* Of the main pool, and of nothing that is used elsewhere: as try_one does it, without a record. */
 bool Frees::free_at_once(void* address, const Allocation& allocation) {
-  if (allocation.pool->is_private() || !allocation.used.empty() || !pools_.enter())
+  if (!pools_.enter())
     return false;
   bool done = is_done(vpmm_free(allocation.pool->pool, address_of(address), allocation.stream));
   pools_.leave();
@@ -168,7 +168,8 @@ bool Frees::free_at_once(void* address, const Allocation& allocation) {
 }
 
 void Frees::free(void* address, Allocation&& allocation) {
-  if (free_at_once(address, allocation))
+  bool is_usual = !allocation.pool->is_private() && allocation.used.empty();
+  if (is_usual && free_at_once(address, allocation))
     return;
   std::shared_ptr<Pool> pool = allocation.pool;
   if (pool->is_lent()) {
@@ -181,7 +182,7 @@ void Frees::free(void* address, Allocation&& allocation) {
     return;
   }
   Freed freed{address, std::move(allocation), {}, {}};
-  if (finish(freed))
+  if (!is_usual && finish(freed)) // else it was tried just now
     return;
   if (pool->is_private())
     note_point(freed);

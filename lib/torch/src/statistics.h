@@ -46,8 +46,9 @@ inline size_t block_of(size_t bytes) {
 }
 
 /*
- * Each thread counts in a lane of its own, by its number (threads.h): it alone writes there, so that no counting needs a
- * locked instruction. Those without a number take turns in one lane.
+ * Each thread counts in a lane of its own, by its number (threads.h): it alone writes there, so that to count needs one
+ * fence, and nothing else that processors have to agree about; to count what is freed not even that. Those without a
+ * number take turns in one lane.
  *
  *   level   of a lane: what was added there less what was taken; below zero where it frees what others allocate
  *   peak    the highest sum of all lanes' levels that was seen
@@ -97,7 +98,7 @@ class Statistics {
   }
 
   int64_t allocated() { // bytes
-    return sum_of(AGGREGATE, BLOCK).level;
+    return sum_of(AGGREGATE, BLOCK).level();
   }
 
   /* What is active is what is allocated: vpmm itself looks after memory whose use has not ended. */
@@ -130,33 +131,35 @@ class Statistics {
   using Amounts = std::array<int64_t, KINDS>;
 
   struct Sum {
-    int64_t level = 0, added = 0;
+    int64_t added = 0, taken = 0;
 
-    int64_t taken() const {
-      return added - level;
+    int64_t level() const {
+      return added - taken;
     }
   };
 
-  /* Of one of c10's StatTypes. `level` and `added` are written by who has the lane alone. */
+  /* Of one of c10's StatTypes. `added` and `taken` are written by who has the lane alone. */
   struct Counts {
-    std::array<std::atomic<int64_t>, KINDS> level{}, added{}, mark{};
+    std::array<std::atomic<int64_t>, KINDS> added{}, taken{}, mark{};
 
     void add(const Amounts& amounts) {
 #pragma GCC unroll 3
-      for (size_t kind = 0; kind < KINDS; kind++) {
-        change(added[kind], amounts[kind]);
-        change(level[kind], amounts[kind]);
-      }
+      for (size_t kind = 0; kind < KINDS; kind++)
+        count(added[kind], amounts[kind]);
     }
 
     void take(const Amounts& amounts) {
 #pragma GCC unroll 3
       for (size_t kind = 0; kind < KINDS; kind++)
-        change(level[kind], -amounts[kind]);
+        count(taken[kind], amounts[kind]);
+    }
+
+    Sum sum(size_t kind) const {
+      return {added[kind].load(std::memory_order_relaxed), taken[kind].load(std::memory_order_relaxed)};
     }
 
     bool is_above_mark(size_t kind) const {
-      return level[kind].load(std::memory_order_relaxed) > mark[kind].load(std::memory_order_relaxed);
+      return sum(kind).level() > mark[kind].load(std::memory_order_relaxed);
     }
 
     bool is_any_above_mark() const {
@@ -164,8 +167,8 @@ class Statistics {
     }
 
    private:
-    static void change(std::atomic<int64_t>& count, int64_t by) {
-      count.store(count.load(std::memory_order_relaxed) + by, std::memory_order_relaxed);
+    static void count(std::atomic<int64_t>& counter, int64_t amount) {
+      counter.store(counter.load(std::memory_order_relaxed) + amount, std::memory_order_relaxed);
     }
   };
 
@@ -225,8 +228,9 @@ class Statistics {
   Sum sum_of(size_t pool, size_t kind) {
     Sum sum;
     each_lane([&](const Lane& lane) {
-      sum.level += lane.of[pool].level[kind].load(std::memory_order_relaxed);
-      sum.added += lane.of[pool].added[kind].load(std::memory_order_relaxed);
+      Sum of = lane.of[pool].sum(kind);
+      sum.added += of.added;
+      sum.taken += of.taken;
     });
     return sum;
   }
@@ -266,7 +270,7 @@ class Statistics {
     int64_t sum = 0;
     size_t lanes = 0;
     each_lane([&](Lane& lane) {
-      seen[lanes] = {&lane, lane.of[pool].level[kind].load(std::memory_order_relaxed)};
+      seen[lanes] = {&lane, lane.of[pool].sum(kind).level()};
       sum += seen[lanes++].level;
     });
     if (!lanes)
@@ -293,12 +297,12 @@ class Statistics {
   c10::CachingAllocator::Stat stat(size_t pool, size_t kind) {
     Total& total = totals_[pool][kind];
     Sum now = sum_of(pool, kind);
-    total.peak = std::max(total.peak, now.level);
+    total.peak = std::max(total.peak, now.level());
     c10::CachingAllocator::Stat stat;
-    stat.current = now.level;
+    stat.current = now.level();
     stat.peak = total.peak;
     stat.allocated = now.added - total.before.added;
-    stat.freed = now.taken() - total.before.taken();
+    stat.freed = now.taken - total.before.taken;
     return stat;
   }
 
