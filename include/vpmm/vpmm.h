@@ -65,11 +65,11 @@
  *                                     (see vpmm_config)
  *   cuStreamBeginCapture ..           calls with the capturing stream answer NOT_SUPPORTED, and so do calls with the
  *   EndCapture                        legacy stream while a blocking stream of its context captures, but for hits (see
- *                                     vpmm_malloc); but not of a pool with `graph`. All others, on other
- *                                     streams and by any thread, the capturing one included, in each of the three
- *                                     modes, are safe: they leave the capture as it is, and no stream joins it by
- *                                     them. That holds for vpmm_pool_create, trim, a request that runs out of memory,
- *                                     and vpmm_pool_destroy as well
+ *                                     vpmm_malloc); but not of a pool with `graph`. All others, on other streams and
+ *                                     by any thread, the capturing one included, in each of the three modes, are
+ *                                     safe: they leave the capture as it is, and no stream joins it by them. That
+ *                                     holds for vpmm_pool_create, trim, a request that runs out of memory, and
+ *                                     vpmm_pool_destroy as well
  *   a thread's end                    leaves what it has cached to the other threads, and needs no call
  */
 #ifndef VPMM_H

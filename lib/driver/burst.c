@@ -38,7 +38,7 @@ static void after_fork_in_child(void)
     store_relaxed_u32(&builds, 0);
 }
 
-/* Without memory for the handler a child that forks in a burst, and then makes pools of its own, has no bursts. */
+/* Without memory for the handler a child of a fork during a burst waits for ever in its first one. */
 static void follow_forks(void)
 {
     pthread_atfork(NULL, NULL, after_fork_in_child);

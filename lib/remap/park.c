@@ -94,7 +94,7 @@ static bool step_one(struct arena *arena, struct extent *extent, uint64_t page, 
 static bool step_all(struct arena *arena, const struct access_list *rights)
 {
     struct step step = {.rights = rights};
-    bool all = extents_visit(arena, rights, step_one, &step);
+    bool all = extents_visit(arena, rights != NULL, step_one, &step);
     burst_end(&step.burst);
     return all;
 }

@@ -1,8 +1,8 @@
 /*
  * Long runs of driver calls: a pause after each burst while anything is built, of one thread of the process at a time.
  *
- * What is measured can only be longer on a machine that is busy, and only its least is required; but for the one thing
- * that must not be there, a pause for nobody: that is tried again.
+ * What is measured can only be longer on a machine that is busy, and only its least is required. What a busy machine can
+ * spoil is tried again: that there is no pause for nobody, and who comes first.
  */
 #include "driver/burst.h"
 #include "support.h"
