@@ -89,6 +89,15 @@ void world_close(struct world *w)
     w->sim = NULL;
 }
 
+void world_close_with(struct world *w, CUcontext context)
+{
+    must_work(vpmm_pool_destroy(w->pool));
+    w->pool = NULL;
+    require(w->driver->cuCtxSetCurrent(w->context) == CUDA_SUCCESS, "cuCtxSetCurrent");
+    require(w->driver->cuCtxDestroy(context) == CUDA_SUCCESS, "cuCtxDestroy");
+    world_close(w);
+}
+
 CUstream world_stream(struct world *w)
 {
     require(w->streams < WORLD_STREAMS, "a test uses more streams than the world has room for");

@@ -71,6 +71,9 @@ void world_open_without_pool(struct world *, const struct setup *);
  */
 void world_close(struct world *);
 
+/* The same, and between the pool and the rest a context that the test has made, whose streams the pool was given. */
+void world_close_with(struct world *, CUcontext);
+
 /* A non-blocking stream that world_step and world_close look after. */
 CUstream world_stream(struct world *);
 

@@ -1022,11 +1022,7 @@ Test(front, a_default_stream_is_hit_in_its_own_context_only)
         cr_assert_eq(w.driver->cuCtxSynchronize(), CUDA_SUCCESS);
     }
     world_audit(&w);
-    must_work(vpmm_pool_destroy(w.pool));
-    w.pool = NULL;
-    cr_assert_eq(w.driver->cuCtxSetCurrent(w.context), CUDA_SUCCESS);
-    cr_assert_eq(w.driver->cuCtxDestroy(second), CUDA_SUCCESS);
-    world_close(&w);
+    world_close_with(&w, second);
 }
 
 /* --- streams that are released, and handles that come back ----------------------------------------------------------

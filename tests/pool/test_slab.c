@@ -1003,11 +1003,7 @@ static void default_streams_are_hit(size_t bytes)
         cr_assert_eq(w.driver->cuCtxSetCurrent(context[i]), CUDA_SUCCESS);
         cr_assert_eq(w.driver->cuCtxSynchronize(), CUDA_SUCCESS);
     }
-    must_work(vpmm_pool_destroy(w.pool));
-    w.pool = NULL;
-    cr_assert_eq(w.driver->cuCtxSetCurrent(w.context), CUDA_SUCCESS);
-    cr_assert_eq(w.driver->cuCtxDestroy(second), CUDA_SUCCESS);
-    world_close(&w);
+    world_close_with(&w, second);
 }
 
 Test(slab, slices_on_a_default_stream_are_hit_in_its_own_context_only)

@@ -539,11 +539,7 @@ static void the_context_is_not_guessed(const char *call, uint64_t nth, size_t ca
     if (freed != VPMM_SUCCESS)
         give(&w, p, NULL); /* it is live as it was */
     cr_assert_eq(w.driver->cuCtxSynchronize(), CUDA_SUCCESS);
-    must_work(vpmm_pool_destroy(w.pool));
-    w.pool = NULL;
-    cr_assert_eq(w.driver->cuCtxDestroy(second), CUDA_SUCCESS);
-    cr_assert_eq(w.driver->cuCtxSetCurrent(w.context), CUDA_SUCCESS);
-    world_close(&w);
+    world_close_with(&w, second);
 }
 
 static void no_context_is_guessed(size_t cache_bytes, vpmm_small small, size_t bytes)
