@@ -122,6 +122,23 @@ typedef struct latency {
 
 enum answer { SERVED, REFUSED, ANSWERS };
 
+/* What a run does beside its threads, now and then: a word for programs, one for people. */
+#define DISTURBANCES(X)                                                                                                \
+    X(trim, "a trim")                                                                                                  \
+    X(cap, "a lower cap")                                                                                              \
+    X(pool, "another pool")                                                                                            \
+    X(access, "a change of access")                                                                                    \
+    X(look, "a look")
+
+enum disturbance {
+#define DISTURBANCE_OF(name, words) DISTURBANCE_##name,
+    DISTURBANCES(DISTURBANCE_OF)
+#undef DISTURBANCE_OF
+        DISTURBANCE_COUNT
+};
+
+extern const char *const disturbance_names[DISTURBANCE_COUNT], *const disturbance_words[DISTURBANCE_COUNT];
+
 /* But for the time, under its lock; the time may be read by any thread, and grows. */
 typedef struct longest {
     _Atomic(uint64_t) ns; /* 0: there was none */
@@ -129,6 +146,7 @@ typedef struct longest {
     bool lowered;         /* and whether that was lower than the run's own */
     const char *pattern;
     unsigned thread; /* its lane's number */
+    unsigned beside; /* 1 << disturbance: any device's that was under way meanwhile */
     double at;       /* seconds since the run's beginning when it began */
 } longest;
 
@@ -222,6 +240,7 @@ typedef struct run {
     _Atomic(uint64_t) live, peak_live;
     _Atomic(uint64_t) trims, caps, accesses, looks, pools, parks, squeezes;
     _Atomic(uint64_t) lower_cap, cap_changes; /* the latest that was set; changes: odd while it may be in force */
+    _Atomic(uint64_t) longest_disturbance_ns[DISTURBANCE_COUNT];
     longest longest[ANSWERS];
     pthread_mutex_t longest_lock;
     pthread_t disturber, squeezer;
@@ -281,6 +300,7 @@ void run_describe_finding(run *); /* after the last thread has ended */
 
 void others_begin(run *);
 void others_end(run *);
+unsigned disturbances_since(uint64_t ns); /* 1 << disturbance: of any device that was under way at some time since */
 int squeeze_process(int ordinal, size_t bytes); /* what another process does, until its standard input ends */
 
 /* ---- stress_faults.c: a driver table that fails at random, or has a defect planted ---- */

@@ -192,6 +192,7 @@ static void note_longest(lane *l, enum answer answer, uint64_t ns, size_t bytes,
         longest->lowered = lowered;
         longest->pattern = l->sequence.pattern->name;
         longest->thread = l->index;
+        longest->beside = disturbances_since(begin);
         longest->at = (double)begin / 1e9 - r->begun;
         atomic_store(&longest->ns, ns);
     }

@@ -37,6 +37,46 @@ static void count(_Atomic(uint64_t) *number)
     atomic_fetch_add_explicit(number, 1, memory_order_relaxed);
 }
 
+/* ---- disturbances ---- */
+
+#define NAME_OF(name, words) #name,
+const char *const disturbance_names[DISTURBANCE_COUNT] = {DISTURBANCES(NAME_OF)};
+#undef NAME_OF
+
+#define WORDS_OF(name, words) words,
+const char *const disturbance_words[DISTURBANCE_COUNT] = {DISTURBANCES(WORDS_OF)};
+#undef WORDS_OF
+
+/* Of all devices: the driver serves them one at a time. */
+static struct {
+    _Atomic(uint32_t) under_way;
+    _Atomic(uint64_t) ended_ns; /* the latest */
+} disturbances[DISTURBANCE_COUNT];
+
+static uint64_t disturbance_begin(enum disturbance which)
+{
+    atomic_fetch_add(&disturbances[which].under_way, 1);
+    return now_ns();
+}
+
+static void disturbance_end(run *r, enum disturbance which, uint64_t begun)
+{
+    uint64_t now = now_ns(), took = now - begun;
+    atomic_store(&disturbances[which].ended_ns, now);
+    atomic_fetch_sub(&disturbances[which].under_way, 1);
+    if (took > atomic_load(&r->longest_disturbance_ns[which]))
+        atomic_store(&r->longest_disturbance_ns[which], took);
+}
+
+unsigned disturbances_since(uint64_t ns)
+{
+    unsigned found = 0;
+    for (int i = 0; i < DISTURBANCE_COUNT; i++)
+        if (atomic_load(&disturbances[i].under_way) > 0 || atomic_load(&disturbances[i].ended_ns) >= ns)
+            found |= 1u << i;
+    return found;
+}
+
 /* ---- calls that nobody waits for ---- */
 
 static void trim(run *r, uint64_t random)
@@ -229,6 +269,45 @@ static void come_and_go(run *r, bool graph)
     faults_spare(false);
 }
 
+static enum disturbance draw_disturbance(uint64_t *random)
+{
+    switch (random_below(random, DRAWS)) {
+    case 0:
+        return DISTURBANCE_trim;
+    case 1:
+    case 2:
+        return DISTURBANCE_cap;
+    case 3:
+    case 4:
+        return DISTURBANCE_pool;
+    case 5:
+    case 6:
+        return DISTURBANCE_access;
+    default:
+        return DISTURBANCE_look;
+    }
+}
+
+static void disturb_once(run *r, enum disturbance which, uint64_t *random)
+{
+    switch (which) {
+    case DISTURBANCE_trim:
+        trim(r, random_next(random));
+        break;
+    case DISTURBANCE_cap:
+        lower_cap(r);
+        break;
+    case DISTURBANCE_pool:
+        come_and_go(r, random_below(random, 2));
+        break;
+    case DISTURBANCE_access:
+        lend_access(r, random_next(random));
+        break;
+    default:
+        look(r);
+    }
+}
+
 static void *disturb(void *argument)
 {
     run *r = argument;
@@ -237,25 +316,10 @@ static void *disturb(void *argument)
         run_end(r, DEVICE_ERROR, "a thread could not use the device: see above");
     while (!atomic_load(&r->stop)) {
         pause_ms(PAUSE_LEAST_MS + random_below(&random, PAUSE_MOST_MS - PAUSE_LEAST_MS));
-        switch (random_below(&random, DRAWS)) {
-        case 0:
-            trim(r, random_next(&random));
-            break;
-        case 1:
-        case 2:
-            lower_cap(r);
-            break;
-        case 3:
-        case 4:
-            come_and_go(r, random_below(&random, 2));
-            break;
-        case 5:
-        case 6:
-            lend_access(r, random_next(&random));
-            break;
-        default:
-            look(r);
-        }
+        enum disturbance which = draw_disturbance(&random);
+        uint64_t begun = disturbance_begin(which);
+        disturb_once(r, which, &random);
+        disturbance_end(r, which, begun);
     }
     return NULL;
 }

@@ -126,7 +126,13 @@ static void tell_longest(FILE *out, const run *r)
         fprintf(out, "  longest malloc %s: %.2f ms, %.2f MiB, by %s in thread %u, at %.1f s", answer_words[i],
                 (double)l->ns / 1e6, (double)l->bytes / 1048576.0, l->pattern, l->thread, l->at);
         if (l->lowered)
-            fprintf(out, ", beside a cap lowered to %.2f GiB", gib(l->cap));
+            fprintf(out, ", under a cap lowered to %.2f GiB", gib(l->cap));
+        const char *joint = ", beside ";
+        for (int what = 0; what < DISTURBANCE_COUNT; what++)
+            if (l->beside >> what & 1) {
+                fprintf(out, "%s%s", joint, disturbance_words[what]);
+                joint = ", ";
+            }
         fputc('\n', out);
     }
 }
@@ -189,8 +195,16 @@ static void json_longest(FILE *out, const run *r)
         }
         fprintf(out, "{\"us\": %.2f, \"bytes\": %zu, ", (double)l->ns / 1e3, l->bytes);
         json_string(out, "pattern", l->pattern);
-        fprintf(out, ", \"thread\": %u, \"at_seconds\": %.3f, \"cap_bytes\": %zu, \"cap_lowered\": %s}", l->thread,
+        fprintf(out, ", \"thread\": %u, \"at_seconds\": %.3f, \"cap_bytes\": %zu, \"cap_lowered\": %s, \"beside\": [", l->thread,
                 l->at, l->cap, l->lowered ? "true" : "false");
+        const char *joint = "";
+        for (int what = 0; what < DISTURBANCE_COUNT; what++)
+            if (l->beside >> what & 1) {
+                fputs(joint, out);
+                json_write_text(out, disturbance_names[what]);
+                joint = ", ";
+            }
+        fputs("]}", out);
     }
     fputc('}', out);
 }
@@ -205,6 +219,11 @@ static void json_numbers(FILE *out, const run *r)
             "\"trims\": %" PRIu64 ", \"caps\": %" PRIu64 ", \"accesses\": %" PRIu64 ", \"looks\": %" PRIu64
             ", \"pools\": %" PRIu64 ", \"parks\": %" PRIu64 ", \"squeezes\": %" PRIu64 "}",
             r->trims, r->caps, r->accesses, r->looks, r->pools, r->parks, r->squeezes);
+    fputs(",\n     \"longest_disturbances_us\": {", out);
+    for (int what = 0; what < DISTURBANCE_COUNT; what++)
+        fprintf(out, "%s\"%s\": %.1f", what ? ", " : "", disturbance_names[what],
+                (double)atomic_load(&r->longest_disturbance_ns[what]) / 1e3);
+    fputc('}', out);
     fprintf(out,
             ",\n     \"mallocs_per_second\": %.1f, \"bytes_verified\": %" PRIu64 ", \"mismatches\": %" PRIu64
             ", \"races\": %" PRIu64 ", \"misuses\": %" PRIu64,
