@@ -4,64 +4,138 @@
 #include "base/atomic.h"
 #include "base/clock.h"
 #include "base/lock.h"
+#include "base/queue.h"
 
-static _Alignas(64) _Atomic(uint32_t) builds;
+static _Alignas(64) _Atomic(uint32_t) long_ones; /* threads that call for long; a hint for builds */
 
-/* First come, first served: a mutex goes to whoever asks again first, as the driver's does. */
 static struct {
-    pthread_mutex_t lock; /* of the rest */
-    pthread_cond_t next_one;
-    uint64_t taken, served; /* tickets; equal: no burst is under way */
-} queue = {PTHREAD_MUTEX_INITIALIZER, PTHREAD_COND_INITIALIZER, 0, 0};
-
-/* ---- builds ---- */
-
-void burst_build_begins(void)
-{
-    fetch_add_relaxed_u32(&builds, 1);
-}
-
-void burst_build_ends(void)
-{
-    vpmm_assert(peek_u32(&builds) > 0);
-    fetch_add_relaxed_u32(&builds, UINT32_MAX);
-}
+    pthread_mutex_t lock;
+    _Atomic(uint64_t) taken, served; /* written under the lock */
+    uint64_t since_ns;               /* under the lock: when the latest burst began, or was passed by */
+    struct wakeup ended;             /* signalled after a burst has ended that others wait for */
+} line = {.lock = PTHREAD_MUTEX_INITIALIZER};
 
 /* ---- forks ---- */
 
 /* Of the parent's threads the child has none. */
 static void after_fork_in_child(void)
 {
-    pthread_mutex_init(&queue.lock, NULL);
-    pthread_cond_init(&queue.next_one, NULL);
-    queue.served = queue.taken;
-    store_relaxed_u32(&builds, 0);
+    pthread_mutex_init(&line.lock, NULL);
+    store_relaxed_u64(&line.served, load_relaxed_u64(&line.taken));
+    wakeup_init(&line.ended);
+    store_relaxed_u32(&long_ones, 0);
 }
 
-/* Without memory for the handler a child of a fork during a burst waits for ever in its first one. */
-static void follow_forks(void)
+/* Without memory for the handler a child that was forked during a burst waits out its patience in its first one. */
+static void prepare(void)
 {
+    wakeup_init(&line.ended);
     pthread_atfork(NULL, NULL, after_fork_in_child);
 }
 
-/* ---- bursts ---- */
+/* ---- the line, under its lock ---- */
 
-void burst_begin(struct burst *burst)
+static void pass_on(void)
+{
+    vpmm_assert(load_relaxed_u64(&line.served) < load_relaxed_u64(&line.taken));
+    store_relaxed_u64(&line.served, load_relaxed_u64(&line.served) + 1);
+    line.since_ns = clock_now_ns();
+}
+
+/* True: the burst has come at once. */
+static bool ask(struct burst *burst)
+{
+    burst->number = load_relaxed_u64(&line.taken);
+    store_relaxed_u64(&line.taken, burst->number + 1);
+    bool come = load_relaxed_u64(&line.served) == burst->number;
+    if (come)
+        line.since_ns = clock_now_ns();
+    return come;
+}
+
+/* The head of those who wait passes by whoever has kept it waiting for too long. */
+static bool has_come(const struct burst *burst)
+{
+    uint64_t served = load_relaxed_u64(&line.served);
+    if (served + 1 == burst->number && clock_now_ns() - line.since_ns >= BURST_PATIENCE_NS)
+        pass_on();
+    return load_relaxed_u64(&line.served) == burst->number;
+}
+
+/* True: others wait. False also for one that was passed by: it has ended already. */
+static bool leave(const struct burst *burst)
+{
+    bool has_it = load_relaxed_u64(&line.served) == burst->number;
+    if (has_it)
+        pass_on();
+    return has_it && load_relaxed_u64(&line.served) < load_relaxed_u64(&line.taken);
+}
+
+/* ---- one burst ---- */
+
+static void wait_for(const struct burst *burst)
+{
+    for (;;) {
+        uint32_t seen = wakeup_read(&line.ended);
+        lock_take(&line.lock);
+        bool come = has_come(burst);
+        pthread_mutex_unlock(&line.lock);
+        if (come)
+            return;
+        wakeup_wait(&line.ended, seen, BURST_PATIENCE_NS);
+    }
+}
+
+static void begin(struct burst *burst)
 {
     static pthread_once_t once = PTHREAD_ONCE_INIT;
     vpmm_assert(!burst->end_ns);
-    pthread_once(&once, follow_forks);
-    lock_take(&queue.lock);
-    for (uint64_t ticket = queue.taken++; queue.served != ticket;)
-        pthread_cond_wait(&queue.next_one, &queue.lock);
-    pthread_mutex_unlock(&queue.lock);
-    burst_restart(burst);
+    pthread_once(&once, prepare);
+    lock_take(&line.lock);
+    bool come = ask(burst);
+    pthread_mutex_unlock(&line.lock);
+    if (!come)
+        wait_for(burst);
+    burst->end_ns = clock_now_ns() + BURST_NS;
 }
 
-void burst_restart(struct burst *burst)
+static void end(struct burst *burst)
 {
-    burst->begun_ns = clock_now_ns();
-    burst->end_ns = burst->begun_ns + BURST_NS;
+    burst->end_ns = 0;
+    lock_take(&line.lock);
+    bool wakes = leave(burst);
+    pthread_mutex_unlock(&line.lock);
+    if (wakes)
+        wakeup_signal(&line.ended);
+}
+
+/* Nobody waits, and nobody has passed it by. A hint. */
+static bool is_alone(const struct burst *burst)
+{
+    return load_relaxed_u64(&line.served) == burst->number && load_relaxed_u64(&line.taken) == burst->number + 1;
+}
+
+/* ---- of who calls for long ---- */
+
+void burst_begin(struct burst *burst)
+{
+    if (!burst->is_long)
+        fetch_add_relaxed_u32(&long_ones, 1);
+    burst->is_long = true;
+    begin(burst);
+}
+
+void burst_breathe(struct burst *burst)
+{
+    uint64_t now = clock_now_ns();
+    if (now < burst->end_ns)
+        return;
+    if (is_alone(burst)) {
+        burst->end_ns = now + BURST_NS;
+        return;
+    }
+    end(burst);
+    begin(burst);
 }
 
 bool burst_is_over(const struct burst *burst)
@@ -69,23 +143,33 @@ bool burst_is_over(const struct burst *burst)
     return burst->end_ns && clock_now_ns() >= burst->end_ns;
 }
 
-/* One call may have taken much longer than a burst should. */
-static void pause_for_builds(const struct burst *burst)
+void burst_pause(struct burst *burst)
 {
-    uint64_t took = clock_now_ns() - burst->begun_ns;
-    if (took >= BURST_NS && load_relaxed_u32(&builds))
-        clock_sleep_us((long)(took / 1000));
+    vpmm_assert(burst->is_long && burst->end_ns);
+    end(burst);
 }
+
+/* ---- of builds ---- */
+
+uint64_t burst_give_way(struct burst *burst)
+{
+    if (!burst->end_ns && !load_relaxed_u32(&long_ones))
+        return 0;
+    uint64_t asked = clock_now_ns();
+    if (burst->end_ns)
+        burst_breathe(burst);
+    else
+        begin(burst);
+    return clock_now_ns() - asked;
+}
+
+/* ---- of both ---- */
 
 void burst_end(struct burst *burst)
 {
-    if (!burst->end_ns)
-        return;
-    pause_for_builds(burst);
-    burst->end_ns = 0;
-    lock_take(&queue.lock);
-    vpmm_assert(queue.served < queue.taken);
-    queue.served++;
-    pthread_cond_broadcast(&queue.next_one);
-    pthread_mutex_unlock(&queue.lock);
+    if (burst->end_ns)
+        end(burst);
+    if (burst->is_long)
+        fetch_add_relaxed_u32(&long_ones, UINT32_MAX);
+    burst->is_long = false;
 }

@@ -93,12 +93,11 @@ struct change {
     struct burst burst; /* while it goes on the change has the turn */
 };
 
-/* Builders of this pool are let in before the pause. */
-static void end_burst(struct arena *arena, struct change *change)
+/* This pool's builders are let in with those of other pools. */
+static void end_turn(struct arena *arena, struct change *change)
 {
-    if (change->burst.end_ns)
-        turn_leave(&arena->turn, &change->place);
-    burst_end(&change->burst);
+    burst_pause(&change->burst);
+    turn_leave(&arena->turn, &change->place);
 }
 
 /* A parked extent is given the list's rights when it wakes. */
@@ -108,13 +107,12 @@ static bool give_rights(struct arena *arena, struct extent *extent, uint64_t pag
     if (extent->memory != EXTENT_MAPPED)
         return true;
     if (!change->burst.end_ns) {
-        burst_begin(&change->burst);
         turn_take(&arena->turn, &change->place);
-        burst_restart(&change->burst);
+        burst_begin(&change->burst);
     }
     bool given = mapping_allow(arena, page, extent->pages, &change->rights) == CUDA_SUCCESS;
     if (burst_is_over(&change->burst))
-        end_burst(arena, change);
+        end_turn(arena, change);
     return given;
 }
 
@@ -128,7 +126,9 @@ static bool set(struct arena *arena, int ordinal, CUmemAccess_flags flags, bool 
     pthread_mutex_unlock(&arena->access.lock);
     vpmm_assert(has_room);
     bool given = extents_visit(arena, ends, give_rights, &change);
-    end_burst(arena, &change);
+    if (change.burst.end_ns)
+        end_turn(arena, &change);
+    burst_end(&change.burst);
     return given;
 }
 

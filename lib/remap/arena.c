@@ -2,6 +2,7 @@
 
 #include "base/clock.h"
 #include "base/reserve.h"
+#include "driver/burst.h"
 #include "remap/cut.h"
 #include "remap/ending.h"
 #include "remap/mapping.h"
@@ -136,6 +137,7 @@ struct giving_back {
     struct arena *arena;
     vpmm_status status;
     char words[256];
+    struct burst burst;
 };
 
 static void note_failure(struct giving_back *back, CUresult result, const char *doing)
@@ -146,22 +148,34 @@ static void note_failure(struct giving_back *back, CUresult result, const char *
     snprintf(back->words, sizeof back->words, "%s", vpmm_last_error());
 }
 
-/* Of a parked pool nothing is mapped there, which the driver does not mind. */
-static void unmap_span(struct giving_back *back, uint64_t page, uint64_t pages)
+static struct extent *extent_of(const struct arena *arena, uint64_t page)
 {
-    struct arena *arena = back->arena;
-    if (pages)
-        note_failure(back, mapping_unmap(arena, page, pages), "unmapping free memory");
+    return unit_extent(unit_at(&arena->space.units, page));
 }
 
-static void release_span(struct giving_back *back, uint64_t page, uint64_t pages)
+/* In parts, between which others get the driver. Of a parked pool nothing is mapped, which the driver does not mind. */
+static void unmap_span(struct giving_back *back, uint64_t page, uint64_t end)
+{
+    enum { MAPPINGS_A_CALL = 16 };
+    struct arena *arena = back->arena;
+    while (page < end) {
+        uint64_t first = page;
+        for (int i = 0; i < MAPPINGS_A_CALL && page < end; i++)
+            page += extent_of(arena, page)->pages;
+        note_failure(back, mapping_unmap(arena, first, page - first), "unmapping free memory");
+        burst_breathe(&back->burst);
+    }
+}
+
+static void release_span(struct giving_back *back, uint64_t page, uint64_t end)
 {
     struct arena *arena = back->arena;
-    for (uint64_t end = page + pages; page < end;) {
-        struct extent *extent = unit_extent(unit_at(&arena->space.units, page));
+    while (page < end) {
+        struct extent *extent = extent_of(arena, page);
         page += extent->pages;
         if (extent->memory != EXTENT_PARKED)
             note_failure(back, mapping_release(arena, extent), "releasing free memory");
+        burst_breathe(&back->burst);
     }
 }
 
@@ -179,8 +193,8 @@ static void give_back_chunk(struct giving_back *back, uint32_t chunk)
         if (is_free && until < end)
             continue;
         if (until > span) {
-            unmap_span(back, span, until - span);
-            release_span(back, span, until - span);
+            unmap_span(back, span, until);
+            release_span(back, span, until);
         }
         span = page + pages;
     }
@@ -201,11 +215,13 @@ static void give_back_chunks(struct giving_back *back)
     back->status = settle(arena);
     snprintf(back->words, sizeof back->words, "%s", vpmm_last_error());
     cut_flush(arena); /* what a lost device kept from passing stays cut, and is given up with the rest */
+    burst_begin(&back->burst);
     for (uint32_t chunk = 0; chunk < load_acquire_u32(&arena->space.units.chunks) && !device_lost(arena->device);
          chunk++) {
         give_back_chunk(back, chunk);
         free_chunk(back, chunk);
     }
+    burst_end(&back->burst);
 }
 
 vpmm_status arena_give_back(struct arena *arena)

@@ -26,10 +26,10 @@
  * taken before the plan lock, never inside it, and only by who needs a chunk: no other build meets it.
  *
  * The pass lock is held by whoever makes a pass (the pool's thread, vpmm_poll, reclaim) or gives memory back (trim):
- * one at a time unmaps zombies and releases extents. Whoever has it may wait for the turn; nobody who has the turn takes
- * it. The event lock is held by whoever asks the driver about events: a pass, or a malloc that is about to build. It is
- * held over no wait for the GPU: a pass would wait with it, and whoever waits for a pass. No malloc or free of tiers 1
- * to 4 takes any of the three.
+ * one at a time unmaps zombies and releases extents. Whoever has it may wait for the turn, and for a burst
+ * (driver/burst.h); nobody who has either takes it. The event lock is held by whoever asks the driver about events: a
+ * pass, or a malloc that is about to build. It is held over no wait for the GPU: a pass would wait with it, and whoever
+ * waits for a pass. No malloc or free of tiers 1 to 4 takes any of the three.
  */
 #ifndef VPMM_LIB_ARENA_H
 #define VPMM_LIB_ARENA_H

@@ -34,7 +34,8 @@ struct build {
     uint64_t new_pages;
     struct access_list given; /* the rights that the target has (access.h); no device: none yet */
     double cost_us;           /* of its driver calls, by the policy's cost model, */
-    uint64_t calls_ns;        /* and what they have taken so far */
+    uint64_t calls_ns;        /* and what they have taken so far; less the time now, while they are made */
+    struct burst burst;       /* of some of them, beside who calls for long */
 };
 
 /* ---- what is allocated before anything is claimed, so that no later step can want for host memory ---- */
@@ -248,45 +249,85 @@ static vpmm_status step_failed(const struct build *build, const char *doing, enu
     return device_failed(build->arena->device, doing);
 }
 
-static vpmm_status create_handles(struct build *build)
+static void calls_begin(struct build *build)
 {
-    uint64_t begin = clock_now_ns();
+    build->calls_ns -= clock_now_ns();
+}
+
+/* Before each call. The wait for others' bursts is not the calls' time. */
+static void give_way(struct build *build)
+{
+    build->calls_ns -= burst_give_way(&build->burst);
+}
+
+static void calls_end(struct build *build)
+{
+    build->calls_ns += clock_now_ns();
+    burst_end(&build->burst);
+}
+
+static vpmm_status create_all(struct build *build)
+{
     for (size_t i = build->moved; i < build->extents; i++) {
+        give_way(build);
         CUresult result = mapping_create(build->arena, build->extent[i]);
         build->created += result == CUDA_SUCCESS || build->extent[i]->handle;
         if (result != CUDA_SUCCESS)
             return step_failed(build, "creating physical memory", STAT_unwound_create);
     }
-    build->calls_ns += clock_now_ns() - begin;
     return VPMM_SUCCESS;
+}
+
+static vpmm_status create_handles(struct build *build)
+{
+    if (build->moved == build->extents)
+        return VPMM_SUCCESS;
+    calls_begin(build);
+    vpmm_status status = create_all(build);
+    calls_end(build);
+    return status;
 }
 
 static vpmm_status map_all(struct build *build)
 {
     struct arena *arena = build->arena;
-    uint64_t page = build->target.first, begin = clock_now_ns();
+    uint64_t page = build->target.first;
     for (size_t i = 0; i < build->extents; i++) {
         struct extent *extent = build->extent[i];
         build->mapped = i + 1; /* an attempt counts: unmapping what is not mapped does no harm */
+        give_way(build);
         if (mapping_map(arena, page, extent) != CUDA_SUCCESS)
             return step_failed(build, "mapping memory", STAT_unwound_map);
         page += extent->pages;
     }
-    build->calls_ns += clock_now_ns() - begin;
     return VPMM_SUCCESS;
+}
+
+/* A call for many handles takes as long for each as one for a handle does, so it is made in parts. */
+static bool allow_all(struct build *build, const struct access_list *list)
+{
+    enum { MAPPINGS_A_CALL = 16 };
+    struct arena *arena = build->arena;
+    uint64_t page = build->target.first;
+    for (size_t i = 0; i < build->extents;) {
+        uint64_t pages = 0;
+        for (size_t end = i + MAPPINGS_A_CALL; i < end && i < build->extents; i++)
+            pages += build->extent[i]->pages;
+        give_way(build);
+        if (mapping_allow(arena, page, pages, list) != CUDA_SUCCESS)
+            return false;
+        page += pages;
+    }
+    return true;
 }
 
 static vpmm_status give_access(struct build *build)
 {
-    struct arena *arena = build->arena;
-    uint64_t begin = clock_now_ns();
-    struct access_list list = access_read(&arena->access), taken;
+    struct access_list list = access_read(&build->arena->access), taken;
     access_taken(&build->given, &list, &taken);
-    if ((taken.devices && mapping_allow(arena, build->target.first, build->target.units, &taken) != CUDA_SUCCESS) ||
-        mapping_allow(arena, build->target.first, build->target.units, &list) != CUDA_SUCCESS)
+    if ((taken.devices && !allow_all(build, &taken)) || !allow_all(build, &list))
         return step_failed(build, "giving a device access to a mapping", STAT_unwound_access);
     build->given = list;
-    build->calls_ns += clock_now_ns() - begin;
     return VPMM_SUCCESS;
 }
 
@@ -437,15 +478,18 @@ static bool unmap_target(struct build *build)
     struct arena *arena = build->arena;
     uint64_t page = build->target.first;
     bool gone = true;
+    calls_begin(build);
     for (size_t i = 0; i < build->extents; i++) {
         uint32_t pages = build->extent[i]->pages;
         build->spare->part[i].pages = pages;
+        give_way(build);
         if (i < build->mapped && mapping_unmap(arena, page, pages) != CUDA_SUCCESS) {
             zombie_hold(build->spare, (uint32_t)i, build->extent[i]);
             gone = false;
         }
         page += pages;
     }
+    calls_end(build);
     return gone;
 }
 
@@ -510,6 +554,21 @@ static void unwind(struct build *build)
 
 /* ---- one build ---- */
 
+static vpmm_status map_and_place(struct build *build, bool waited, struct region *result)
+{
+    calls_begin(build);
+    vpmm_status status = map_all(build);
+    if (status == VPMM_SUCCESS)
+        status = give_access(build);
+    calls_end(build);
+    while (status == VPMM_SUCCESS && !commit(build, waited, result)) { /* the program has changed the rights meanwhile */
+        calls_begin(build);
+        status = give_access(build);
+        calls_end(build);
+    }
+    return status;
+}
+
 static vpmm_status carry_out(struct build *build, struct build_limits *limits, struct region *result)
 {
     struct device_scope scope;
@@ -525,13 +584,8 @@ static vpmm_status carry_out(struct build *build, struct build_limits *limits, s
         if (status == VPMM_SUCCESS)
             status = wait_for_donors(build, limits, &waited);
         if (status == VPMM_SUCCESS)
-            status = map_all(build);
-        bool is_placed = false;
-        while (status == VPMM_SUCCESS && !is_placed) { /* again only if the program has changed the rights meanwhile */
-            status = give_access(build);
-            is_placed = status == VPMM_SUCCESS && commit(build, waited, result);
-        }
-        if (!is_placed)
+            status = map_and_place(build, waited, result);
+        if (status != VPMM_SUCCESS)
             unwind(build);
         device_leave(build->arena->device, &scope);
     } else {
@@ -628,7 +682,6 @@ static enum claim_result claim_plan(struct build *build, const struct view *view
     carve(build, view, plan);
     build->cost_us = plan->cost_us;
     fetch_add_sc_u32(&build->arena->builders, 1);
-    burst_build_begins();
     return CLAIM_DONE;
 }
 
@@ -678,7 +731,6 @@ static enum claim_result plan_and_claim(struct build *build, uint64_t pages, con
 static void finish(struct build *build)
 {
     fetch_add_sc_u32(&build->arena->builders, UINT32_MAX);
-    burst_build_ends();
     build_free(build);
 }
 

@@ -72,7 +72,7 @@ static bool wake_extent(struct arena *arena, struct extent *extent, uint64_t pag
     return true;
 }
 
-/* ---- all extents, in bursts ---- */
+/* ---- all extents ---- */
 
 struct step {
     const struct access_list *rights; /* to wake with; NULL: to park */
@@ -82,11 +82,8 @@ struct step {
 static bool step_one(struct arena *arena, struct extent *extent, uint64_t page, void *data)
 {
     struct step *step = data;
-    if (!step->burst.end_ns)
-        burst_begin(&step->burst);
     bool done = step->rights ? wake_extent(arena, extent, page, step->rights) : park_extent(arena, extent, page);
-    if (burst_is_over(&step->burst))
-        burst_end(&step->burst);
+    burst_breathe(&step->burst);
     return done;
 }
 
@@ -94,6 +91,7 @@ static bool step_one(struct arena *arena, struct extent *extent, uint64_t page, 
 static bool step_all(struct arena *arena, const struct access_list *rights)
 {
     struct step step = {.rights = rights};
+    burst_begin(&step.burst);
     bool all = extents_visit(arena, rights != NULL, step_one, &step);
     burst_end(&step.burst);
     return all;

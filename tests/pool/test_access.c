@@ -7,7 +7,6 @@
 #include "support.h"
 
 #include "base/clock.h"
-#include "driver/burst.h"
 #include "pool/pool.h"
 
 #include <pthread.h>
@@ -223,40 +222,6 @@ Test(access, a_change_takes_turns, .timeout = 60)
     cr_expect(waits, "a change does not wait for its turn");
     write_by_peer(&p, memory, PAGES);
     give(&p.w, memory, p.s);
-    close_peers(&p);
-}
-
-static const vpmm_driver *simulated;
-static uint64_t ended_ns; /* the latest call, */
-static unsigned pauses;   /* and how often one came long after the one before */
-
-static CUresult CUDAAPI allow_slowly(CUdeviceptr address, size_t bytes, const CUmemAccessDesc *access, size_t count)
-{
-    pauses += ended_ns && clock_now_ns() - ended_ns >= BURST_NS;
-    clock_spin_ns(BURST_NS / 4);
-    ended_ns = clock_now_ns();
-    return simulated->cuMemSetAccess(address, bytes, access, count);
-}
-
-/* Of any pool: as long as the change of one has the driver it leaves it to them. */
-Test(access, a_change_pauses_for_builds, .timeout = 60)
-{
-    enum { HANDLES = 40 };
-    struct setup setup = two_devices();
-    struct peers p;
-    setup.pool.extent_size = PAGE;
-    open_peers_of(&p, &setup);
-    CUdeviceptr memory[HANDLES];
-    for (int i = 0; i < HANDLES; i++)
-        memory[i] = take(&p.w, 1, p.s);
-    simulated = p.w.driver;
-    p.w.pool->device.driver.cuMemSetAccess = allow_slowly;
-    burst_build_begins(); /* as if another pool built all the time */
-    must_work(vpmm_pool_set_access(p.w.pool, PEER, READWRITE));
-    burst_build_ends();
-    cr_expect_geq(pauses, HANDLES / 4 - 1);
-    for (int i = 0; i < HANDLES; i++)
-        give(&p.w, memory[i], p.s);
     close_peers(&p);
 }
 

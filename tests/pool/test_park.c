@@ -5,7 +5,6 @@
 #include "support.h"
 
 #include "base/clock.h"
-#include "driver/burst.h"
 #include "pool/pool.h"
 
 enum { PAGES = 4, GRANULES = 100 << 10, HELD = 6 };
@@ -94,44 +93,6 @@ Test(park, the_memory_goes_and_comes_back_at_its_addresses)
     cr_expect_eq(stats_of(&k.w).extents_created, 2 * k.before.extents_created);
     cr_expect_eq(stats_of(&k.w).peak_mapped_bytes, k.before.peak_mapped_bytes);
     close_parking(&k);
-}
-
-static const vpmm_driver *simulated;
-static uint64_t ended_ns; /* the latest call, */
-static unsigned pauses;   /* and how often one came long after the one before */
-
-static CUresult CUDAAPI unmap_slowly(CUdeviceptr address, size_t bytes)
-{
-    pauses += ended_ns && clock_now_ns() - ended_ns >= BURST_NS;
-    clock_spin_ns(BURST_NS / 2);
-    ended_ns = clock_now_ns();
-    return simulated->cuMemUnmap(address, bytes);
-}
-
-/* Of any pool: as long as who parks has the driver it leaves it to them. */
-Test(park, it_pauses_for_builds)
-{
-    enum { HANDLES = 20 };
-    struct setup setup = setup_default();
-    struct world w;
-    CUdeviceptr memory[HANDLES];
-    needs_simulator();
-    setup.pool.graph = true;
-    world_open(&w, &setup);
-    CUstream s = world_stream(&w);
-    for (int i = 0; i < HANDLES; i++)
-        memory[i] = take(&w, PAGES, s);
-    uint64_t handles = stats_of(&w).extents_created;
-    simulated = w.driver;
-    w.pool->device.driver.cuMemUnmap = unmap_slowly;
-    burst_build_begins(); /* as if another pool built all the time */
-    must_work(vpmm_park(w.pool));
-    burst_build_ends();
-    cr_expect_geq(pauses, handles / 2 - 1);
-    must_work(vpmm_wake(w.pool));
-    for (int i = 0; i < HANDLES; i++)
-        give(&w, memory[i], s);
-    world_close(&w);
 }
 
 Test(park, again_and_again)

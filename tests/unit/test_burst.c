@@ -1,166 +1,236 @@
 /*
- * Long runs of driver calls: a pause after each burst while anything is built, of one thread of the process at a time.
+ * Long runs of driver calls: one thread's burst at a time, in the order of asking; builds that join the line beside who
+ * calls for long, and not else; and who keeps the others waiting is passed by.
  *
- * What is measured can only be longer on a machine that is busy, and only its least is required. What a busy machine can
- * spoil is tried again: that there is no pause for nobody, and who comes first.
+ * That a thread has asked cannot be seen from outside: it is given some milliseconds for it. What a busy machine can
+ * spoil so is tried again.
  */
+#define _GNU_SOURCE 1
+
 #include "driver/burst.h"
-#include "support.h"
 
 #include "base/clock.h"
 
+#include <criterion/criterion.h>
 #include <pthread.h>
 #include <stdatomic.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
-/* One whole burst. Returns the time that its end took. */
-static uint64_t burst_once(void)
+enum { TRIES = 20, ASKING_US = 5000 };
+
+static void spend(const struct burst *burst)
 {
-    struct burst burst = {0};
-    burst_begin(&burst);
-    while (!burst_is_over(&burst))
+    while (!burst_is_over(burst))
         clock_spin_ns(BURST_NS / 10);
-    uint64_t over = clock_now_ns();
-    burst_end(&burst);
-    return clock_now_ns() - over;
 }
 
-Test(burst, ends_and_pauses_for_builds_alone)
-{
-    uint64_t least = UINT64_MAX;
-    burst_build_begins();
-    cr_expect_geq(burst_once(), BURST_NS, "a burst leaves no time to who builds");
-    burst_build_ends();
-    for (int i = 0; i < 20 && least >= BURST_NS; i++) {
-        uint64_t took = burst_once();
-        least = took < least ? took : least;
-    }
-    cr_expect_lt(least, BURST_NS, "a burst pauses for nobody");
-}
+/* ---- a thread that asks once ---- */
 
-/* One that is cut short, as by the last call, has taken the driver from nobody for long. */
-Test(burst, a_short_one_is_over_at_once)
+struct asker {
+    bool builds; /* else it calls for long */
+    bool joined; /* a build: it had to ask */
+    uint64_t waited_ns;
+    atomic_bool asks, has_it, may_end;
+    pthread_t thread;
+};
+
+static void *ask_once(void *argument)
 {
-    uint64_t least = UINT64_MAX;
-    burst_build_begins();
-    for (int i = 0; i < 20 && least >= BURST_NS; i++) {
-        struct burst burst = {0};
+    struct asker *asker = argument;
+    struct burst burst = {0};
+    atomic_store(&asker->asks, true);
+    if (asker->builds)
+        asker->waited_ns = burst_give_way(&burst);
+    else
         burst_begin(&burst);
-        uint64_t now = clock_now_ns();
-        burst_end(&burst);
-        burst_end(&burst); /* nothing */
-        least = clock_now_ns() - now < least ? clock_now_ns() - now : least;
-    }
-    burst_build_ends();
-    cr_expect_lt(least, BURST_NS);
+    asker->joined = burst.end_ns != 0;
+    atomic_store(&asker->has_it, true);
+    while (!atomic_load(&asker->may_end))
+        clock_yield();
+    burst_end(&burst);
+    return NULL;
 }
+
+static void start(struct asker *asker, bool builds)
+{
+    *asker = (struct asker){.builds = builds};
+    cr_assert_eq(pthread_create(&asker->thread, NULL, ask_once, asker), 0);
+    while (!atomic_load(&asker->asks))
+        clock_yield();
+    clock_sleep_us(ASKING_US);
+}
+
+static void finish(struct asker *asker)
+{
+    atomic_store(&asker->may_end, true);
+    pthread_join(asker->thread, NULL);
+}
+
+/* ---- the line ---- */
 
 enum { THREADS = 3, BURSTS = 5 };
 
 static atomic_int inside;
 static atomic_bool met;
 
+static void note_meeting(const struct burst *burst)
+{
+    if (atomic_fetch_add(&inside, 1))
+        atomic_store(&met, true);
+    spend(burst);
+    atomic_fetch_sub(&inside, 1);
+}
+
 static void *bursts(void *unused)
-{
-    (void)unused;
-    for (int i = 0; i < BURSTS; i++) {
-        struct burst burst = {0};
-        burst_begin(&burst);
-        if (atomic_fetch_add(&inside, 1))
-            atomic_store(&met, true);
-        while (!burst_is_over(&burst))
-            clock_spin_ns(BURST_NS / 10);
-        atomic_fetch_sub(&inside, 1);
-        burst_end(&burst);
-    }
-    return NULL;
-}
-
-/* However many threads are at it, the pauses are not filled with others' bursts. */
-Test(burst, one_thread_at_a_time)
-{
-    pthread_t thread[THREADS];
-    burst_build_begins();
-    uint64_t began = clock_now_ns();
-    for (int i = 0; i < THREADS; i++)
-        cr_assert_eq(pthread_create(&thread[i], NULL, bursts, NULL), 0);
-    for (int i = 0; i < THREADS; i++)
-        pthread_join(thread[i], NULL);
-    uint64_t took = clock_now_ns() - began;
-    burst_build_ends();
-    cr_expect(!atomic_load(&met), "two bursts at once");
-    cr_expect_geq(took, THREADS * BURSTS * 2 * BURST_NS, "bursts in other bursts' pauses: %llu us in all",
-                  (unsigned long long)(took / 1000));
-}
-
-static atomic_bool asks, served;
-
-static void *asks_once(void *unused)
 {
     struct burst burst = {0};
     (void)unused;
-    atomic_store(&asks, true);
     burst_begin(&burst);
-    atomic_store(&served, true);
+    for (int i = 0; i < BURSTS; i++) {
+        note_meeting(&burst);
+        burst_breathe(&burst);
+    }
     burst_end(&burst);
     return NULL;
 }
 
-/* Whether one that waits comes before the next burst of the thread that it waits for. */
-static bool waits_for_one_alone(void)
+Test(burst, one_at_a_time, .timeout = 20)
 {
-    struct burst first = {0}, second = {0};
-    pthread_t thread;
-    atomic_store(&asks, false);
-    atomic_store(&served, false);
-    burst_begin(&first);
-    cr_assert_eq(pthread_create(&thread, NULL, asks_once, NULL), 0);
-    while (!atomic_load(&asks))
-        clock_yield();
-    clock_sleep_us(5000);
-    burst_end(&first);
-    burst_begin(&second);
-    bool in_order = atomic_load(&served);
-    burst_end(&second);
-    pthread_join(thread, NULL);
-    return in_order;
+    pthread_t thread[THREADS];
+    for (int i = 0; i < THREADS; i++)
+        cr_assert_eq(pthread_create(&thread[i], NULL, bursts, NULL), 0);
+    for (int i = 0; i < THREADS; i++)
+        pthread_join(thread[i], NULL);
+    cr_expect(!atomic_load(&met), "two bursts at once");
 }
 
-/* Else a change of many extents would keep a wake waiting to its end. A thread that stood still asks too late. */
-Test(burst, first_come_first_served)
+/* Whether who waits comes first when a burst's time is over, and not before. */
+static bool is_let_in_between(bool builds)
 {
-    enum { TRIES = 20 };
-    int in_order = 0;
+    struct burst burst = {0};
+    struct asker asker;
+    burst_begin(&burst);
+    start(&asker, builds);
+    atomic_store(&asker.may_end, true);
+    bool too_early = atomic_load(&asker.has_it);
+    spend(&burst);
+    burst_breathe(&burst);
+    bool is_let_in = atomic_load(&asker.has_it);
+    burst_end(&burst);
+    pthread_join(asker.thread, NULL);
+    return is_let_in && !too_early && (!builds || (asker.joined && asker.waited_ns));
+}
+
+static void expect_mostly(bool (*happens)(bool), bool builds)
+{
+    int times = 0;
     for (int i = 0; i < TRIES; i++)
-        in_order += waits_for_one_alone();
-    cr_expect_gt(in_order, TRIES / 2, "%d of %d", in_order, TRIES);
+        times += happens(builds);
+    cr_expect_gt(times, TRIES / 2, "%d of %d", times, TRIES);
 }
 
-static const vpmm_driver *simulated;
-static uint64_t pause_ns;
-
-/* While the pool maps for a build. */
-static CUresult CUDAAPI map_and_burst(CUdeviceptr address, size_t bytes, size_t offset,
-                                      CUmemGenericAllocationHandle handle, unsigned long long flags)
+Test(burst, first_come_first_served, .timeout = 20)
 {
-    pause_ns = burst_once();
-    return simulated->cuMemMap(address, bytes, offset, handle, flags);
+    expect_mostly(is_let_in_between, false);
 }
 
-Test(burst, builds_of_a_pool_are_counted)
+Test(burst, builds_are_let_in, .timeout = 20)
 {
-    static vpmm_driver driver;
-    struct setup setup = setup_default();
-    struct world w;
-    needs_simulator();
-    world_open_without_pool(&w, &setup);
-    simulated = w.driver;
-    driver = *w.driver;
-    driver.cuMemMap = map_and_burst;
-    setup.pool.driver = &driver;
-    must_work(vpmm_pool_create(&setup.pool, &w.pool));
-    CUstream s = world_stream(&w);
-    CUdeviceptr p = take(&w, 4, s);
-    cr_expect_geq(pause_ns, BURST_NS, "no pause while a pool builds");
-    give(&w, p, s);
-    world_close(&w);
+    expect_mostly(is_let_in_between, true);
+}
+
+/* Whether one goes on whose time is not over. */
+static bool keeps_its_time(bool builds)
+{
+    struct burst burst = {0};
+    struct asker asker;
+    burst_begin(&burst);
+    burst.end_ns += 1000 * BURST_NS;
+    start(&asker, builds);
+    atomic_store(&asker.may_end, true);
+    burst_breathe(&burst);
+    bool keeps = !atomic_load(&asker.has_it);
+    burst_end(&burst);
+    pthread_join(asker.thread, NULL);
+    return keeps;
+}
+
+Test(burst, nobody_is_let_in_before_its_time_is_over, .timeout = 20)
+{
+    expect_mostly(keeps_its_time, false);
+}
+
+/* ---- builds ---- */
+
+Test(burst, builds_alone_are_not_in_the_line)
+{
+    struct burst burst = {0}, other = {0};
+    cr_expect_eq(burst_give_way(&burst), 0);
+    cr_expect_eq(burst.end_ns, 0, "a build joins the line for nobody");
+    burst_begin(&other);
+    burst_end(&other);
+    cr_expect_eq(burst_give_way(&burst), 0);
+    cr_expect_eq(burst.end_ns, 0, "a thread counts as one that calls for long after its end");
+    burst_end(&burst);
+}
+
+/* Of a thread that calls for long, too: between two of its bursts it has something else to wait for. */
+Test(burst, builds_are_in_the_line_during_its_pauses)
+{
+    struct burst burst = {0}, build = {0};
+    burst_begin(&burst);
+    burst_pause(&burst);
+    burst_give_way(&build);
+    cr_expect_neq(build.end_ns, 0);
+    burst_end(&build);
+    burst_begin(&burst);
+    burst_end(&burst);
+    cr_expect_eq(burst_give_way(&build), 0);
+    cr_expect_eq(build.end_ns, 0, "it counts once for each of its bursts");
+}
+
+/* ---- who keeps the others waiting ---- */
+
+/* It has ended its burst, then: what it does later ends nobody else's. */
+static bool is_passed_by(bool builds)
+{
+    struct burst burst = {0};
+    struct asker second, third;
+    burst_begin(&burst);
+    uint64_t since = clock_now_ns();
+    start(&second, builds);
+    while (!atomic_load(&second.has_it))
+        clock_yield();
+    bool waited = clock_now_ns() - since >= BURST_PATIENCE_NS;
+    burst_end(&burst);
+    start(&third, builds);
+    bool in_turn = !atomic_load(&third.has_it);
+    finish(&second);
+    finish(&third);
+    return waited && in_turn;
+}
+
+Test(burst, who_stands_still_is_passed_by, .timeout = 20)
+{
+    expect_mostly(is_passed_by, false);
+}
+
+/* Its thread is none of the child's. */
+Test(burst, a_fork_ends_the_others_bursts, .timeout = 20)
+{
+    struct burst burst = {0}, build = {0};
+    int status = -1;
+    burst_begin(&burst);
+    pid_t child = fork();
+    if (child == 0) {
+        struct burst own = {0};
+        bool counts = burst_give_way(&build) != 0;
+        uint64_t since = clock_now_ns();
+        burst_begin(&own);
+        _exit(counts ? 2 : clock_now_ns() - since >= BURST_PATIENCE_NS);
+    }
+    waitpid(child, &status, 0);
+    burst_end(&burst);
+    cr_expect_eq(status, 0, "the child %s", status >> 8 == 2 ? "counts a thread that it has not" : "waits for nobody");
 }
