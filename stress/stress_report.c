@@ -195,8 +195,8 @@ static void json_longest(FILE *out, const run *r)
         }
         fprintf(out, "{\"us\": %.2f, \"bytes\": %zu, ", (double)l->ns / 1e3, l->bytes);
         json_string(out, "pattern", l->pattern);
-        fprintf(out, ", \"thread\": %u, \"at_seconds\": %.3f, \"cap_bytes\": %zu, \"cap_lowered\": %s, \"beside\": [", l->thread,
-                l->at, l->cap, l->lowered ? "true" : "false");
+        fprintf(out, ", \"thread\": %u, \"at_seconds\": %.3f, \"cap_bytes\": %zu, \"cap_lowered\": %s, \"beside\": [",
+                l->thread, l->at, l->cap, l->lowered ? "true" : "false");
         const char *joint = "";
         for (int what = 0; what < DISTURBANCE_COUNT; what++)
             if (l->beside >> what & 1) {

@@ -554,6 +554,7 @@ static void unwind(struct build *build)
 
 /* ---- one build ---- */
 
+/* The rights are given again if the program has changed them meanwhile. */
 static vpmm_status map_and_place(struct build *build, bool waited, struct region *result)
 {
     calls_begin(build);
@@ -561,7 +562,7 @@ static vpmm_status map_and_place(struct build *build, bool waited, struct region
     if (status == VPMM_SUCCESS)
         status = give_access(build);
     calls_end(build);
-    while (status == VPMM_SUCCESS && !commit(build, waited, result)) { /* the program has changed the rights meanwhile */
+    while (status == VPMM_SUCCESS && !commit(build, waited, result)) {
         calls_begin(build);
         status = give_access(build);
         calls_end(build);
