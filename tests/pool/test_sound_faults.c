@@ -2,6 +2,7 @@
  * What driver calls that fail once left wrong in the pool for good, one test a defect. The budget of the cap first: the
  * simulator counts the physical memory that is in use, which the pool's own figures must not fall short of.
  */
+#include "remap/turn.h"
 #include "support.h"
 
 #include <errno.h>
@@ -601,7 +602,7 @@ static struct {
 static CUresult CUDAAPI reserve_slowly(CUdeviceptr *ptr, size_t size, size_t alignment, CUdeviceptr addr,
                                        unsigned long long flags)
 {
-    usleep(2000);
+    usleep((useconds_t)(2 * TURN_PATIENCE_NS / 1000)); /* those who wait for the builder's turn come beside it */
     return settlers.real->cuMemAddressReserve(ptr, size, alignment, addr, flags);
 }
 
