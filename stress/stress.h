@@ -122,10 +122,9 @@ typedef struct latency {
 
 enum answer { SERVED, REFUSED, ANSWERS };
 
-/* What a run does beside its threads, now and then: a word for programs, one for people. */
+/* What a run calls now and then that its threads may have to wait for: a word for programs, and for people. */
 #define DISTURBANCES(X)                                                                                                \
     X(trim, "a trim")                                                                                                  \
-    X(cap, "a lower cap")                                                                                              \
     X(pool, "another pool")                                                                                            \
     X(access, "a change of access")                                                                                    \
     X(look, "a look")

@@ -82,14 +82,17 @@ unsigned disturbances_since(uint64_t ns)
 static void trim(run *r, uint64_t random)
 {
     uint64_t keep = random % 2 ? run_mapped(r) / 4 * 3 : 0;
+    vpmm_status status = VPMM_SUCCESS;
     count(&r->trims);
-    if (r->target.pool == NULL) {
+    uint64_t begun = disturbance_begin(DISTURBANCE_trim);
+    if (r->target.pool == NULL)
         run_cuda_ok(r, "cuMemPoolTrimTo", r->gpu.driver->cuMemPoolTrimTo(r->target.memory_pool, keep));
-        return;
+    else {
+        host_memory_enter();
+        status = vpmm_trim(r->target.pool, keep, NULL);
+        host_memory_leave();
     }
-    host_memory_enter();
-    vpmm_status status = vpmm_trim(r->target.pool, keep, NULL);
-    host_memory_leave();
+    disturbance_end(r, DISTURBANCE_trim, begun);
     if (status != VPMM_SUCCESS && !r->options->faults)
         run_end(r, DEVICE_ERROR, "vpmm_trim: %s", vpmm_last_error());
 }
@@ -119,6 +122,7 @@ static void look(run *r)
     if (r->target.pool == NULL)
         return;
     count(&r->looks);
+    uint64_t begun = disturbance_begin(DISTURBANCE_look);
     FILE *nowhere = fopen("/dev/null", "w");
     vpmm_status status = nowhere ? vpmm_dump(r->target.pool, nowhere) : VPMM_SUCCESS;
     if (nowhere)
@@ -128,6 +132,15 @@ static void look(run *r)
         run_end(r, FAILED, "a look at the pool: %s", vpmm_last_error());
     else if ((stats.live_bytes >> 63 | stats.mapped_bytes >> 63 | stats.reusable_bytes >> 63) != 0)
         run_end(r, FAILED, "a statistic is below zero");
+    disturbance_end(r, DISTURBANCE_look, begun);
+}
+
+static vpmm_status change_access(run *r, int device, CUmemAccess_flags flags)
+{
+    uint64_t begun = disturbance_begin(DISTURBANCE_access);
+    vpmm_status status = vpmm_pool_set_access(r->target.pool, device, flags);
+    disturbance_end(r, DISTURBANCE_access, begun);
+    return status;
 }
 
 /*
@@ -145,11 +158,11 @@ static void lend_access(run *r, uint64_t random)
     if (other == r->ordinal)
         return;
     faults_spare(true);
-    vpmm_status lent = vpmm_pool_set_access(r->target.pool, other, flags), back = VPMM_SUCCESS;
+    vpmm_status lent = change_access(r, other, flags), back = VPMM_SUCCESS;
     if (lent == VPMM_SUCCESS) {
         count(&r->accesses);
         pause_ms(LENT_MS);
-        back = vpmm_pool_set_access(r->target.pool, other, CU_MEM_ACCESS_FLAGS_PROT_NONE);
+        back = change_access(r, other, CU_MEM_ACCESS_FLAGS_PROT_NONE);
     }
     faults_spare(false);
     bool has_no_room = lent == VPMM_ERROR_OUT_OF_MEMORY; /* on the other device */
@@ -264,48 +277,11 @@ static void come_and_go(run *r, bool graph)
 {
     if (r->target.pool == NULL)
         return;
+    uint64_t begun = disturbance_begin(DISTURBANCE_pool);
     faults_spare(true);
     make_and_end_pool(r, graph);
     faults_spare(false);
-}
-
-static enum disturbance draw_disturbance(uint64_t *random)
-{
-    switch (random_below(random, DRAWS)) {
-    case 0:
-        return DISTURBANCE_trim;
-    case 1:
-    case 2:
-        return DISTURBANCE_cap;
-    case 3:
-    case 4:
-        return DISTURBANCE_pool;
-    case 5:
-    case 6:
-        return DISTURBANCE_access;
-    default:
-        return DISTURBANCE_look;
-    }
-}
-
-static void disturb_once(run *r, enum disturbance which, uint64_t *random)
-{
-    switch (which) {
-    case DISTURBANCE_trim:
-        trim(r, random_next(random));
-        break;
-    case DISTURBANCE_cap:
-        lower_cap(r);
-        break;
-    case DISTURBANCE_pool:
-        come_and_go(r, random_below(random, 2));
-        break;
-    case DISTURBANCE_access:
-        lend_access(r, random_next(random));
-        break;
-    default:
-        look(r);
-    }
+    disturbance_end(r, DISTURBANCE_pool, begun);
 }
 
 static void *disturb(void *argument)
@@ -316,10 +292,25 @@ static void *disturb(void *argument)
         run_end(r, DEVICE_ERROR, "a thread could not use the device: see above");
     while (!atomic_load(&r->stop)) {
         pause_ms(PAUSE_LEAST_MS + random_below(&random, PAUSE_MOST_MS - PAUSE_LEAST_MS));
-        enum disturbance which = draw_disturbance(&random);
-        uint64_t begun = disturbance_begin(which);
-        disturb_once(r, which, &random);
-        disturbance_end(r, which, begun);
+        switch (random_below(&random, DRAWS)) {
+        case 0:
+            trim(r, random_next(&random));
+            break;
+        case 1:
+        case 2:
+            lower_cap(r);
+            break;
+        case 3:
+        case 4:
+            come_and_go(r, random_below(&random, 2));
+            break;
+        case 5:
+        case 6:
+            lend_access(r, random_next(&random));
+            break;
+        default:
+            look(r);
+        }
     }
     return NULL;
 }

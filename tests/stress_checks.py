@@ -67,6 +67,10 @@ def check_passes(program):
     check(all(0 <= one["at_seconds"] <= result["seconds"] and one["bytes"] and one["thread"] < 4 and
               one["pattern"] in said["options"]["patterns"] and one["cap_lowered"] == (one["cap_bytes"] < LARGEST_CAP)
               for one in longest.values() if one), "the longest mallocs are described", longest)
+    took = result["longest_disturbances_us"]
+    check(all(what in took for one in longest.values() if one for what in one["beside"]),
+          "what was under way beside them is named", longest, took)
+    check(took["pool"] > 0 and took["access"] > 0, "the result says how long others' calls took", took)
     check(result["driver_calls"].get("cuMemMap"), "the result says which driver calls were made", result)
     paths = result.get("paths", {})
     check(paths.get("regions_split") and paths.get("slabs_adopted"), "rare paths were taken and counted", paths)

@@ -11,8 +11,8 @@ static _Alignas(64) _Atomic(uint32_t) long_ones; /* threads that call for long; 
 static struct {
     pthread_mutex_t lock;
     _Atomic(uint64_t) taken, served; /* written under the lock */
-    uint64_t since_ns;               /* under the lock: when the latest burst began, or was passed by */
-    struct wakeup ended;             /* signalled after a burst has ended that others wait for */
+    uint64_t since_ns;               /* under the lock: when `served` grew last */
+    struct wakeup moved;             /* signalled after it has grown and others wait */
 } line = {.lock = PTHREAD_MUTEX_INITIALIZER};
 
 /* ---- forks ---- */
@@ -22,15 +22,22 @@ static void after_fork_in_child(void)
 {
     pthread_mutex_init(&line.lock, NULL);
     store_relaxed_u64(&line.served, load_relaxed_u64(&line.taken));
-    wakeup_init(&line.ended);
+    wakeup_init(&line.moved);
     store_relaxed_u32(&long_ones, 0);
 }
 
-/* Without memory for the handler a child that was forked during a burst waits out its patience in its first one. */
+/* Without memory for the handler a child that was forked during a burst has all patiences to wait out, or the lock. */
+static void follow_forks(void)
+{
+    wakeup_init(&line.moved);
+    pthread_atfork(NULL, NULL, after_fork_in_child);
+}
+
+/* Before all else. */
 static void prepare(void)
 {
-    wakeup_init(&line.ended);
-    pthread_atfork(NULL, NULL, after_fork_in_child);
+    static pthread_once_t once = PTHREAD_ONCE_INIT;
+    pthread_once(&once, follow_forks);
 }
 
 /* ---- the line, under its lock ---- */
@@ -47,19 +54,20 @@ static bool ask(struct burst *burst)
 {
     burst->number = load_relaxed_u64(&line.taken);
     store_relaxed_u64(&line.taken, burst->number + 1);
-    bool come = load_relaxed_u64(&line.served) == burst->number;
-    if (come)
-        line.since_ns = clock_now_ns();
-    return come;
+    return load_relaxed_u64(&line.served) == burst->number;
 }
 
-/* The head of those who wait passes by whoever has kept it waiting for too long. */
+/* Also of one that was passed by. */
 static bool has_come(const struct burst *burst)
 {
-    uint64_t served = load_relaxed_u64(&line.served);
-    if (served + 1 == burst->number && clock_now_ns() - line.since_ns >= BURST_PATIENCE_NS)
-        pass_on();
-    return load_relaxed_u64(&line.served) == burst->number;
+    return load_relaxed_u64(&line.served) >= burst->number;
+}
+
+/* How long it still waits for whoever has the burst: from when it asked, or the line has moved since. */
+static uint64_t patience_left(uint64_t asked_ns)
+{
+    uint64_t since = asked_ns > line.since_ns ? asked_ns : line.since_ns, waited = clock_now_ns() - since;
+    return waited < BURST_PATIENCE_NS ? BURST_PATIENCE_NS - waited : 0;
 }
 
 /* True: others wait. False also for one that was passed by: it has ended already. */
@@ -73,24 +81,40 @@ static bool leave(const struct burst *burst)
 
 /* ---- one burst ---- */
 
+struct look {
+    bool come, passed_by; /* passed_by: another, which had kept it waiting for too long */
+    uint64_t left_ns;
+};
+
+/* Under the lock. Any that waits passes by: the next one may stand still as well. */
+static struct look look(const struct burst *burst, uint64_t asked_ns)
+{
+    struct look look = {.come = has_come(burst), .left_ns = patience_left(asked_ns)};
+    if (look.come || look.left_ns)
+        return look;
+    pass_on();
+    return (struct look){.come = has_come(burst), .passed_by = true, .left_ns = BURST_PATIENCE_NS};
+}
+
 static void wait_for(const struct burst *burst)
 {
-    for (;;) {
-        uint32_t seen = wakeup_read(&line.ended);
+    uint64_t asked = clock_now_ns();
+    struct look found;
+    do {
+        uint32_t seen = wakeup_read(&line.moved);
         lock_take(&line.lock);
-        bool come = has_come(burst);
+        found = look(burst, asked);
         pthread_mutex_unlock(&line.lock);
-        if (come)
-            return;
-        wakeup_wait(&line.ended, seen, BURST_PATIENCE_NS);
-    }
+        if (found.passed_by)
+            wakeup_signal(&line.moved);
+        else if (!found.come)
+            wakeup_wait(&line.moved, seen, found.left_ns);
+    } while (!found.come);
 }
 
 static void begin(struct burst *burst)
 {
-    static pthread_once_t once = PTHREAD_ONCE_INIT;
     vpmm_assert(!burst->end_ns);
-    pthread_once(&once, prepare);
     lock_take(&line.lock);
     bool come = ask(burst);
     pthread_mutex_unlock(&line.lock);
@@ -106,7 +130,7 @@ static void end(struct burst *burst)
     bool wakes = leave(burst);
     pthread_mutex_unlock(&line.lock);
     if (wakes)
-        wakeup_signal(&line.ended);
+        wakeup_signal(&line.moved);
 }
 
 /* Nobody waits, and nobody has passed it by. A hint. */
@@ -119,6 +143,7 @@ static bool is_alone(const struct burst *burst)
 
 void burst_begin(struct burst *burst)
 {
+    prepare();
     if (!burst->is_long)
         fetch_add_relaxed_u32(&long_ones, 1);
     burst->is_long = true;
@@ -156,6 +181,7 @@ uint64_t burst_give_way(struct burst *burst)
     if (!burst->end_ns && !load_relaxed_u32(&long_ones))
         return 0;
     uint64_t asked = clock_now_ns();
+    prepare();
     if (burst->end_ns)
         burst_breathe(burst);
     else

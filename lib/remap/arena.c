@@ -1,5 +1,6 @@
 #include "remap/arena.h"
 
+#include "base/assert.h"
 #include "base/clock.h"
 #include "base/reserve.h"
 #include "driver/burst.h"
@@ -156,12 +157,12 @@ static struct extent *extent_of(const struct arena *arena, uint64_t page)
 /* In parts, between which others get the driver. Of a parked pool nothing is mapped, which the driver does not mind. */
 static void unmap_span(struct giving_back *back, uint64_t page, uint64_t end)
 {
-    enum { MAPPINGS_A_CALL = 16 };
     struct arena *arena = back->arena;
     while (page < end) {
         uint64_t first = page;
         for (int i = 0; i < MAPPINGS_A_CALL && page < end; i++)
             page += extent_of(arena, page)->pages;
+        vpmm_assert(page <= end);
         note_failure(back, mapping_unmap(arena, first, page - first), "unmapping free memory");
         burst_breathe(&back->burst);
     }
@@ -215,6 +216,8 @@ static void give_back_chunks(struct giving_back *back)
     back->status = settle(arena);
     snprintf(back->words, sizeof back->words, "%s", vpmm_last_error());
     cut_flush(arena); /* what a lost device kept from passing stays cut, and is given up with the rest */
+    if (device_lost(arena->device))
+        return;
     burst_begin(&back->burst);
     for (uint32_t chunk = 0; chunk < load_acquire_u32(&arena->space.units.chunks) && !device_lost(arena->device);
          chunk++) {

@@ -34,8 +34,8 @@ struct build {
     uint64_t new_pages;
     struct access_list given; /* the rights that the target has (access.h); no device: none yet */
     double cost_us;           /* of its driver calls, by the policy's cost model, */
-    uint64_t calls_ns;        /* and what they have taken so far; less the time now, while they are made */
-    struct burst burst;       /* of some of them, beside who calls for long */
+    uint64_t calls_ns;        /* and what they have taken; while a step's are made, less the time when they began */
+    struct burst burst;       /* of a step's calls, beside who calls for long */
 };
 
 /* ---- what is allocated before anything is claimed, so that no later step can want for host memory ---- */
@@ -255,7 +255,7 @@ static void calls_begin(struct build *build)
 }
 
 /* Before each call. The wait for others' bursts is not the calls' time. */
-static void give_way(struct build *build)
+static void wait_for_place(struct build *build)
 {
     build->calls_ns -= burst_give_way(&build->burst);
 }
@@ -269,7 +269,7 @@ static void calls_end(struct build *build)
 static vpmm_status create_all(struct build *build)
 {
     for (size_t i = build->moved; i < build->extents; i++) {
-        give_way(build);
+        wait_for_place(build);
         CUresult result = mapping_create(build->arena, build->extent[i]);
         build->created += result == CUDA_SUCCESS || build->extent[i]->handle;
         if (result != CUDA_SUCCESS)
@@ -295,7 +295,7 @@ static vpmm_status map_all(struct build *build)
     for (size_t i = 0; i < build->extents; i++) {
         struct extent *extent = build->extent[i];
         build->mapped = i + 1; /* an attempt counts: unmapping what is not mapped does no harm */
-        give_way(build);
+        wait_for_place(build);
         if (mapping_map(arena, page, extent) != CUDA_SUCCESS)
             return step_failed(build, "mapping memory", STAT_unwound_map);
         page += extent->pages;
@@ -303,17 +303,16 @@ static vpmm_status map_all(struct build *build)
     return VPMM_SUCCESS;
 }
 
-/* A call for many handles takes as long for each as one for a handle does, so it is made in parts. */
+/* In parts, between which it sees who calls for long. A handle takes the driver as long in a call for many. */
 static bool allow_all(struct build *build, const struct access_list *list)
 {
-    enum { MAPPINGS_A_CALL = 16 };
     struct arena *arena = build->arena;
     uint64_t page = build->target.first;
     for (size_t i = 0; i < build->extents;) {
         uint64_t pages = 0;
         for (size_t end = i + MAPPINGS_A_CALL; i < end && i < build->extents; i++)
             pages += build->extent[i]->pages;
-        give_way(build);
+        wait_for_place(build);
         if (mapping_allow(arena, page, pages, list) != CUDA_SUCCESS)
             return false;
         page += pages;
@@ -469,21 +468,25 @@ static bool commit(struct build *build, bool waited, struct region *result)
     return true;
 }
 
+static bool unmap_one(struct build *build, uint64_t page, uint64_t pages)
+{
+    wait_for_place(build);
+    return mapping_unmap(build->arena, page, pages) == CUDA_SUCCESS;
+}
+
 /*
  * The parts of the spare zombie become holders of the extents whose mapping stays. False: there are such. What was not
  * tried may be unmapped with the rest later: unmapping what is not mapped does no harm.
  */
 static bool unmap_target(struct build *build)
 {
-    struct arena *arena = build->arena;
     uint64_t page = build->target.first;
     bool gone = true;
     calls_begin(build);
     for (size_t i = 0; i < build->extents; i++) {
         uint32_t pages = build->extent[i]->pages;
         build->spare->part[i].pages = pages;
-        give_way(build);
-        if (i < build->mapped && mapping_unmap(arena, page, pages) != CUDA_SUCCESS) {
+        if (i < build->mapped && !unmap_one(build, page, pages)) {
             zombie_hold(build->spare, (uint32_t)i, build->extent[i]);
             gone = false;
         }

@@ -11,6 +11,9 @@
 
 #include "remap/arena.h"
 
+/* At most in one call, where others wait for the driver: it looks at who waits between two calls (driver/burst.h). */
+enum { MAPPINGS_A_CALL = 16 };
+
 /* Makes the extent's handle. One that comes with a failure was made, whatever the driver said. */
 CUresult mapping_create(struct arena *, struct extent *);
 

@@ -13,8 +13,8 @@
  * handle, and takes the pages out of quarantine. Who gives an extent up puts them in before that.
  *
  * A zombie is made ahead of the driver calls that need it, so that nothing can fail once memory has moved. Any thread
- * pushes; the holder of the pass lock takes and retires. The driver serialises unmapping with everything else,
- * so a call takes at most ZOMBIE_MAPPINGS_A_CALL mappings: others wait for no more than that.
+ * pushes; the holder of the pass lock takes and retires. The driver serialises unmapping with everything else, so a call
+ * takes at most ZOMBIE_MAPPINGS_A_CALL mappings, and a builder of the pool is let in after each.
  */
 #ifndef VPMM_LIB_ZOMBIE_H
 #define VPMM_LIB_ZOMBIE_H

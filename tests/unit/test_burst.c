@@ -1,5 +1,5 @@
 /*
- * Long runs of driver calls: one thread's burst at a time, in the order of asking; builds that join the line beside who
+ * Long runs of driver calls: one thread's burst at a time, in the order of asking; builds that stand in line beside who
  * calls for long, and not else; and who keeps the others waiting is passed by.
  *
  * That a thread has asked cannot be seen from outside: it is given some milliseconds for it. What a busy machine can
@@ -13,6 +13,7 @@
 
 #include <criterion/criterion.h>
 #include <pthread.h>
+#include <signal.h>
 #include <stdatomic.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -69,6 +70,14 @@ static void finish(struct asker *asker)
 
 /* ---- the line ---- */
 
+static void expect_mostly(bool (*happens)(bool), bool builds)
+{
+    int times = 0;
+    for (int i = 0; i < TRIES; i++)
+        times += happens(builds);
+    cr_expect_gt(times, TRIES / 2, "%d of %d", times, TRIES);
+}
+
 enum { THREADS = 3, BURSTS = 5 };
 
 static atomic_int inside;
@@ -82,7 +91,7 @@ static void note_meeting(const struct burst *burst)
     atomic_fetch_sub(&inside, 1);
 }
 
-static void *bursts(void *unused)
+static void *burst_after_burst(void *unused)
 {
     struct burst burst = {0};
     (void)unused;
@@ -95,14 +104,22 @@ static void *bursts(void *unused)
     return NULL;
 }
 
-Test(burst, one_at_a_time, .timeout = 20)
+/* Two meet where a thread stands still in its burst for longer than others are patient. */
+static bool is_one_at_a_time(bool unused)
 {
     pthread_t thread[THREADS];
+    (void)unused;
+    atomic_store(&met, false);
     for (int i = 0; i < THREADS; i++)
-        cr_assert_eq(pthread_create(&thread[i], NULL, bursts, NULL), 0);
+        cr_assert_eq(pthread_create(&thread[i], NULL, burst_after_burst, NULL), 0);
     for (int i = 0; i < THREADS; i++)
         pthread_join(thread[i], NULL);
-    cr_expect(!atomic_load(&met), "two bursts at once");
+    return !atomic_load(&met);
+}
+
+Test(burst, one_at_a_time, .timeout = 20)
+{
+    expect_mostly(is_one_at_a_time, false);
 }
 
 /* Whether who waits comes first when a burst's time is over, and not before. */
@@ -120,14 +137,6 @@ static bool is_let_in_between(bool builds)
     burst_end(&burst);
     pthread_join(asker.thread, NULL);
     return is_let_in && !too_early && (!builds || (asker.joined && asker.waited_ns));
-}
-
-static void expect_mostly(bool (*happens)(bool), bool builds)
-{
-    int times = 0;
-    for (int i = 0; i < TRIES; i++)
-        times += happens(builds);
-    cr_expect_gt(times, TRIES / 2, "%d of %d", times, TRIES);
 }
 
 Test(burst, first_come_first_served, .timeout = 20)
@@ -159,6 +168,7 @@ static bool keeps_its_time(bool builds)
 Test(burst, nobody_is_let_in_before_its_time_is_over, .timeout = 20)
 {
     expect_mostly(keeps_its_time, false);
+    expect_mostly(keeps_its_time, true);
 }
 
 /* ---- builds ---- */
@@ -204,7 +214,7 @@ static bool is_passed_by(bool builds)
         clock_yield();
     bool waited = clock_now_ns() - since >= BURST_PATIENCE_NS;
     burst_end(&burst);
-    start(&third, builds);
+    start(&third, false);
     bool in_turn = !atomic_load(&third.has_it);
     finish(&second);
     finish(&third);
@@ -214,23 +224,83 @@ static bool is_passed_by(bool builds)
 Test(burst, who_stands_still_is_passed_by, .timeout = 20)
 {
     expect_mostly(is_passed_by, false);
+    expect_mostly(is_passed_by, true);
 }
 
-/* Its thread is none of the child's. */
-Test(burst, a_fork_ends_the_others_bursts, .timeout = 20)
+/* Who asks late in a long burst has all its patience. */
+static bool is_patient_from_its_asking(bool builds)
+{
+    struct burst burst = {0};
+    struct asker asker;
+    burst_begin(&burst);
+    clock_sleep_us(BURST_PATIENCE_NS * 3 / 2 / 1000);
+    start(&asker, builds);
+    bool waits = !atomic_load(&asker.has_it);
+    burst_end(&burst);
+    finish(&asker);
+    return waits;
+}
+
+Test(burst, patience_begins_with_asking, .timeout = 20)
+{
+    expect_mostly(is_patient_from_its_asking, true);
+}
+
+static atomic_bool is_held, is_released;
+
+static void hold_still(int signal)
+{
+    (void)signal;
+    atomic_store(&is_held, true);
+    while (!atomic_load(&is_released))
+        clock_sleep_us(ASKING_US);
+}
+
+/* Who waits for its burst and does not look as it comes is passed by, too, and goes on when it looks. */
+Test(burst, who_looks_late_goes_on, .timeout = 20)
+{
+    const struct sigaction action = {.sa_handler = hold_still};
+    struct burst burst = {0};
+    struct asker late, next;
+    cr_assert_eq(sigaction(SIGUSR1, &action, NULL), 0);
+    burst_begin(&burst);
+    start(&late, false);
+    cr_assert_eq(pthread_kill(late.thread, SIGUSR1), 0);
+    while (!atomic_load(&is_held))
+        clock_yield();
+    start(&next, false);
+    burst_end(&burst);
+    while (!atomic_load(&next.has_it))
+        clock_yield();
+    atomic_store(&is_released, true);
+    while (!atomic_load(&late.has_it))
+        clock_yield();
+    finish(&late);
+    finish(&next);
+}
+
+/* ---- forks ---- */
+
+/* The threads that have a burst, or wait, are none of the child's. */
+static bool is_alone_in_a_child(bool unused)
 {
     struct burst burst = {0}, build = {0};
     int status = -1;
+    (void)unused;
     burst_begin(&burst);
     pid_t child = fork();
     if (child == 0) {
-        struct burst own = {0};
         bool counts = burst_give_way(&build) != 0;
         uint64_t since = clock_now_ns();
-        burst_begin(&own);
-        _exit(counts ? 2 : clock_now_ns() - since >= BURST_PATIENCE_NS);
+        burst_begin(&build);
+        _exit(counts || clock_now_ns() - since >= BURST_PATIENCE_NS);
     }
     waitpid(child, &status, 0);
     burst_end(&burst);
-    cr_expect_eq(status, 0, "the child %s", status >> 8 == 2 ? "counts a thread that it has not" : "waits for nobody");
+    return status == 0;
+}
+
+Test(burst, a_child_of_a_fork_waits_for_nobody, .timeout = 20)
+{
+    expect_mostly(is_alone_in_a_child, false);
 }
