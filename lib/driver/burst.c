@@ -11,7 +11,7 @@ static _Alignas(64) _Atomic(uint32_t) long_ones; /* threads that call for long; 
 static struct {
     pthread_mutex_t lock;
     _Atomic(uint64_t) taken, served; /* written under the lock */
-    uint64_t since_ns;               /* under the lock: when `served` grew last */
+    uint64_t since_ns;               /* under the lock: when `served` grew last, or the first came */
     struct wakeup moved;             /* signalled after it has grown and others wait */
 } line = {.lock = PTHREAD_MUTEX_INITIALIZER};
 
@@ -54,7 +54,10 @@ static bool ask(struct burst *burst)
 {
     burst->number = load_relaxed_u64(&line.taken);
     store_relaxed_u64(&line.taken, burst->number + 1);
-    return load_relaxed_u64(&line.served) == burst->number;
+    bool come = load_relaxed_u64(&line.served) == burst->number;
+    if (come)
+        line.since_ns = clock_now_ns();
+    return come;
 }
 
 /* Also of one that was passed by. */
