@@ -287,8 +287,9 @@ vpmm_status vpmm_pool_get_attribute(vpmm_pool *, vpmm_attribute, uint64_t *value
 /*
  * Says what kernels and copies of another device may do with the pool's memory, all of it, what is mapped later too; at
  * first nothing. As cuMemPoolSetAccess. CU_MEM_ACCESS_FLAGS_PROT_NONE, _READ or _READWRITE. It takes effect before the
- * call returns, which makes a driver call for each handle that the pool has (some tens of microseconds each); and each
- * later mapping gives its rights to every device that has some.
+ * call returns, which makes a driver call for each handle that the pool has (some tens of microseconds each; seconds in
+ * all where the pool is large, the devices work and others build meanwhile); and each later mapping gives its rights to
+ * every device that has some.
  * Any thread, while others allocate; of two calls at once the later one waits. Streams of the other device are none of
  * the pool's (see vpmm_malloc): their work with memory is ordered before its free by the program, by events.
  * INVALID_VALUE: a NULL pool, its own device, none that there is, other flags. NOT_SUPPORTED: the device cannot reach
