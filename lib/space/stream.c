@@ -210,6 +210,8 @@ vpmm_status stream_enter(struct streams *streams, CUstream handle, struct stream
             clock_yield(); /* it is being released: look again when it is out of the registry */
             continue;
         }
+        /* Whoever takes it out of use waits for this thread from here on. */
+        vpmm_assert(peek_u32(&stream->state) != STREAM_RELEASED && peek_u32(&stream->state) != STREAM_UNUSED);
         if (stream->has_id == identity.has_id && stream->id == identity.id) {
             *out = stream;
             return VPMM_SUCCESS;

@@ -735,6 +735,14 @@ PLAY(release_and_use_the_record_again)
     put(get(1, u), u);
     put(get(1, u), u);
 }
+/* The same without a cache: a call has found the record to be its stream's. */
+SCHEDULES(malloc_against_release_and_another_stream)
+{
+    explore_play("malloc, release, another stream", 0,
+                 (struct exploration){.open = open_used,
+                                      .close = close_plain,
+                                      .act = {try_get_one_on_s, release_and_use_the_record_again}});
+}
 SCHEDULES(hit_against_release_and_another_stream)
 {
     play.streams = VPMM_STREAMS_TRUSTED;
