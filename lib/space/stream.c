@@ -261,6 +261,7 @@ static void end_release(struct streams *streams, struct stream *stream, bool mar
 {
     lock_take(&streams->lock);
     vpmm_assert(peek_u32(&stream->state) == STREAM_RELEASING && peek_u32(&stream->users) > 0);
+    vpmm_assert(!marked || peek_u64(&stream->recorded) >= peek_u64(&stream->published));
     if (marked) {
         unregister(streams, stream, STREAM_RELEASED);
     } else {

@@ -992,6 +992,28 @@ SCHEDULES(stream_destroyed_without_a_word_against_pass)
                      .open = open_used_and_lost, .close = close_lost, .act = {use_and_destroy, poll_three_times}});
 }
 
+/* What is cached of such a stream, while a pass closes its cache and the cache's owner comes by. */
+PLAY(keep_one_of_a_lost_stream)
+{
+    vpmm_malloc(play.w.pool, PAGE, play.s, &play.p[0]);
+    put(get(1, play.s), play.s);
+    world_stream_destroy(&play.w, play.s);
+    play.s = world_stream(&play.w);
+}
+/* Which nothing was written to. */
+PLAY(free_by_its_handle)
+{
+    vpmm_free(play.w.pool, play.p[0], play.s);
+}
+SCHEDULES(detach_against_a_pass_that_closes)
+{
+    explore_play("detach, close", CACHE_PAGES,
+                 (struct exploration){.open = open_looked_at,
+                                      .close = close_lost,
+                                      .prepare = {keep_one_of_a_lost_stream, free_by_its_handle},
+                                      .act = {use_another_stream, look_twice}});
+}
+
 /* Free memory that a thread has looked at is used by another on its stream, and free again. */
 PLAY(open_passed)
 {
