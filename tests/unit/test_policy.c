@@ -410,6 +410,9 @@ Test(policy, each_price_counts)
         {"1 (s4) *400 1 (371) 1", NO_CAP, 5, "fresh 5: move 0"}, {"1 (s4) *400 1 (372) 1", NO_CAP, 5, "up 0: create 1"},
         /* Nor has a stuck page that is put to use: the shorter extent moves, and of equals the lower run stays. */
         {"1 (8) *9 1 (s2 6) *9 1", NO_CAP, 12, "up 0: move 1"}, {"1 (8) *9 1 (s2 8) *9 1", NO_CAP, 12, "up 0: move 1"},
+        /* A shorter run is looked at past nine longer ones, beside which the extent that is free has no room. */
+        {"1 (s8) *2 1 (s8) *2 1 (s8) *2 1 (s8) *2 1 (s8) *2 1 (s8) *2 1 (s8) *2 1 (s8) *2 1 (s8) *2 1 (s6) *4 1 (4) 1",
+         NO_CAP, 10, "up 9: move 0"},
         /* Each of 60 moves of three pages is cheaper than three pages made, however long all of them take. */
         {"1 (s4) *190 1 (3x60) 1", NO_CAP, 184, "up 0: move 0..59"});
 }
