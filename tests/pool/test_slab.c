@@ -990,9 +990,13 @@ static void default_streams_are_hit(size_t bytes)
     }
     const CUstream name[2] = {NULL, CU_STREAM_LEGACY};
     for (int round = 0; round < 8; round++) { /* the one handle names another stream in each context */
+        CUstream freed_on = name[round >> 1 & 1];
         cr_assert_eq(w.driver->cuCtxSetCurrent(context[round & 1]), CUDA_SUCCESS);
         CUdeviceptr own = take_bytes(&w, bytes, NULL);
-        give(&w, own, name[round >> 1 & 1]);
+        cr_assert_eq(w.driver->cuCtxSetCurrent(context[!(round & 1)]), CUDA_SUCCESS);
+        give(&w, take_bytes(&w, bytes, freed_on), freed_on); /* the handle's latest cache is this context's */
+        cr_assert_eq(w.driver->cuCtxSetCurrent(context[round & 1]), CUDA_SUCCESS);
+        give(&w, own, freed_on);
         cr_assert_eq(w.driver->cuCtxSetCurrent(context[!(round & 1)]), CUDA_SUCCESS);
         CUdeviceptr other = take_bytes(&w, bytes, name[round >> 2]);
         cr_expect_neq(other, own, "memory of the other context's default stream");
