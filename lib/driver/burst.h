@@ -22,14 +22,14 @@
  *
  * Among themselves, while nobody calls for long, builds are left to the driver's lock: in the line they had a sixth less
  * of the driver's time, which went to handing it over (two H200s, two pools that grow by three threads each). Beside
- * a change of a pool's rights 99 of 100 of its mallocs took 36 to 54 ms at most in the line, and 82 to 87 where changes
- * paused in place of it.
+ * a change of a pool's rights 99 of 100 of its mallocs took 82 to 87 ms at most where changes paused in place of the line,
+ * 36 to 38 with all builds in it, and 54 as it is, on a slower host.
  *
  * The line is an order, no exclusion: nothing is written under it. A thread that has waited for BURST_PATIENCE_NS while
  * nobody's burst ended passes by whoever has it: the next one begins beside it. Who is passed by has had its burst,
  * whether it has begun or not: it waits no longer, and its end ends nothing. This bounds what a thread costs the others
- * that the kernel has preempted, or the driver keeps. Who has a builder's turn (remap/turn.h)
- * may wait for a burst; nobody who has a burst waits for a turn, for the GPU, or for a lock that is held over a burst.
+ * that the kernel has preempted, or the driver keeps. Who has a builder's turn (remap/turn.h) may wait for a burst; nobody
+ * who has a burst waits for a turn, for the GPU, or for a lock that is held over a burst.
  *
  * Progress. The lock guards a few numbers, and is held for some instructions. `served` only grows, and whose number it
  * has reached goes on, so a thread that looks late misses nothing.

@@ -6,7 +6,6 @@
  */
 #include "support.h"
 
-#include "base/clock.h"
 #include "pool/pool.h"
 
 #include <pthread.h>

@@ -4,7 +4,6 @@
  */
 #include "support.h"
 
-#include "base/clock.h"
 #include "pool/pool.h"
 
 enum { PAGES = 4, GRANULES = 100 << 10, HELD = 6 };
