@@ -89,7 +89,8 @@ def check_passes(program):
 
 def check_settings(program):
     for settings in ({"VPMM_CAPTURES": "1"}, {"VPMM_STREAMS": "eager"}, {"VPMM_REUSE": "completed"},
-                     {"VPMM_REUSE": "host"}, {"VPMM_SMALL": "async"}, {"VPMM_EXTENT_SIZE": "2M"}):
+                     {"VPMM_REUSE": "host"}, {"VPMM_SMALL": "async"}, {"VPMM_EXTENT_SIZE": "2M"},
+                     {"VPMM_PAGE_SIZE": "256K"}):
         status, said, errors = run(program, "--seconds", "3", "--seed", "3", **settings)
         check(status == PASSED and said["results"][0]["audit"], f"a run with {settings} passes", errors)
 

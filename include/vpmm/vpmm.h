@@ -12,7 +12,8 @@
  *   page      page_size bytes. A page is wholly free, or wholly used, or cut for small requests, and then it is live
  *   piece     what a request gets of a page that is cut: one below a page, or one of up to seven pages that a whole
  *             number of them would waste more than an eighth of
- *   extent    one physical handle (cuMemCreate): a whole number of pages, mapped whole or not at all
+ *   extent    one physical handle (cuMemCreate): a whole number of pages, and of the device's granularity, mapped whole
+ *             or not at all. Several allocations may lie in one
  *   region    a run of pages of reserved address space in one state:
  *               live          handed out by vpmm_malloc, or cut into pieces
  *               reusable      mapped and free
@@ -192,11 +193,15 @@ typedef enum vpmm_streams {
 typedef struct vpmm_config {
     const vpmm_driver *driver; /* NULL: libcuda */
     int device;                /* CUDA ordinal                                                       VPMM_DEVICE */
-    size_t page_size;          /* bytes; 0: the device's granularity                                 VPMM_PAGE_SIZE */
-    size_t va_size;            /* bytes of one chunk of address space; 8 TiB                         VPMM_VA_SIZE */
+    size_t page_size;          /* bytes, a power of two; 0: the device's granularity. From 256 KiB on it may be less:
+                                  less is wasted of requests that are no multiple of the granularity, for programs
+                                  whose large requests come again and again                          VPMM_PAGE_SIZE */
+    size_t va_size;            /* bytes of one chunk of address space, a multiple of the page and of the granularity;
+                                  no request can be longer; 8 TiB                                    VPMM_VA_SIZE */
     size_t initial_pages;      /* pages mapped at creation; 0                                        VPMM_PAGES */
-    size_t extent_size;        /* bytes of the largest handle; 0: chosen by the policy; page_size gives the
-                                  specification's one handle a page                                  VPMM_EXTENT_SIZE */
+    size_t extent_size;        /* bytes of the largest handle, a multiple as va_size is; 0: chosen by the policy;
+                                  page_size gives the specification's one handle a page, if that is not less than the
+                                  granularity                                                        VPMM_EXTENT_SIZE */
     size_t max_mapped;         /* cap on mapped and quarantined bytes; 0: none                       VPMM_MAX_MAPPED */
     size_t cache_bytes;        /* most that one thread's front cache holds once the pool keeps its shape;
                                   8 MiB of it until then. Of pieces of pages it holds as much besides, at

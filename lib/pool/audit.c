@@ -59,6 +59,10 @@ static vpmm_status check_extents(struct auditor *auditor)
         if (page < first || page >= first + extent->pages)
             return violation(auditor, "page %" PRIu64 " names an extent at %" PRIu64 " of %u pages", page, first,
                              extent->pages);
+        if (unit_index(&auditor->space->units, first) % auditor->arena->policy.step ||
+            extent->pages % auditor->arena->policy.step)
+            return violation(auditor, "page %" PRIu64 " names an extent at %" PRIu64 " of %u pages: no whole steps",
+                             page, first, extent->pages);
         if ((extent->memory == EXTENT_MAPPED) == arena_is_parked(auditor->arena))
             return violation(auditor, "page %" PRIu64 " names an extent whose memory is %d, and the pool is %sparked",
                              page, (int)extent->memory, arena_is_parked(auditor->arena) ? "" : "not ");

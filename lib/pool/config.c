@@ -260,30 +260,38 @@ __attribute__((format(printf, 3, 4))) static vpmm_status refuse(enum setting_ind
 
 static vpmm_status check_page_size(size_t page, size_t granularity)
 {
+    size_t least = granularity < CONFIG_LEAST_PAGE ? granularity : CONFIG_LEAST_PAGE;
     bool power_of_two = page != 0 && (page & (page - 1)) == 0;
-    if (power_of_two && page % granularity == 0)
+    if (power_of_two && page >= least)
         return VPMM_SUCCESS;
-    return refuse(SETTING_PAGE_SIZE, page, "a power of two that is a multiple of the device's granularity, %zu, or 0",
+    return refuse(SETTING_PAGE_SIZE, page,
+                  "a power of two, at least %zu (the device's granularity is %zu), or 0 for the granularity", least,
                   granularity);
 }
 
-static vpmm_status check_va_size(const vpmm_config *config, size_t page)
+/* What the driver maps at least: pages, or the granularity if they are smaller. */
+static size_t mapped_unit(size_t page, size_t granularity)
 {
-    size_t pages = config->va_size / page;
-    if (config->va_size % page == 0 && pages >= 1 && pages <= CONFIG_MAX_PAGES)
+    return page > granularity ? page : granularity;
+}
+
+static vpmm_status check_va_size(const vpmm_config *config, size_t page, size_t granularity)
+{
+    size_t pages = config->va_size / page, unit = mapped_unit(page, granularity);
+    if (config->va_size % unit == 0 && pages >= 1 && pages <= CONFIG_MAX_PAGES)
         return VPMM_SUCCESS;
-    return refuse(SETTING_VA_SIZE, config->va_size, "a multiple of page_size, %zu, of 1 to %llu pages", page,
-                  (unsigned long long)CONFIG_MAX_PAGES);
+    return refuse(SETTING_VA_SIZE, config->va_size, "a multiple of %zu, of 1 to %llu pages of %zu", unit,
+                  (unsigned long long)CONFIG_MAX_PAGES, page);
 }
 
 /* After check_va_size: va_size bounds the product, which so cannot overflow. */
-static vpmm_status check_initial_pages(const vpmm_config *config, size_t page)
+static vpmm_status check_initial_pages(const vpmm_config *config, size_t page, size_t granularity)
 {
-    size_t most = config->va_size / page;
+    size_t most = config->va_size / page, unit = mapped_unit(page, granularity);
     const char *bound = "va_size";
     size_t bound_bytes = config->va_size;
-    if (config->max_mapped != 0 && config->max_mapped / page < most) {
-        most = config->max_mapped / page;
+    if (config->max_mapped != 0 && config->max_mapped / unit * (unit / page) < most) {
+        most = config->max_mapped / unit * (unit / page);
         bound = "max_mapped";
         bound_bytes = config->max_mapped;
     }
@@ -293,11 +301,12 @@ static vpmm_status check_initial_pages(const vpmm_config *config, size_t page)
                   page, bound, bound_bytes);
 }
 
-static vpmm_status check_extent_size(const vpmm_config *config, size_t page)
+static vpmm_status check_extent_size(const vpmm_config *config, size_t page, size_t granularity)
 {
-    if (config->extent_size % page == 0)
+    size_t unit = mapped_unit(page, granularity);
+    if (config->extent_size % unit == 0)
         return VPMM_SUCCESS;
-    return refuse(SETTING_EXTENT_SIZE, config->extent_size, "0, or a multiple of page_size, %zu", page);
+    return refuse(SETTING_EXTENT_SIZE, config->extent_size, "0, or a multiple of %zu", unit);
 }
 
 static vpmm_status check_word(enum setting_index index, int value)
@@ -334,11 +343,11 @@ vpmm_status config_check(const vpmm_config *config, size_t granularity)
     size_t page = config->page_size ? config->page_size : granularity;
     vpmm_status status = check_page_size(page, granularity);
     if (!status)
-        status = check_va_size(config, page);
+        status = check_va_size(config, page, granularity);
     if (!status)
-        status = check_initial_pages(config, page);
+        status = check_initial_pages(config, page, granularity);
     if (!status)
-        status = check_extent_size(config, page);
+        status = check_extent_size(config, page, granularity);
     if (!status)
         status = check_words(config);
     if (!status)

@@ -12,15 +12,17 @@
 /* A chunk's pages are counted in 26 bits. */
 #define CONFIG_MAX_PAGES ((UINT64_C(1) << 26) - 1)
 
+/* Smaller ones, but for a device whose granularity is, were not tried: 8 TiB of them are too many for a chunk. */
+#define CONFIG_LEAST_PAGE ((size_t)256 << 10)
+
 /*
  * Whether a pool can be made of this configuration on a device of this granularity (a power of two). A page_size of 0
- * stands for the granularity. INVALID_VALUE: the message names
- * the field, its variable, its value and what is allowed.
- *   page_size      a power of two, a multiple of the granularity; above the device's memory is allowed (the pool then
- *                  serves every request from the driver's memory pool)
- *   va_size        a multiple of page_size, of 1 to CONFIG_MAX_PAGES pages
- *   initial_pages  fit va_size and max_mapped
- *   extent_size    0, or a multiple of page_size
+ * stands for the granularity. INVALID_VALUE: the message names the field, its variable, its value and what is allowed.
+ *   page_size      a power of two, at least CONFIG_LEAST_PAGE or the granularity, if that is less; above the device's
+ *                  memory is allowed (the pool then serves every request from the driver's memory pool)
+ *   va_size        a multiple of page_size and of the granularity, of 1 to CONFIG_MAX_PAGES pages
+ *   initial_pages  fit va_size and max_mapped, in whole granularities
+ *   extent_size    0, or a multiple of page_size and of the granularity
  *   small, reuse, streams   known
  *   decay_ms       at most DECAY_MS_MAX (decay.h), or VPMM_DECAY_NEVER
  */

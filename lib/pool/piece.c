@@ -85,18 +85,21 @@ static bool find_elsewhere(struct arena *arena, struct want want, struct stream 
 
 /*
  * Where small requests are most of what is in use, a build for each page would be most of their time. The surplus is
- * free pages, which the next ones find. It costs the request that makes it a handle a page: at most 0.2 ms.
+ * free pages, which the next ones find. It costs the request that makes it MOST handles, of a page each or of what the
+ * driver makes at least: at most 0.2 ms.
  */
 static uint64_t growth(const struct arena *arena)
 {
     enum { SHARE = 16, MOST = 8 };
     uint64_t pages = stats_sum(arena->stats, STAT_slab_bytes) / arena->space.units.unit_size / SHARE;
-    return pages < MOST ? pages : MOST;
+    uint64_t most = (uint64_t)MOST * arena->policy.step;
+    return pages < most ? pages : most;
 }
 
 /*
  * Pages that are cut become free one by one, wherever the last piece of one was, so each has a handle of its own: it
- * can move by itself. Where nothing moves it need not.
+ * can move by itself. (Where pages are smaller than the driver's handles, the shortest of these.) Where nothing moves it
+ * need not.
  */
 static uint32_t longest_handle(const struct arena *arena)
 {

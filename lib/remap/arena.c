@@ -44,6 +44,7 @@ void arena_set_up(struct arena *arena, const vpmm_config *config)
 
 vpmm_status arena_init(struct arena *arena, struct device *device, struct stats *stats, const vpmm_config *config)
 {
+    size_t step = config->page_size < device->granularity ? device->granularity / config->page_size : 1;
     size_t extent_pages = config->extent_size / config->page_size;
     arena->device = device;
     arena->stats = stats;
@@ -61,7 +62,8 @@ vpmm_status arena_init(struct arena *arena, struct device *device, struct stats 
     pile_init(&arena->ending);
     wakeup_init(&arena->bell.work);
     arena->has_reaper = config->reaper;
-    policy_init(&arena->policy, config->page_size, extent_pages > UINT32_MAX ? UINT32_MAX : (uint32_t)extent_pages);
+    policy_init(&arena->policy, config->page_size, (uint32_t)step,
+                extent_pages > UINT32_MAX ? UINT32_MAX : (uint32_t)extent_pages);
     pace_init(&arena->pace);
     arena->view = calloc(1, sizeof *arena->view);
     arena->plan = calloc(1, sizeof *arena->plan);

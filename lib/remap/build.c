@@ -632,9 +632,9 @@ static vpmm_status reserve_one(struct arena *arena)
 {
     CUdeviceptr base = 0;
     size_t bytes = (size_t)arena->space.units.chunk_units << arena->space.units.unit_shift;
+    size_t alignment = arena->space.units.unit_size * arena->policy.step;
     vpmm_status status = VPMM_SUCCESS;
-    if (device_call(arena->device, cuMemAddressReserve, &base, bytes, arena->space.units.unit_size, 0, 0) !=
-        CUDA_SUCCESS) {
+    if (device_call(arena->device, cuMemAddressReserve, &base, bytes, alignment, 0, 0) != CUDA_SUCCESS) {
         status = reserve_failed(arena, bytes);
     } else {
         lock_take(&arena->plan_lock);

@@ -6,7 +6,7 @@
 #include <string.h>
 
 /*
- * The rules, in the order in which they matter. In brackets is what comes of it without the rule, as
+ * The rules, in the order in which they matter. A "page" of theirs is a step (policy.h), where pages are smaller. In brackets is what comes of it without the rule, as
  *     stress/policy.py BUILD_DIR TRACE... --rows 1,4
  * prints it: held above in use after the fourth pass, and driver time of all mallocs in the first, of one thread dense
  * | of four threads with a GPU that lags. With all rules 5.4 %, 11.3 ms | 5.4 %, 53.0 ms; of four threads dense 6.1 %:
@@ -72,7 +72,7 @@ static const double HANDLE_MOST = 40;  /* pages of a handle while nothing is stu
 static const double HANDLE_LEAST = 10; /* and when this share of mapped is: */
 static const double STUCK_HIGH = 0.02;
 
-static const double CREATED_PAGE_US = 20; /* what a page created is worth, beside its driver time */
+static const double CREATED_STEP_US = 20; /* what a step created is worth, beside its driver time */
 
 static const double SLOW_US = 900;     /* driver time of one malloc, beyond which growth is created in fewer handles */
 static const double WAITER_COST = 0.2; /* what each who waits to build adds to the price of driver time */
@@ -123,12 +123,13 @@ static double create_us(const struct policy *p, uint32_t pages)
     return PRICE(CREATE, pages * p->page_mib) + move_us(p, pages);
 }
 
-void policy_init(struct policy *p, uint64_t page_size_bytes, uint32_t max_extent_pages)
+void policy_init(struct policy *p, uint64_t page_size_bytes, uint32_t step_pages, uint32_t max_extent_pages)
 {
     memset(p, 0, sizeof *p);
     p->page_mib = (double)page_size_bytes / (1 << 20);
+    p->step = step_pages;
     p->max_extent = max_extent_pages ? max_extent_pages : UINT32_MAX;
-    p->handle_pages = HANDLE_MOST;
+    p->handle_pages = HANDLE_MOST * p->step;
 }
 
 void policy_destroy(struct policy *p)
@@ -186,13 +187,13 @@ static bool add_create(struct policy_plan *plan, uint32_t pages)
     return true;
 }
 
-/* `n` new extents of equal length, a page more or less. */
-static bool add_creates(struct policy_plan *plan, uint32_t pages, uint32_t n)
+/* `n` new extents of equal length, a step more or less, of so many pages in sum. */
+static bool add_creates(const struct policy *p, struct policy_plan *plan, uint32_t pages, uint32_t n)
 {
-    for (; n > 0; n--) {
-        if (!add_create(plan, pages / n))
+    for (uint32_t steps = pages / p->step; n > 0; n--) {
+        if (!add_create(plan, steps / n * p->step))
             return false;
-        pages -= pages / n;
+        steps -= steps / n;
     }
     return true;
 }
@@ -201,6 +202,11 @@ static int ascending(const void *a, const void *b)
 {
     uint32_t x = *(const uint32_t *)a, y = *(const uint32_t *)b;
     return (x > y) - (x < y);
+}
+
+static uint64_t whole_steps(const struct policy *p, uint64_t pages)
+{
+    return (pages + p->step - 1) / p->step * p->step;
 }
 
 /*
@@ -278,7 +284,8 @@ static size_t longest_extendable(const struct policy_view *v, uint32_t pages)
 }
 
 /* Runs in ascending order; one of which at least half is needed moves whole, if there is room for the surplus. */
-static bool harvest_pages(struct policy_plan *plan, const struct policy_view *v, uint64_t missing, uint64_t room)
+static bool harvest_pages(const struct policy *p, struct policy_plan *plan, const struct policy_view *v,
+                          uint64_t missing, uint64_t room)
 {
     bool extends = plan->place != POLICY_FRESH;
     for (size_t i = 0; i < v->runs && missing > 0; i++) {
@@ -298,10 +305,10 @@ static bool harvest_pages(struct policy_plan *plan, const struct policy_view *v,
         plan->place = POLICY_NO_MEMORY;
         return true;
     }
-    return add_creates(plan, (uint32_t)missing, (uint32_t)missing);
+    return add_creates(p, plan, (uint32_t)missing, (uint32_t)missing);
 }
 
-static bool plan_pages(const struct policy_view *v, uint32_t pages, struct policy_plan *plan)
+static bool plan_pages(const struct policy *p, const struct policy_view *v, uint32_t pages, struct policy_plan *plan)
 {
     size_t run = longest_extendable(v, pages);
     if (run < v->runs) {
@@ -309,7 +316,7 @@ static bool plan_pages(const struct policy_view *v, uint32_t pages, struct polic
         uint32_t missing = pages - r->pages;
         plan->run = run;
         plan->place = r->hole_after >= missing ? POLICY_EXTEND_UP : POLICY_EXTEND_DOWN;
-        return harvest_pages(plan, v, missing, r->hole_after >= missing ? r->hole_after : r->hole_before);
+        return harvest_pages(p, plan, v, missing, r->hole_after >= missing ? r->hole_after : r->hole_before);
     }
     size_t hole = shortest_hole(v, pages);
     if (hole == v->holes) {
@@ -318,7 +325,7 @@ static bool plan_pages(const struct policy_view *v, uint32_t pages, struct polic
     }
     plan->place = POLICY_FRESH;
     plan->page = v->hole[hole].page;
-    return harvest_pages(plan, v, pages, v->hole[hole].pages);
+    return harvest_pages(p, plan, v, pages, v->hole[hole].pages);
 }
 
 /*
@@ -366,13 +373,14 @@ static double interpolate(double at_none, double at_high, double stuck, double h
 
 static void steer_handles(struct policy *p, const struct policy_view *v)
 {
-    p->handle_pages = interpolate(HANDLE_MOST, HANDLE_LEAST, stuck_share(v), STUCK_HIGH);
+    p->handle_pages = interpolate(HANDLE_MOST, HANDLE_LEAST, stuck_share(v), STUCK_HIGH) * p->step;
 }
 
 /* By whatever sets a limit to a handle. */
 static uint32_t longest_allowed(const struct policy *p, const struct policy_view *v)
 {
-    return p->max_extent < v->longest_handle ? p->max_extent : v->longest_handle;
+    uint32_t longest = p->max_extent < v->longest_handle ? p->max_extent : v->longest_handle;
+    return longest > p->step ? longest / p->step * p->step : p->step;
 }
 
 static uint32_t handles_of(const struct policy *p, const struct policy_view *v, uint32_t pages)
@@ -380,7 +388,7 @@ static uint32_t handles_of(const struct policy *p, const struct policy_view *v, 
     double handle = p->handle_pages;
     if (handle > longest_allowed(p, v))
         handle = longest_allowed(p, v);
-    uint32_t whole = (uint32_t)handle;
+    uint32_t whole = (uint32_t)handle / p->step * p->step;
     return pages / whole + (pages % whole != 0);
 }
 
@@ -392,7 +400,8 @@ static double growth_us(const struct policy *p, uint32_t pages, uint32_t handles
 /* Of growth by so many pages. A long handle is seldom wholly free again, and what is left of it is stuck. */
 static uint32_t longest_handle(const struct policy *p, const struct policy_view *v, uint32_t pages)
 {
-    uint32_t longest = pages / GROWTH_HANDLES > HANDLE_LONGEST ? pages / GROWTH_HANDLES : HANDLE_LONGEST;
+    uint32_t longest = pages / GROWTH_HANDLES / p->step;
+    longest = (longest > HANDLE_LONGEST ? longest : HANDLE_LONGEST) * p->step;
     return longest < longest_allowed(p, v) ? longest : longest_allowed(p, v);
 }
 
@@ -402,7 +411,7 @@ static uint32_t handles_within(const struct policy *p, const struct policy_view 
     uint32_t handles = handles_of(p, v, pages);
     uint32_t longest = longest_handle(p, v, pages);
     uint32_t fewest = pages ? (pages - 1) / longest + 1 : 0;
-    double most = us / create_us(p, 1); /* of the cheapest */
+    double most = us / create_us(p, p->step); /* of the cheapest */
     if (handles > most)
         handles = most > fewest ? (uint32_t)most : fewest;
     while (handles > fewest && growth_us(p, pages, handles) > us)
@@ -431,10 +440,10 @@ static double wait_us(const struct policy_view *v, uint32_t extent)
 }
 
 /* Others wait out the driver's calls of this malloc, and so they pay for them too. */
-static double price_of(const struct policy_view *v, const struct filling *f)
+static double price_of(const struct policy *p, const struct policy_view *v, const struct filling *f)
 {
     uint32_t waiters = v->waiters < WAITERS_MOST ? v->waiters : WAITERS_MOST;
-    return f->us * (1 + WAITER_COST * waiters) + f->wait_us + CREATED_PAGE_US * f->grow;
+    return f->us * (1 + WAITER_COST * waiters) + f->wait_us + CREATED_STEP_US / p->step * f->grow;
 }
 
 /* Driver time for one malloc, by the cost model. */
@@ -445,9 +454,10 @@ static double slow_us(const struct policy_view *v)
 
 enum { NO_RUN = -1 };
 
-static void consider(const struct policy_view *v, struct filling *best, struct filling f, uint64_t room)
+static void consider(const struct policy *p, const struct policy_view *v, struct filling *best, struct filling f,
+                     uint64_t room)
 {
-    if (f.pages > room || (best->possible && price_of(v, &f) >= price_of(v, best)))
+    if (f.pages > room || (best->possible && price_of(p, v, &f) >= price_of(p, v, best)))
         return;
     f.possible = true;
     *best = f;
@@ -459,12 +469,12 @@ static void finish(const struct policy *p, const struct policy_view *v, struct f
 {
     struct filling g = f;
     g.cover = UINT32_MAX;
-    g.grow = rest;
-    g.handles = handles_within(p, v, rest, slow_us(v) - f.us);
-    g.us += growth_us(p, rest, g.handles);
-    g.pages += rest;
-    if (rest <= v->creatable_pages)
-        consider(v, best, g, room);
+    g.grow = (uint32_t)whole_steps(p, rest);
+    g.handles = handles_within(p, v, g.grow, slow_us(v) - f.us);
+    g.us += growth_us(p, g.grow, g.handles);
+    g.pages += g.grow;
+    if (g.grow <= v->creatable_pages)
+        consider(p, v, best, g, room);
     if (rest == 0 || longer == UINT32_MAX)
         return;
     uint32_t pages = v->extent[longer].pages;
@@ -472,7 +482,7 @@ static void finish(const struct policy *p, const struct policy_view *v, struct f
     f.us += move_us(p, pages);
     f.wait_us += wait_us(v, longer);
     f.pages += pages;
-    consider(v, best, f, room);
+    consider(p, v, best, f, room);
 }
 
 /* Whether the next of the sorted extents after the ith that may move is longer than that, too. */
@@ -526,7 +536,7 @@ static bool add_filling(const struct policy *p, const struct policy_view *v, con
         return false;
     if (plan->moves > 1)
         qsort(plan->move, plan->moves, sizeof *plan->move, ascending);
-    return add_creates(plan, f->grow, f->handles);
+    return add_creates(p, plan, f->grow, f->handles);
 }
 
 /*
@@ -544,7 +554,7 @@ static void try_candidate(const struct policy *p, const struct policy_view *v, s
                           struct candidate *best)
 {
     c.filling = fill(p, v, c.missing, c.run, c.room);
-    if (c.filling.possible && (!best->filling.possible || price_of(v, &c.filling) < price_of(v, &best->filling)))
+    if (c.filling.possible && (!best->filling.possible || price_of(p, v, &c.filling) < price_of(p, v, &best->filling)))
         *best = c;
 }
 
@@ -610,7 +620,7 @@ static uint64_t ample_pages(uint64_t mapped_pages, uint64_t pages)
 
 uint64_t policy_hole_pages(const struct policy *p, uint64_t mapped_pages, uint32_t pages)
 {
-    return p->max_extent == 1 ? pages : ample_pages(mapped_pages, pages);
+    return p->max_extent == 1 ? pages : ample_pages(mapped_pages, whole_steps(p, pages));
 }
 
 /* In the lowest hole with ample room, at its front or near it: used memory stays together and can be extended. */
@@ -663,7 +673,7 @@ static double driver_us(const struct policy *p, const struct policy_view *v, con
 bool policy_plan(struct policy *p, const struct policy_view *v, uint32_t pages, struct policy_plan *plan)
 {
     start(plan, POLICY_NO_MEMORY);
-    bool done = p->max_extent == 1 ? plan_pages(v, pages, plan) : plan_extents(p, v, pages, plan);
+    bool done = p->max_extent == 1 ? plan_pages(p, v, pages, plan) : plan_extents(p, v, pages, plan);
     plan->cost_us = driver_us(p, v, plan);
     return done;
 }

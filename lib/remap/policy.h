@@ -7,10 +7,13 @@
  *   run     a maximal run of mapped free pages that the request may use without waiting; or, where the caller lets a
  *           request wait, free pages that are behind another stream's fence
  *   extent  a physical handle that lies wholly inside one run, and so can be moved to another address
+ *   step    pages of the shortest handle that the driver makes, its granularity; 1 unless pages are smaller. Extents and
+ *           holes are whole steps and begin at one; runs need not
  *   stuck   pages of a run whose extent is partly live: they can be used where they stand, or extended, never moved
  *   hole    a run of unmapped pages
  *
  *   sum(run.pages) = sum(extent.pages) + stuck pages
+ *   where a hole adjoins a run, the run ends (or begins) at a step
  */
 #ifndef VPMM_LIB_POLICY_H
 #define VPMM_LIB_POLICY_H
@@ -63,7 +66,7 @@ enum policy_place {
 };
 
 /*
- * What to map, in ascending address order: the moved extents first, then the created ones.
+ * What to map, in ascending address order: the moved extents first, then the created ones, of whole steps each.
  *   pages(run, if one is extended) + sum(moved) + sum(created) >= pages asked for; the surplus becomes free.
  * The request takes the front of the result. A zero-filled plan is a valid, empty one.
  */
@@ -81,6 +84,7 @@ struct policy_plan {
 
 struct policy {
     uint32_t max_extent; /* pages of the largest handle, UINT32_MAX: no limit; 1: the specification's mode */
+    uint32_t step;       /* pages of the shortest one */
     double page_mib;
 
     double handle_pages; /* pages of a handle that growth is created in, by the last look at how much memory is stuck */
@@ -88,8 +92,11 @@ struct policy {
     size_t by_size_capacity;
 };
 
-/* max_extent_pages 0: the policy decides. 1: the specification's mode, exact and deterministic. */
-void policy_init(struct policy *, uint64_t page_size_bytes, uint32_t max_extent_pages);
+/*
+ * max_extent_pages 0: the policy decides; else it is whole steps. 1, where that is a step: the specification's mode, exact
+ * and deterministic.
+ */
+void policy_init(struct policy *, uint64_t page_size_bytes, uint32_t step_pages, uint32_t max_extent_pages);
 void policy_destroy(struct policy *);
 
 /*

@@ -434,7 +434,7 @@ Test(defects, defect_13_the_page_size_is_checked)
     struct setup setup = setup_default();
     world_open_without_pool(&w, &setup);
     setup.pool.driver = w.driver;
-    static const size_t wrong[] = {1, 4096, PAGE - 1, PAGE / 2, 3 * PAGE, PAGE + 4096};
+    static const size_t wrong[] = {1, 4096, PAGE - 1, PAGE / 16, PAGE / 2 + PAGE / 4, 3 * PAGE, PAGE + 4096};
     for (size_t i = 0; i < sizeof wrong / sizeof wrong[0]; i++) {
         setup.pool.page_size = wrong[i];
         vpmm_pool *pool = NULL;

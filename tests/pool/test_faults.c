@@ -734,7 +734,7 @@ static void loop(scenario *play, const struct setup *setup, bool pool_first)
 
 /* ---- in all settings ---- */
 
-enum { SETTINGS = 3 * 3 * 2 * 2 * 2 * 2 };
+enum { SETTINGS = 3 * 3 * 2 * 2 * 3 * 2 };
 
 /* Every how many-th setting is played, and which is the first. */
 static void settings_share(unsigned *first, unsigned *step)
@@ -762,7 +762,9 @@ static void apply_setting(struct setup *setup, unsigned index)
     setup->pool.reuse = reuse[digit(&index, 3)];
     setup->pool.small = small[digit(&index, 2)];
     setup->pool.cache_bytes = digit(&index, 2) ? 64 * PAGE : 0;
-    setup->pool.extent_size = digit(&index, 2) ? PAGE : 0;
+    unsigned pages = digit(&index, 3);
+    setup->pool.extent_size = pages == 1 ? PAGE : 0;
+    setup->pool.page_size = pages == 2 ? PAGE / 8 : PAGE;
     setup->pool.max_mapped = digit(&index, 2) ? 24 * PAGE : 0;
 }
 

@@ -279,12 +279,17 @@ static void check_accepts(const vpmm_config *config)
 Test(check, page_size)
 {
     vpmm_config config = vpmm_config_default();
-    for (config.page_size = GRANULARITY; config.page_size <= TIB; config.page_size *= 2)
+    for (config.page_size = CONFIG_LEAST_PAGE; config.page_size <= TIB; config.page_size *= 2)
         check_accepts(&config);
     config.page_size = 3 * GRANULARITY;
     check_refuses(&config, VPMM_ERROR_INVALID_VALUE, "page_size", "VPMM_PAGE_SIZE", "6291456");
-    config.page_size = GRANULARITY / 2;
-    check_refuses(&config, VPMM_ERROR_INVALID_VALUE, "page_size", "VPMM_PAGE_SIZE", "1048576");
+    config.page_size = CONFIG_LEAST_PAGE / 2;
+    check_refuses(&config, VPMM_ERROR_INVALID_VALUE, "page_size", "VPMM_PAGE_SIZE", "131072");
+    config.va_size = TIB;
+    cr_expect_eq(config_check(&config, CONFIG_LEAST_PAGE / 2), VPMM_SUCCESS, "a device's granularity: %s",
+                 vpmm_last_error());
+    config.page_size = 3 * GRANULARITY / 4;
+    check_refuses(&config, VPMM_ERROR_INVALID_VALUE, "page_size", "VPMM_PAGE_SIZE", "1572864");
     config.page_size = 1;
     check_refuses(&config, VPMM_ERROR_INVALID_VALUE, "page_size", "VPMM_PAGE_SIZE", " 1;");
     config.page_size = SIZE_MAX;
@@ -307,6 +312,11 @@ Test(check, va_size)
     config.va_size = GIB;
     config.page_size = 2 * GIB;
     check_refuses(&config, VPMM_ERROR_INVALID_VALUE, "va_size", "VPMM_VA_SIZE", "1073741824");
+    config.page_size = GRANULARITY / 4;
+    config.va_size = GIB + GRANULARITY;
+    check_accepts(&config);
+    config.va_size = GIB + GRANULARITY / 2; /* of pages, and not of what the driver maps */
+    check_refuses(&config, VPMM_ERROR_INVALID_VALUE, "va_size", "VPMM_VA_SIZE", "1074790400");
 }
 
 Test(check, initial_pages)
@@ -325,6 +335,12 @@ Test(check, initial_pages)
     config.initial_pages = 101;
     check_refuses(&config, VPMM_ERROR_INVALID_VALUE, "initial_pages", "VPMM_PAGES", "101");
     cr_assert(strstr(vpmm_last_error(), "max_mapped"), "%s", vpmm_last_error());
+    config.page_size = GRANULARITY / 4;
+    config.max_mapped = 10 * GRANULARITY + GRANULARITY / 2; /* the half is nothing that the driver makes */
+    config.initial_pages = 40;
+    check_accepts(&config);
+    config.initial_pages = 41;
+    check_refuses(&config, VPMM_ERROR_INVALID_VALUE, "initial_pages", "VPMM_PAGES", "41");
 }
 
 Test(check, extent_size)
@@ -339,6 +355,10 @@ Test(check, extent_size)
     config.page_size = 2 * GRANULARITY;
     config.extent_size = GRANULARITY;
     check_refuses(&config, VPMM_ERROR_INVALID_VALUE, "extent_size", "VPMM_EXTENT_SIZE", "2097152");
+    config.page_size = GRANULARITY / 4;
+    check_accepts(&config);
+    config.extent_size = GRANULARITY / 2;
+    check_refuses(&config, VPMM_ERROR_INVALID_VALUE, "extent_size", "VPMM_EXTENT_SIZE", "1048576");
 }
 
 Test(check, words)
@@ -376,6 +396,8 @@ Test(check, other_granularities)
     config.va_size = TIB;
     cr_assert_eq(config_check(&config, 64 * 1024), VPMM_SUCCESS);
     config.page_size = GRANULARITY;
+    cr_assert_eq(config_check(&config, 32 * MIB), VPMM_SUCCESS);
+    config.page_size = CONFIG_LEAST_PAGE / 2;
     cr_assert_eq(config_check(&config, 32 * MIB), VPMM_ERROR_INVALID_VALUE);
     cr_assert(strstr(vpmm_last_error(), "33554432"), "%s", vpmm_last_error());
 }

@@ -7,8 +7,8 @@
  *   *20    a hole
  *   (...)  a free run, of extents that lie wholly in it, 4, and of stuck pages, s2; 1x5 is 1 1 1 1 1
  *   [...]  the same of memory that the request's stream would have to wait for
- * A plan is written with runs and extents numbered from 0, from the left: "up 1: move 0 3..5, create 4 5x2". A page is
- * 2 MiB.
+ * A plan is written with runs and extents numbered from 0, from the left: "up 1: move 0 3..5, create 4 5x2". What the
+ * driver makes at least, a step, is 2 MiB, and so is a page, but where a test says how many of them a step has.
  *
  * VPMM_TEST_SEED  of the first random map; a failure prints the map's own
  */
@@ -23,10 +23,12 @@
 
 #include "remap/policy.h"
 
-enum { CELLS = 8192, MAPS = 6000, LOOKED_AT = 32 };
+enum { CELLS = 16384, MAPS = 6000, LOOKED_AT = 32 };
 enum { HOLE = 0, STUCK = 1, FIRST_EXTENT = 2 }; /* what a page belongs to */
 
-static const uint64_t PAGE_BYTES = UINT64_C(2) << 20, NO_CAP = UINT64_MAX;
+static const uint64_t STEP_BYTES = UINT64_C(2) << 20, NO_CAP = UINT64_MAX;
+
+static uint32_t step = 1; /* pages; a test that wants more sets it first */
 
 /* Made where it fails alone: each assertion is a message to the tests' runner, and these are a million. */
 #define check(condition, ...)                                                                                          \
@@ -257,9 +259,9 @@ static const struct measured creating[] = {{2, 5.7}, {32, 7.7}, {256, 12}, {1024
 static const struct measured allowing[] = {{2, 18}, {32, 21}, {128, 25}, {256, 31}, {1024, 51}};
 static const double mapping = 0.45;
 
-static const double created_page = 20, slow = 900, waiter = 0.2;
+static const double created_step = 20, slow = 900, waiter = 0.2;
 
-#define MEASURED(of, pages) measured(of, sizeof(of) / sizeof *(of), (double)(pages)*2)
+#define MEASURED(of, pages) measured(of, sizeof(of) / sizeof *(of), (double)(pages)*2 / step)
 
 static double measured(const struct measured *of, size_t n, double mib)
 {
@@ -335,7 +337,7 @@ static void table(const struct row *row, size_t rows, uint32_t max_extent, struc
     struct policy_plan plan = {0};
     for (size_t i = 0; i < rows; i++) {
         struct policy p;
-        policy_init(&p, PAGE_BYTES, max_extent);
+        policy_init(&p, STEP_BYTES / step, step, max_extent);
         struct policy_view view = *map_read(&m, row[i].map, row[i].creatable);
         view.several_builders = builders.several;
         view.waiters = builders.waiters;
@@ -465,6 +467,27 @@ Test(policy, no_piece_is_longer_than_can_be_used_again)
           {"*8000", NO_CAP, 6144, "fresh 0: create 96x64"});
 }
 
+/* Pages of 256 KiB: what is created is a multiple of eight, and as long in bytes as of other pages. */
+Test(policy, what_the_driver_makes_is_whole_steps)
+{
+    step = 8;
+    TABLE(0, {"*80", NO_CAP, 3, "fresh 0: create 8"}, {"*80", NO_CAP, 9, "fresh 0: create 16"},
+          /* To the end of the hole, and of the cap. */
+          {"*8", NO_CAP, 8, "fresh 0: create 8"}, {"*8 8 *16", NO_CAP, 9, "fresh 16: create 16"},
+          {"*80", 16, 9, "fresh 0: create 16"}, {"*80", 15, 9, "no memory"},
+          /* What is left of a handle is extended from where the handle ends. */
+          {"4 (s4) *80", NO_CAP, 10, "up 0: create 8"}, {"*80 (s4) 4", NO_CAP, 12, "down 0: create 8"},
+          /* A handle covers what is less than a step. */
+          {"4 (s4) *80 8 (8) 8", NO_CAP, 10, "up 0: move 0"},
+          /* Handles of 40 steps while nothing is stuck, a step more or less; of 10; and none of more than 48. */
+          {"*8000", NO_CAP, 1000, "fresh 0: create 248x3 256"},
+          {"784 (s8) 8 *8000", NO_CAP, 320, "fresh 800: create 160x2"},
+          {"784 (s16) *8000", NO_CAP, 336, "up 0: create 80x4"}, {"*16000", NO_CAP, 12288, "fresh 0: create 384x32"});
+    TABLE(16, {"*800", NO_CAP, 100, "fresh 0: create 8 16x6"});
+    /* Each step created is worth 20 us, as where it is a page. */
+    TABLE(0, {"8 (s4) *200 8 (8x3) 8", NO_CAP, 28, "up 0: move 0..2"});
+}
+
 /* Rule 5: an extent that must be waited for is 40 us dearer, and so is a run; a page created is 20. */
 Test(policy, memory_that_must_be_waited_for_is_dearer)
 {
@@ -584,7 +607,7 @@ static uint64_t first_seed(void)
 /* Extents whose pages are live or free as it comes, and holes. */
 static void draw_extent(struct trial *t, uint32_t longest)
 {
-    uint32_t pages = 1 + (uint32_t)draw(t, longest), extent = t->map.extents++;
+    uint32_t pages = step * (1 + (uint32_t)draw(t, longest)), extent = t->map.extents++;
     uint32_t kind = (uint32_t)draw(t, 8), live = (uint32_t)draw(t, pages + 1);
     if (kind >= 3)
         live = kind < 5 ? pages : 0; /* all of it, or none */
@@ -598,14 +621,14 @@ static const struct policy_view *draw_map(struct trial *t, uint32_t longest_exte
     uint32_t pieces = 1 + (uint32_t)draw(t, 60), holes = 2 + (uint32_t)draw(t, 12);
     uint32_t longest_hole = 1 + (uint32_t)draw(t, 60);
     map_clear(&t->map);
-    for (uint32_t i = 0; i < pieces && t->map.cells < CELLS - 300; i++) {
+    for (uint32_t i = 0; i < pieces && t->map.cells < CELLS - 300 * step; i++) {
         if (draw(t, holes))
             draw_extent(t, longest_extent);
         else
-            map_add(&t->map, 1 + (uint32_t)draw(t, longest_hole), (struct cell){.extent = HOLE});
+            map_add(&t->map, step * (1 + (uint32_t)draw(t, longest_hole)), (struct cell){.extent = HOLE});
     }
     if (draw(t, 4) == 0)
-        map_add(&t->map, 1 + (uint32_t)draw(t, 200), (struct cell){.extent = HOLE});
+        map_add(&t->map, step * (1 + (uint32_t)draw(t, 200)), (struct cell){.extent = HOLE});
     return map_view(&t->map, caps[draw(t, sizeof caps / sizeof *caps)]);
 }
 
@@ -646,6 +669,7 @@ static void check_target(const struct trial *t)
         page = plan->place == POLICY_EXTEND_UP ? run->page + run->pages : run->page - pages;
     }
     trial_check(t, lies_in_a_hole(v, page, pages));
+    trial_check(t, page % step == 0 && pages % step == 0);
 }
 
 /* Each moved extent is the view's, moved once, and none of those that stay because their run is extended. */
@@ -668,13 +692,13 @@ static void check_creates(const struct trial *t, uint32_t max_extent)
 {
     const struct policy_plan *plan = &t->plan;
     for (size_t i = 0; i < plan->creates; i++) {
-        trial_check(t, plan->create[i] > 0 && plan->create[i] <= max_extent);
-        trial_check(t, plan->create[i] <= plan->create[0] + 1 && plan->create[0] <= plan->create[i] + 1);
+        trial_check(t, plan->create[i] > 0 && plan->create[i] <= max_extent && plan->create[i] % step == 0);
+        trial_check(t, plan->create[i] <= plan->create[0] + step && plan->create[0] <= plan->create[i] + step);
     }
     trial_check(t, created_pages(plan) <= t->map.view.creatable_pages);
 }
 
-/* The request is covered; with a surplus of moved pages at most, since growth is never rounded up. */
+/* The request is covered; with a surplus of moved pages at most, since growth is rounded up to a whole step alone. */
 static void check_pages(const struct trial *t)
 {
     const struct policy_view *v = &t->map.view;
@@ -682,7 +706,7 @@ static void check_pages(const struct trial *t)
     if (extends(&t->plan))
         pages += v->run[t->plan.run].pages;
     trial_check(t, pages >= t->pages);
-    trial_check(t, t->plan.creates == 0 || pages == t->pages);
+    trial_check(t, t->plan.creates == 0 || pages < t->pages + step);
 }
 
 static bool close_to(double one, double other)
@@ -710,7 +734,7 @@ static void check_plan(const struct trial *t, uint32_t max_extent)
 static void plan_fresh(struct trial *t, const struct policy_view *v, uint32_t max_extent, struct policy_plan *plan)
 {
     struct policy p;
-    policy_init(&p, PAGE_BYTES, max_extent);
+    policy_init(&p, STEP_BYTES / step, step, max_extent);
     check(policy_plan(&p, v, t->pages, plan), "no host memory");
     policy_destroy(&p);
 }
@@ -737,7 +761,7 @@ static void each_trial(property *holds)
 }
 
 /*
- * What a plan is worth: driver time, and 20 us for a page created. Pieces that grow are priced as if they were all as
+ * What a plan is worth: driver time, and 20 us for a step created. Pieces that grow are priced as if they were all as
  * the longest.
  */
 static double growing_us(uint32_t pages, uint32_t pieces)
@@ -748,7 +772,7 @@ static double growing_us(uint32_t pages, uint32_t pieces)
 /* Who waits for the driver's time pays for it too. */
 static double priced(const struct trial *t, double us, uint32_t created)
 {
-    return us * (1 + waiter * fmin(t->map.view.waiters, 16)) + created_page * created;
+    return us * (1 + waiter * fmin(t->map.view.waiters, 16)) + created_step / step * created;
 }
 
 /* The driver's time that one malloc may take, if it is as slow as it is said to be. */
@@ -817,8 +841,9 @@ static double share_stuck(const struct policy_view *v)
 static uint32_t pieces_of(const struct offer *o, uint32_t pages, double us_left)
 {
     double share = share_stuck(&o->t->map.view), length = share >= 0.02 ? 10 : 40 - share / 0.02 * 30;
-    length = floor(fmin(length, o->max_extent));
-    double longest = fmin(o->max_extent, fmax(48, floor(pages / 64.0)));
+    double most = fmax(1, floor(o->max_extent / step)), longest = fmin(most, fmax(48, floor(pages / 64 / step)));
+    length = floor(fmin(length, most)) * step;
+    longest *= step;
     uint32_t pieces = (uint32_t)ceil(pages / length), fewest = (uint32_t)ceil(pages / longest);
     while (pieces > fewest && growing_us(pages, pieces) > us_left)
         pieces--;
@@ -844,8 +869,9 @@ static const struct policy_extent *cover(const struct offer *o, uint32_t rest)
 static void price_ends(struct offer *o, double us, uint32_t rest)
 {
     const struct policy_extent *longer = rest ? cover(o, rest) : NULL;
-    if (rest <= o->t->map.view.creatable_pages)
-        offer_price(o, priced(o->t, us + growing_us(rest, pieces_of(o, rest, time_of_one(o->t) - us)), rest));
+    uint32_t created = (rest + step - 1) / step * step;
+    if (created <= o->t->map.view.creatable_pages)
+        offer_price(o, priced(o->t, us + growing_us(created, pieces_of(o, created, time_of_one(o->t) - us)), created));
     if (longer && o->missing - rest + longer->pages <= o->room)
         offer_price(o, priced(o->t, us + us_to_move(longer->pages), 0));
 }
@@ -919,7 +945,7 @@ static uint32_t draw_longest_extent(struct trial *t)
 /* What is said of a request that cannot be had, and that of those that can the plan is the cheapest. */
 static void plan_is_sound_and_cheapest(struct trial *t)
 {
-    uint32_t max_extent = draw(t, 4) ? UINT32_MAX : 2 + (uint32_t)draw(t, 20);
+    uint32_t max_extent = draw(t, 4) ? UINT32_MAX : step * (2 + (uint32_t)draw(t, 20));
     const struct policy_view *v = draw_map(t, draw_longest_extent(t));
     bool by_view = draw(t, 2); /* it is the view's limit, or the policy's */
     if (by_view && max_extent != UINT32_MAX)
@@ -941,6 +967,12 @@ static void plan_is_sound_and_cheapest(struct trial *t)
 
 Test(policy, every_plan_is_sound_and_the_cheapest, .timeout = 120)
 {
+    each_trial(plan_is_sound_and_cheapest);
+}
+
+Test(policy, every_plan_in_steps_is_sound_and_the_cheapest, .timeout = 120)
+{
+    step = 8;
     each_trial(plan_is_sound_and_cheapest);
 }
 
@@ -1058,7 +1090,7 @@ static size_t show_holes(const struct policy_view *v, uint64_t pages, struct pol
 
 static void short_holes_are_not_missed(struct trial *t)
 {
-    uint32_t max_extent = (uint32_t)draw(t, 2);
+    uint32_t max_extent = step == 1 ? (uint32_t)draw(t, 2) : 0;
     struct policy p;
     struct policy_hole shown[CELLS];
     struct policy_plan unused = {0};
@@ -1066,7 +1098,7 @@ static void short_holes_are_not_missed(struct trial *t)
     t->map.view.several_builders = draw(t, 2);
     draw_request(t);
     plan_fresh(t, &t->map.view, max_extent, &t->plan);
-    policy_init(&p, PAGE_BYTES, max_extent);
+    policy_init(&p, STEP_BYTES / step, step, max_extent);
     struct policy_view some = t->map.view;
     some.holes = show_holes(&some, policy_hole_pages(&p, some.mapped_pages, t->pages), shown);
     some.hole = shown;
@@ -1079,6 +1111,12 @@ static void short_holes_are_not_missed(struct trial *t)
 /* policy_hole_pages: what the caller leaves out changes no plan. */
 Test(policy, holes_too_short_need_not_be_shown, .timeout = 120)
 {
+    each_trial(short_holes_are_not_missed);
+}
+
+Test(policy, holes_too_short_need_not_be_shown_where_handles_are_steps, .timeout = 120)
+{
+    step = 8;
     each_trial(short_holes_are_not_missed);
 }
 

@@ -33,7 +33,7 @@ static void draw_config(struct worker *chooser, const struct kind *kind, const v
     vpmm_config *config = &current.config;
     *config = vpmm_config_default();
     config->driver = jitter_table(driver);
-    config->page_size = PAGE;
+    config->page_size = one_in(chooser, 3) ? PAGE / 8 : PAGE;
     config->va_size = (is_tight && one_in(chooser, 2) ? 256 : 1024) * PAGE;
     config->streams = draw_mode(chooser, kind->modes);
     config->reuse = (vpmm_reuse)draw(chooser, 3);
