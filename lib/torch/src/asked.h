@@ -15,6 +15,23 @@ inline bool succeeds(cudaError_t answer) {
   return answer == cudaSuccess;
 }
 
+/* Another stream's capture in PyTorch's usual mode would forbid the thread to ask for events, and be lost by it. */
+class RelaxedMode {
+ public:
+  RelaxedMode() : has_(succeeds(cudaThreadExchangeStreamCaptureMode(&mode_))) {}
+  RelaxedMode(const RelaxedMode&) = delete;
+  RelaxedMode& operator=(const RelaxedMode&) = delete;
+
+  ~RelaxedMode() {
+    if (has_)
+      cudaThreadExchangeStreamCaptureMode(&mode_);
+  }
+
+ private:
+  cudaStreamCaptureMode mode_ = cudaStreamCaptureModeRelaxed;
+  const bool has_;
+};
+
 } // namespace vpmm_torch
 
 #endif

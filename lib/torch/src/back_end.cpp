@@ -116,10 +116,6 @@ class BackEnd final : public WithoutExpandableSegments<back_end::CUDAAllocator> 
     const Use use{stream.stream(), stream.device_index()};
     if (use == Use{allocation.stream, allocation.device})
       return;
-    if (Keeper* keeper = allocation.pool->keeper) { // it looks for its own deleter; without a context nothing is owned
-      keeper->recordStream({memory.get(), nullptr, keeper->raw_deleter(), memory.device()}, stream);
-      return;
-    }
     if (!use_now(memory.get(), allocation, use))
       allocations_.note_use(memory.get(), use);
   }
@@ -759,9 +755,13 @@ class BackEnd final : public WithoutExpandableSegments<back_end::CUDAAllocator> 
     if (device.pools.is_underway(pool.id))
       return nullptr;
     void* address = nullptr;
+    lent_limits_.fetch_add(1);
     double fraction = pool.keeper->getMemoryFraction(device_index);
     pool.keeper->setMemoryFraction(0, device_index);
-    auto restore = c10::make_scope_exit([&] { pool.keeper->setMemoryFraction(fraction, device_index); });
+    auto restore = c10::make_scope_exit([&] {
+      pool.keeper->setMemoryFraction(fraction, device_index);
+      lent_limits_.fetch_add(1);
+    });
     pool.keeper->beginAllocateToPool(device_index, pool.id,
                                      [=](cudaStream_t) { return std::this_thread::get_id() == thread; });
     auto end = c10::make_scope_exit([&] {
@@ -950,11 +950,25 @@ class BackEnd final : public WithoutExpandableSegments<back_end::CUDAAllocator> 
           reserved(device, index), c10::Device(c10::DeviceType::CUDA, static_cast<DeviceIndex>(index)));
   }
 
+  /* NULL: there was none, which was another thread's doing, who had set the keeper's memory fraction to 0 for a while. */
+  void* malloc_unless_limited(size_t bytes, cudaStream_t stream, const Pool& pool) {
+    size_t limits = lent_limits_.load();
+    try {
+      return pool.keeper->raw_alloc_with_stream(bytes, stream);
+    } catch (const c10::OutOfMemoryError&) {
+      std::lock_guard<std::mutex> guard(lent_lock_);
+      if (lent_limits_.load() == limits)
+        throw;
+      return nullptr;
+    }
+  }
+
   /* By its keeper, who throws if there is no memory. */
   void* malloc_of_lent(Device& device, int index, size_t bytes, cudaStream_t stream, const Pool& pool,
                        const Context& context) {
     try {
-      return pool.keeper->raw_alloc_with_stream(bytes, stream);
+      void* address = malloc_unless_limited(bytes, stream, pool);
+      return address ? address : pool.keeper->raw_alloc_with_stream(bytes, stream);
     } catch (const c10::OutOfMemoryError&) {
       tell_of_shortage(device, index, bytes, stream, pool, context);
       throw;
@@ -1050,7 +1064,8 @@ class BackEnd final : public WithoutExpandableSegments<back_end::CUDAAllocator> 
   std::atomic<bool> enabled_{true};
   History history_;
   Lender lender_;
-  std::mutex lent_lock_; // over a request to a lent pool in a shortage, with another memory fraction of its keeper's
+  std::mutex lent_lock_; // over a request to a lent pool in a shortage, with another memory fraction of its keeper's,
+  std::atomic<size_t> lent_limits_{0}; // of which so many have begun, or ended
   std::mutex init_lock_;
   std::vector<std::unique_ptr<Device>> devices_; // grows in init alone, before the first allocation
   std::atomic<bool> initialized_{false};
@@ -1073,20 +1088,6 @@ void BackEnd::delete_at(void* address) {
 
 /* ---- what Python calls ---- */
 
-/* Takes the place of PyTorch's allocator. NULL, or why it could not; called once or again. */
-extern "C" __attribute__((visibility("default"))) const char* vpmm_torch_enable(void) {
-  auto& current = c10::cuda::CUDACachingAllocator::allocator;
-  auto& ours = vpmm_torch::the_back_end();
-  if (current.load() == &ours)
-    return nullptr;
-  if (current.load()->initialized())
-    return "PyTorch has used CUDA memory already: enable vpmm before the first CUDA tensor";
-  ours.take_the_place_of(current.load());
-  current.store(&ours);
-  c10::SetAllocator(c10::DeviceType::CUDA, &ours);
-  return nullptr;
-}
-
 /* The call's refusal, which is the thread's until its next call of this kind; NULL: it was not refused. */
 template <typename Call>
 static const char* refusal_of(Call call) {
@@ -1100,6 +1101,24 @@ static const char* refusal_of(Call call) {
     why = error.what();
   }
   return why.c_str();
+}
+
+static void take_the_place() {
+  auto& current = c10::cuda::CUDACachingAllocator::allocator;
+  auto& ours = vpmm_torch::the_back_end();
+  if (current.load() == &ours)
+    return;
+  TORCH_CHECK(!current.load()->initialized(),
+              "PyTorch has used CUDA memory already: enable vpmm before the first CUDA tensor");
+  vpmm_torch::read_settings();
+  ours.take_the_place_of(current.load());
+  current.store(&ours);
+  c10::SetAllocator(c10::DeviceType::CUDA, &ours);
+}
+
+/* Takes the place of PyTorch's allocator. NULL, or why it could not; called once or again. */
+extern "C" __attribute__((visibility("default"))) const char* vpmm_torch_enable(void) {
+  return refusal_of(take_the_place);
 }
 
 /* See parking.h. An id as PyTorch has it: of a MemPool, or of a graph's pool. */

@@ -41,6 +41,14 @@ using CommonSettings = c10::CachingAllocator::AcceleratorAllocatorConfig;
 struct CommonSettings {};
 #endif
 
+/*
+ * PyTorch reads them when they are first asked for, and `backend` among them is to be the name of the allocator that is in
+ * place then. Throws if a setting is wrong.
+ */
+inline void read_settings() {
+  CudaSettings::instance();
+}
+
 #pragma GCC diagnostic push
 #pragma GCC diagnostic ignored "-Wdeprecated-declarations" /* CUDA's own are, where they stand for the common ones */
 template <typename Cuda, typename>

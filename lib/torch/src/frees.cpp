@@ -20,6 +20,15 @@ static bool is_done(vpmm_status status) {
   return status == VPMM_SUCCESS || status == VPMM_ERROR_INVALID_POINTER;
 }
 
+/* Behind the stream that it was allocated for, and no other. */
+bool Frees::end_use(const Freed& freed) {
+  const Pool& pool = *freed.allocation.pool;
+  if (!pool.is_lent())
+    return is_done(vpmm_free(pool.pool, address_of(freed.address), freed.allocation.stream));
+  pool.keeper->raw_delete(freed.address);
+  return true;
+}
+
 /* Within enter and leave. A stream that is no more has no use left. */
 bool Frees::try_main(Freed& freed) {
   Allocation& allocation = freed.allocation;
@@ -28,22 +37,8 @@ bool Frees::try_main(Freed& freed) {
     if (status != VPMM_SUCCESS && status != VPMM_ERROR_INVALID_VALUE && status != VPMM_ERROR_INVALID_POINTER)
       return false;
   }
-  return is_done(vpmm_free(allocation.pool->pool, address_of(freed.address), allocation.stream));
+  return end_use(freed);
 }
-
-/* Another stream's capture in PyTorch's usual mode would forbid the thread to ask for events. */
-class RelaxedMode {
- public:
-  RelaxedMode() : has_(succeeds(cudaThreadExchangeStreamCaptureMode(&mode_))) {}
-  ~RelaxedMode() {
-    if (has_)
-      cudaThreadExchangeStreamCaptureMode(&mode_);
-  }
-
- private:
-  cudaStreamCaptureMode mode_ = cudaStreamCaptureModeRelaxed;
-  const bool has_;
-};
 
 /* False: a stream captures, or there is no event to be had. */
 bool Frees::record_events(Freed& freed) {
@@ -82,7 +77,7 @@ bool Frees::try_by_events(Freed& freed) {
     freed.events.clear();
     allocation.used.clear();
   }
-  return is_done(vpmm_free(allocation.pool->pool, address_of(freed.address), allocation.stream));
+  return end_use(freed);
 }
 
 static bool is_used_on_another_device(const Allocation& allocation) {
@@ -172,12 +167,7 @@ void Frees::free(void* address, Allocation&& allocation) {
   if (is_usual && free_at_once(address, allocation))
     return;
   std::shared_ptr<Pool> pool = allocation.pool;
-  if (pool->is_lent()) {
-    pool->keeper->raw_delete(address);
-    pool->let_go();
-    return;
-  }
-  if (pool->is_private() && pool->wanted.shelve(address, allocation)) {
+  if (pool->is_private() && !pool->is_lent() && pool->wanted.shelve(address, allocation)) {
     pool->let_go();
     return;
   }

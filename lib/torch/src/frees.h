@@ -8,14 +8,13 @@
  *             another thread may be about to capture nobody but that thread may: a torch.cuda.use_mem_pool of a thread
  *             that asks for nothing in it keeps the others' frees, even if a request fails for it
  *   ending    memory of a private pool that further streams used: vpmm would keep it to the pool's end, because nothing
- *             passes there; and memory that streams of another device used, which vpmm does not know. An event on each of
+ *             passes there; of a lent pool (lender.h), whose keeper looks for what has passed in requests to its pools
+ *             alone, and not while one is underway, as is each of ours; and memory that streams of another device used, which vpmm does not know. An event on each of
  *             these streams is recorded at the free; it is freed when all have passed
  *   joining   the same where they all capture, and the program wants such memory back within the capture
  *             (graph_capture_record_stream_reuse): where they are in the capture is noted at the free. A request of the
  *             stream of the allocation looks whether that stream has come behind it (capture.h); then it is freed. If
  *             the capture ends before, it is as all else that waits
- *
- *   lent      memory of a pool that is lent (lender.h): its keeper ends the use
  *
  * An allocation that is waiting or ending counts as live in its pool, which so does not end before it.
  */
@@ -68,6 +67,7 @@ class Frees {
   bool free_at_once(void* address, const Allocation& allocation);
   bool finish(Freed& freed);
   bool try_one(Freed& freed);
+  bool end_use(const Freed& freed);
   bool try_main(Freed& freed);
   bool try_by_events(Freed& freed);
   bool record_events(Freed& freed);

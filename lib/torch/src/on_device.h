@@ -1,9 +1,13 @@
 /*
  * on_device.h - a device made current for a while: streams and events belong to one, and so does what is made next.
+ *
+ * The former one is made current as PyTorch does it, which makes no context on a device that has none: in a process for
+ * each GPU, none of which is to have one on the first.
  */
 #ifndef VPMM_TORCH_ON_DEVICE_H
 #define VPMM_TORCH_ON_DEVICE_H
 
+#include <c10/cuda/CUDAFunctions.h>
 #include <cuda_runtime_api.h>
 
 namespace vpmm_torch {
@@ -11,13 +15,13 @@ namespace vpmm_torch {
 class OnDevice {
  public:
   explicit OnDevice(int device)
-      : knows_former_(cudaGetDevice(&former_) == cudaSuccess), is_on_(cudaSetDevice(device) == cudaSuccess) {}
+      : knows_former_(c10::cuda::GetDevice(&former_) == cudaSuccess), is_on_(cudaSetDevice(device) == cudaSuccess) {}
   OnDevice(const OnDevice&) = delete;
   OnDevice& operator=(const OnDevice&) = delete;
 
   ~OnDevice() {
     if (knows_former_)
-      cudaSetDevice(former_);
+      (void)c10::cuda::MaybeSetDevice(former_);
   }
 
   bool is_on() const {
@@ -25,7 +29,7 @@ class OnDevice {
   }
 
  private:
-  int former_ = 0;
+  c10::DeviceIndex former_ = 0;
   const bool knows_former_, is_on_;
 };
 

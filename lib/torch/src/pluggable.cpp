@@ -1,17 +1,44 @@
 /*
- * pluggable.cpp - the two functions of a torch.cuda.memory.CUDAPluggableAllocator: memory of the device's default pool
- * (vpmm_pool_default), for programs that give it to one MemPool and leave the rest to PyTorch.
+ * pluggable.cpp - the two functions of a torch.cuda.memory.CUDAPluggableAllocator, for programs that give it to one
+ * MemPool and leave the rest to PyTorch: memory of a pool for each device, which is made by the first request and ends
+ * with the process.
  */
+#include <array>
+#include <atomic>
+#include <mutex>
+
 #include <c10/util/Exception.h>
 #include <vpmm/vpmm.h>
 
 namespace {
 
-vpmm_pool* pool_of(int device) {
+constexpr int DEVICES = 128;
+
+std::mutex lock;
+std::array<std::atomic<vpmm_pool*>, DEVICES> pools; // each is set once, under the lock
+
+/* As that of the back end: a stream that the pool has met may be captured later, and none waits for another. */
+vpmm_pool* make(int device) {
+  vpmm_config config = vpmm_config_default();
+  config.reuse = VPMM_REUSE_COMPLETED;
   vpmm_pool* pool = nullptr;
-  TORCH_CHECK(vpmm_pool_default(device, &pool) == VPMM_SUCCESS, "vpmm: the default pool of device ", device, ": ",
+  TORCH_CHECK(vpmm_config_from_env(&config) == VPMM_SUCCESS, "vpmm: its environment variables: ", vpmm_last_error());
+  config.device = device;
+  config.captures = true;
+  TORCH_CHECK(vpmm_pool_create(&config, &pool) == VPMM_SUCCESS, "vpmm: a pool of device ", device, ": ",
               vpmm_last_error());
   return pool;
+}
+
+vpmm_pool* pool_of(int device) {
+  TORCH_CHECK(0 <= device && device < DEVICES, "vpmm: device ", device, ": at most ", DEVICES, " are known");
+  std::atomic<vpmm_pool*>& pool = pools[static_cast<size_t>(device)];
+  if (vpmm_pool* made = pool.load(std::memory_order_acquire)) // pairs with the release below
+    return made;
+  std::lock_guard<std::mutex> guard(lock);
+  if (!pool.load(std::memory_order_relaxed))
+    pool.store(make(device), std::memory_order_release);
+  return pool.load(std::memory_order_relaxed);
 }
 
 } // namespace

@@ -12,8 +12,20 @@
 
 namespace vpmm_torch {
 
+/* A kernel that has failed makes each call fail from then on: PyTorch has an exception of its own for that. */
+static void throw_if_device_failed() {
+  RelaxedMode relaxed;
+  size_t free = 0, total = 0;
+  C10_CUDA_CHECK(cudaMemGetInfo(&free, &total));
+}
+
 void check(vpmm_status status, const char* what) {
-  TORCH_CHECK(status == VPMM_SUCCESS, "vpmm: ", what, ": ", vpmm_last_error());
+  if (status == VPMM_SUCCESS)
+    return;
+  const std::string words = vpmm_last_error();
+  if (status == VPMM_ERROR_DRIVER)
+    throw_if_device_failed();
+  TORCH_CHECK(false, "vpmm: ", what, ": ", words);
 }
 
 /* What is live in the main pool when the process ends stays; the driver takes it back. */
@@ -139,8 +151,8 @@ static bool seems_to_capture(cudaStream_t stream) {
 /* The thread asks for memory: under the lock. */
 void Pools::look_at_captures() {
   for (Underway& it : underway_)
-    if (it.may_capture && it.thread == std::this_thread::get_id())
-      it.may_capture = seems_to_capture(it.stream);
+    if (it.may_capture() && it.thread == std::this_thread::get_id())
+      it.seems_to_capture = seems_to_capture(it.stream);
 }
 
 std::shared_ptr<Pool> Pools::for_request(cudaStream_t stream) {
@@ -234,8 +246,8 @@ void Pools::begin(MempoolId_t id, Filter filter) {
     if (is_again)
       known(id)->users--;
     TORCH_CHECK(!is_again, "beginAllocateToPool: already recording to mempool_id");
-    underway_.push_back(
-        {id, std::move(filter), std::this_thread::get_id(), c10::cuda::getCurrentCUDAStream(device_).stream()});
+    underway_.push_back({id, std::move(filter), std::this_thread::get_id(), this_thread_lives(),
+                         c10::cuda::getCurrentCUDAStream(device_).stream()});
     underway_count_.fetch_add(1);
   }
   for (Place& place : entered_)
@@ -263,12 +275,12 @@ bool Pools::is_underway(MempoolId_t id) {
 bool Pools::no_other_captures() {
   std::lock_guard<std::mutex> guard(lock_);
   return std::all_of(underway_.begin(), underway_.end(),
-                     [](const auto& it) { return !it.may_capture || it.thread == std::this_thread::get_id(); });
+                     [](const auto& it) { return !it.may_capture() || it.thread == std::this_thread::get_id(); });
 }
 
 bool Pools::may_any_capture() {
   std::lock_guard<std::mutex> guard(lock_);
-  return std::any_of(underway_.begin(), underway_.end(), [](const auto& it) { return it.may_capture; });
+  return std::any_of(underway_.begin(), underway_.end(), [](const auto& it) { return it.may_capture(); });
 }
 
 std::vector<std::shared_ptr<Pool>> Pools::take_idle() {

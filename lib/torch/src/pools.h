@@ -125,8 +125,13 @@ class Pools {
     MempoolId_t id;
     Filter filter;
     std::thread::id thread;
+    std::shared_ptr<const std::atomic<bool>> thread_lives; // one that has ended begins no capture
     cudaStream_t stream;
-    bool may_capture = true;
+    bool seems_to_capture = true; // until the thread asks for memory and does not
+
+    bool may_capture() const {
+      return seems_to_capture && thread_lives->load();
+    }
   };
 
   struct alignas(64) Place {

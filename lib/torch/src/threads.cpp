@@ -1,7 +1,6 @@
 #include "threads.h"
 
 #include <algorithm>
-#include <atomic>
 #include <bitset>
 #include <mutex>
 
@@ -52,6 +51,20 @@ size_t number_thread() {
   thread_local LeavesNumber leaves;
   (void)leaves;
   return number_of_thread = take_number();
+}
+
+/* At the thread's end. */
+struct Life {
+  const std::shared_ptr<std::atomic<bool>> goes_on = std::make_shared<std::atomic<bool>>(true);
+
+  ~Life() {
+    goes_on->store(false);
+  }
+};
+
+std::shared_ptr<const std::atomic<bool>> this_thread_lives() {
+  thread_local Life life;
+  return life.goes_on;
 }
 
 size_t threads_numbered() {

@@ -9,7 +9,9 @@
 #ifndef VPMM_TORCH_THREADS_H
 #define VPMM_TORCH_THREADS_H
 
+#include <atomic>
 #include <cstddef>
+#include <memory>
 
 namespace vpmm_torch {
 
@@ -29,6 +31,9 @@ inline size_t thread_number() {
 
 /* Above each number that there was. */
 size_t threads_numbered();
+
+/* Whether the calling thread still runs, for others to look at. */
+std::shared_ptr<const std::atomic<bool>> this_thread_lives();
 
 } // namespace vpmm_torch
 

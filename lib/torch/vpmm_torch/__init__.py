@@ -80,5 +80,8 @@ def pluggable():
 
 def enable_if_asked():
     """What PyTorch calls at the end of its own import (the entry point torch.backends)."""
-    if os.environ.get("VPMM_TORCH", "") not in ("", "0"):
+    asked = os.environ.get("VPMM_TORCH", "").lower()
+    if asked in ("1", "on", "yes", "true"):
         enable()
+    elif asked not in ("", "0", "off", "no", "false"):
+        raise RuntimeError(f'VPMM_TORCH is "{os.environ["VPMM_TORCH"]}"; allowed: on, yes, true or 1, or off, no, false or 0')

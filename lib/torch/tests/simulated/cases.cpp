@@ -232,6 +232,19 @@ static void frees_after_a_capture_that_failed(Back& back) {
   back.emptyCache({0, 0});
 }
 
+/* A thread that has ended captures nothing any more: what others free is used again. */
+static void frees_after_a_thread_that_was_to_capture(Back& back) {
+  const size_t BYTES = 64 << 20;
+  const MempoolId_t id{7, 12};
+  back.emptyCache({0, 0});
+  std::thread([&] { back.beginAllocateToPool(0, id, [](cudaStream_t) { return false; }); }).join();
+  back.allocate(BYTES).clear();
+  back.allocate(BYTES).clear();
+  REQUIRE(back.getDeviceStats(0).reserved_bytes[0].current == static_cast<int64_t>(BYTES));
+  back.endAllocateToPool(0, id);
+  back.releasePool(0, id);
+}
+
 /* What is free elsewhere is given back before a request fails. */
 static void takes_what_other_pools_leave(Back& back) {
   const MempoolId_t id{7, 14};
@@ -1058,6 +1071,7 @@ void check_cases(Back& back) {
   asks_by_threads_under_a_memory_fraction(back);
   may_be_disabled(back);
   frees_after_a_capture_that_failed(back);
+  frees_after_a_thread_that_was_to_capture(back);
   takes_what_other_pools_leave(back);
   shows_what_lives_and_what_is_free(back);
   shows_pages_that_are_cut(back);

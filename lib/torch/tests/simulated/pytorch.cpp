@@ -117,6 +117,17 @@ cudaError_t cudaMemcpyPeerAsync(void*, int, const void*, int, size_t, cudaStream
 }
 }
 
+cudaError_t c10::cuda::GetDevice(DeviceIndex* device) {
+  int index = 0;
+  cudaError_t answer = cudaGetDevice(&index);
+  *device = static_cast<DeviceIndex>(index);
+  return answer;
+}
+
+cudaError_t c10::cuda::MaybeSetDevice(DeviceIndex device) {
+  return cudaSetDevice(device);
+}
+
 /* ---- captured graphs ---- */
 
 struct Node {
