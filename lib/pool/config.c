@@ -290,8 +290,9 @@ static vpmm_status check_initial_pages(const vpmm_config *config, size_t page, s
     size_t most = config->va_size / page, unit = mapped_unit(page, granularity);
     const char *bound = "va_size";
     size_t bound_bytes = config->va_size;
-    if (config->max_mapped != 0 && config->max_mapped / unit * (unit / page) < most) {
-        most = config->max_mapped / unit * (unit / page);
+    size_t within_cap = config->max_mapped / unit * (unit / page);
+    if (config->max_mapped != 0 && within_cap < most) {
+        most = within_cap;
         bound = "max_mapped";
         bound_bytes = config->max_mapped;
     }

@@ -620,7 +620,7 @@ static uint64_t ample_pages(uint64_t mapped_pages, uint64_t pages)
 
 uint64_t policy_hole_pages(const struct policy *p, uint64_t mapped_pages, uint32_t pages)
 {
-    return p->max_extent == 1 ? pages : ample_pages(mapped_pages, whole_steps(p, pages));
+    return p->max_extent == 1 ? pages : ample_pages(mapped_pages, pages);
 }
 
 /* In the lowest hole with ample room, at its front or near it: used memory stays together and can be extended. */

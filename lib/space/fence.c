@@ -124,13 +124,14 @@ static bool mark_again(struct streams *streams, struct stream *stream, struct ma
     return recorded;
 }
 
-/* Under the try-lock. False: nothing was marked, and trying again at once is of no use. */
+/* Under the try-lock. False: nothing can be marked, and trying again at once is of no use. */
 static bool mark_once(struct streams *streams, struct stream *stream, bool by_other)
 {
     uint64_t number = load_sc_u64(&stream->published); /* before the event is recorded */
     struct mark *place = &stream->mark[stream->next_mark], *newest = NULL;
-    if (number <= load_relaxed_u64(&stream->recorded) ||
-        !(by_other ? is_open_to_others(streams, stream) : captures_nothing(streams, stream)))
+    if (number <= load_relaxed_u64(&stream->recorded))
+        return true;
+    if (!(by_other ? is_open_to_others(streams, stream) : captures_nothing(streams, stream)))
         return false;
     bool is_free = mark_state(load_acquire_u64(&place->word)) == MARK_FREE; /* pairs with retire_marks */
     if (by_other && (!is_free || load_sc_u32(&stream->waiters)))
@@ -154,7 +155,10 @@ static bool mark(struct streams *streams, struct stream *stream, bool by_other)
         return true;
     if (device_enter_context(streams->device, stream->context, &scope) != VPMM_SUCCESS)
         return true;
-    /* Each turn of the loop has marked what another thread published meanwhile, and left to this one to mark. */
+    /*
+     * Each turn of the loop marks what another thread published meanwhile, and left to this one to mark: also where this
+     * one, before it, has found its own fence marked by others.
+     */
     bool again = true, had_it = false;
     while (again && !exchange_acq_rel_u32(&stream->marking, 1)) {
         had_it = true;

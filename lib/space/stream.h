@@ -214,6 +214,13 @@ static inline bool stream_begin_use(struct stream *stream)
     return fetch_add_sc_u32(&stream->uses, 2) & 1;
 }
 
+/* Of a use that there is already, said once more: as stream_begin_use. */
+static inline bool stream_uses_are_closed(struct stream *stream)
+{
+    vpmm_assert(peek_u32(&stream->users) > 0);
+    return load_sc_u32(&stream->uses) & 1;
+}
+
 static inline void stream_end_use(struct stream *stream)
 {
     vpmm_assert(peek_u32(&stream->uses) > 1);

@@ -49,8 +49,11 @@ vpmm_status uses_add(const struct streams *streams, struct uses **place, struct 
 {
     struct fence *use = find_use(*place, stream);
     bool is_brief = stream_is_brief(streams, stream);
-    if (use && !use->number) /* it has none before the free */
+    if (use && !use->number) { /* it has none before the free */
+        if (stream_uses_are_closed(stream))
+            fence_take(stream); /* it is being released, and the fence that ends its uses may be before this one */
         return VPMM_SUCCESS;
+    }
     if (!use && !make_room(place))
         return fail(VPMM_ERROR_HOST_MEMORY, "no host memory for the streams that use an allocation");
     use = use ? use : &(*place)->stream[(*place)->count++];

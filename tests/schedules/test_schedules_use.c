@@ -146,6 +146,41 @@ SCHEDULES_OF_EACH(two_uses_of_one_allocation, "use, use", 0, .open = open_held_w
 SCHEDULES_OF_EACH(a_use_against_a_release_of_its_stream, "use and free, release", 0, .open = open_held,
                   .close = close_with_nothing_ending, .act = {use_by_t_and_put, release_t, poll_and_get})
 
+/* What is said once more is said of what the stream has been given since: a write, whose mark may be its last work. */
+PLAY(open_used_before)
+{
+    open_world();
+    play.p[0] = get_bytes(bytes, play.s);
+    order_after(&play.w, play.t, play.s);
+    play.p[1] = get_bytes(bytes, play.t);
+    use(play.p[0], play.t);
+    world_stream(&play.w);
+}
+PLAY(write_and_use_once_more)
+{
+    put(play.p[1], play.t); /* which marks what t was given so far */
+    explore_check(write_later(&play.w, play.p[0], 1, ++play.stamp, play.t), "the write fails");
+    use(play.p[0], play.t);
+}
+PLAY(close_before_the_last_work_of_t)
+{
+    CUstream third = play.w.stream[2];
+    vpmm_status status;
+    size_t pending = vpmm_sim_pending(play.w.sim, play.t);
+    put(play.p[0], play.s);
+    run_stream(play.s);
+    if (pending)
+        vpmm_sim_step(play.w.sim, play.t, pending - 1);
+    poll_pool();
+    poll_pool();
+    play.p[2] = try_get_bytes(bytes, third, &status);
+    run_stream(third);
+    close_with_nothing_ending_now();
+}
+SCHEDULES_OF_EACH(a_second_use_against_a_release_of_its_stream, "free, write, use again; release", 0,
+                  .open = open_used_before, .close = close_before_the_last_work_of_t,
+                  .act = {write_and_use_once_more, release_t})
+
 /* The caller's mistake, which one of the two is told of, or neither; the pool is as it was. */
 PLAY(use_too_late)
 {
@@ -230,6 +265,35 @@ PLAY(close_eager)
 SCHEDULES_OF_EACH(the_end_of_a_use_against_a_handle_that_comes_back, "eager: free, destroy, pass", 0,
                   .open = open_eager_used, .close = close_eager,
                   .act = {put_used, destroy_t_and_go_on_with_its_handle, poll_and_get})
+
+/* Each call has recorded its fence before it returns, or another has that covers it: nobody else may do it later. */
+PLAY(open_eager_of_three)
+{
+    play.streams = VPMM_STREAMS_EAGER;
+    open_world();
+    for (int i = 0; i < 3; i++)
+        play.p[i] = get_bytes(bytes, play.s);
+}
+PLAY(use_the_first)
+{
+    use(play.p[0], play.t);
+}
+PLAY(use_the_second)
+{
+    use(play.p[1], play.t);
+}
+PLAY(use_the_last)
+{
+    use(play.p[2], play.t);
+}
+PLAY(close_eager_of_three)
+{
+    for (int i = 0; i < 3; i++)
+        put(play.p[i], play.s);
+    close_eager_now();
+}
+SCHEDULES_OF_EACH(eager_uses_by_three_threads, "eager: use, use, use", 0, .open = open_eager_of_three,
+                  .close = close_eager_of_three, .act = {use_the_first, use_the_second, use_the_last})
 
 /* Each free is of memory that the other's stream uses, and both streams are released: nobody waits in a circle. */
 PLAY(open_crossed)
