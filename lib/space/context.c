@@ -33,10 +33,10 @@ static struct wait_holder *empty_holder(struct streams *streams, struct wait_hol
     return holder;
 }
 
-void context_keep_block(struct streams *streams, struct wait_holder *holder, CUcontext context)
+/* Under wait_lock. */
+static void keep_block(struct streams *streams, struct wait_holder *holder, CUcontext context)
 {
     struct device_scope scope;
-    lock_take(&streams->wait_lock);
     if (!(holder->is_kept && holder->context == context))
         holder = empty_holder(streams, holder); /* the record was another stream's */
     if (holder && !has_block(streams, context)) {
@@ -47,6 +47,20 @@ void context_keep_block(struct streams *streams, struct wait_holder *holder, CUc
             device_leave(streams->device, &scope);
         }
     }
+}
+
+void context_keep_block(struct streams *streams, struct wait_holder *holder, CUcontext context)
+{
+    lock_take(&streams->wait_lock);
+    keep_block(streams, holder, context);
+    pthread_mutex_unlock(&streams->wait_lock);
+}
+
+void context_keep_block_if_none_waits(struct streams *streams, struct wait_holder *holder, CUcontext context)
+{
+    if (!lock_try(&streams->wait_lock))
+        return;
+    keep_block(streams, holder, context);
     pthread_mutex_unlock(&streams->wait_lock);
 }
 

@@ -7,13 +7,13 @@
  *
  *   block    a byte of the driver's memory, whose cuMemFree waits for the context that it was made in. It is hard to
  *            have when it is needed, with the device full: so one is made with a pool whose streams may all leave memory
- *            unmarked, before the pool has memory of its own; where another such stream is first met; and after each wait
- *            the next one. It goes with its context. A pool that fills the device first, and then meets its first default
+ *            unmarked, before the pool has memory of its own; where another such stream is first met, unless somebody
+ *            waits just then; and after each wait the next one. It goes with its context. A pool that fills the device first, and then meets its first default
  *            stream, has none: it can be waited for when somebody has given memory back
  *   holder   where a block stands: in a stream's record, whichever stream that is of, or in the registry
  *
  * Holders are under wait_lock, which is held over the driver calls, and taken before the event lock: only others who
- * wait meet it, and who meets such a stream for the first time.
+ * wait for a context wait for it.
  */
 #ifndef VPMM_LIB_CONTEXT_H
 #define VPMM_LIB_CONTEXT_H
@@ -25,6 +25,9 @@
  * now, it is tried when it is needed.
  */
 void context_keep_block(struct streams *, struct wait_holder *, CUcontext);
+
+/* The same, by who waits for nobody: where another thread waits for a context, nothing is done. */
+void context_keep_block_if_none_waits(struct streams *, struct wait_holder *, CUcontext);
 
 /* At the pool's end: frees all blocks. The first refusal; a block that went with its context is none. */
 CUresult context_free_blocks(struct streams *);

@@ -292,23 +292,30 @@ static vpmm_status await_event(struct streams *streams, CUevent event, const str
     return status;
 }
 
-/* Counted among the waiters before completed is read: a mark that is chosen then is not recorded again under it. */
+/*
+ * Counted among the waiters before completed is read: a mark that is chosen then is not recorded again under it. Who waits
+ * on the host leaves the stream's users first: a release of the stream waits for these, and not for its work. The waiters
+ * keep the record, and so its events, for this stream.
+ */
 static vpmm_status wait_counted(struct streams *streams, struct stream *stream, uint64_t number,
-                                const struct stream *waiter)
+                                const struct stream *waiter, bool *is_inside)
 {
     bool once;
     if (number <= load_sc_u64(&stream->completed))
         return VPMM_SUCCESS;
     CUevent event = event_for(streams, stream, number, &once);
+    *is_inside = waiter;
+    if (!waiter)
+        stream_leave(stream);
     vpmm_status status = event ? await_event(streams, event, waiter) : no_event();
     if (event && once)
         device_call(streams->device, cuEventDestroy, event); /* a wait that is queued keeps what it needs */
     return status;
 }
 
-/* Counted in among the freeing stream's users, so that its record and its events stay its own meanwhile. */
+/* Counted in among the freeing stream's users, so that its handle and its events stay its own meanwhile. */
 static vpmm_status wait_entered(struct streams *streams, struct stream *stream, uint64_t number,
-                                const struct stream *waiter)
+                                const struct stream *waiter, bool *is_inside)
 {
     struct device_scope scope;
     if (number <= load_sc_u64(&stream->completed))
@@ -318,8 +325,8 @@ static vpmm_status wait_entered(struct streams *streams, struct stream *stream, 
         return status;
     if (load_relaxed_u64(&stream->recorded) < number)
         stream_mark_by_other(streams, stream);
-    fetch_add_sc_u32(&stream->waiters, 1);
-    status = wait_counted(streams, stream, number, waiter);
+    fetch_add_sc_u32(&stream->waiters, 1); /* before it leaves: see retire_record */
+    status = wait_counted(streams, stream, number, waiter, is_inside);
     fetch_add_sc_u32(&stream->waiters, UINT32_MAX);
     device_leave(streams->device, &scope);
     return status;
@@ -329,9 +336,11 @@ static vpmm_status wait_entered(struct streams *streams, struct stream *stream, 
 static vpmm_status wait_for(struct streams *streams, struct fence fence, const struct stream *waiter)
 {
     struct stream *stream = stream_at(streams, fence.stream);
+    bool is_inside = true;
     fetch_add_sc_u32(&stream->users, 1);
-    vpmm_status status = wait_entered(streams, stream, fence.number, waiter);
-    stream_leave(stream);
+    vpmm_status status = wait_entered(streams, stream, fence.number, waiter, &is_inside);
+    if (is_inside)
+        stream_leave(stream);
     return status;
 }
 

@@ -29,8 +29,9 @@
  * When every place is RECORDED a call that was given the stream records the newest again, at a later point: so its mark
  * is never refused for want of a place. The reaper reads the word before it asks the event, and frees the place by
  * exchange of what it has read: a mark that was raised in between is asked again.
- * `waiters` counts threads between the choice of an event and the end of their wait for it. Who marks for another
- * records nothing while there are any: the place it would take may be one that a waiter has chosen before it passed.
+ * `waiters` counts threads between the choice of an event and the end of their wait for it, for which the record stays
+ * the stream's. Who marks for another records nothing while there are any: the place it would take may be one that a
+ * waiter has chosen before it passed.
  *
  * Which thread may record on a stream, or look at it, is "Whose handle", stream.h.
  */

@@ -150,7 +150,7 @@ static vpmm_status register_stream(struct streams *streams, CUstream handle, con
         return fail(VPMM_ERROR_HOST_MEMORY, "no host memory for another stream, or %d streams are known",
                     STREAMS_MAX - 2);
     if (stream && keeps)
-        context_keep_block(streams, &stream->wait, context);
+        context_keep_block_if_none_waits(streams, &stream->wait, context);
     return VPMM_SUCCESS;
 }
 
@@ -351,10 +351,12 @@ static void retire_record(struct streams *streams, struct stream *stream)
         unregister(streams, stream, STREAM_ORPHAN);
     /*
      * The caches before the users: a flusher counts itself in, and then looks whether the cache is still attached. The
-     * uses after the users, who alone begin one; and before the fences, of which the end of one takes the last.
+     * uses after the users, who alone begin one, and so the waiters; and before the fences, of which the end of a use
+     * takes the last.
      */
     if (load_sc_u32(&stream->state) != STREAM_UNUSED && !has_caches(stream) && !load_sc_u32(&stream->users) &&
-        !has_uses(stream) && load_sc_u64(&stream->published) == load_relaxed_u64(&stream->completed) &&
+        !load_sc_u32(&stream->waiters) && !has_uses(stream) &&
+        load_sc_u64(&stream->published) == load_relaxed_u64(&stream->completed) &&
         !load_relaxed_u32(&stream->outstanding) && !hints_count(&stream->free[SPACE_PAGES]) &&
         !hints_count(&stream->free[SPACE_GRANULES])) {
         thread_unref(stream->thread);

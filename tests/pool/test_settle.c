@@ -359,3 +359,70 @@ Test(settle, who_is_served_does_not_wait_for_a_trim, .timeout = 60)
     world_audit(&w);
     world_close(&w);
 }
+
+/* ---- what others do with streams beside a thread that waits on the host ---- */
+
+static void await_waiter(const struct world *w)
+{
+    const struct streams *streams = &w->pool->arena.streams;
+    for (bool waits = false; !waits; clock_sleep_us(LOOK_US))
+        for (uint32_t slot = 1; slot < load_acquire_u32(&streams->slots); slot++)
+            waits = waits || load_sc_u32(&stream_at(streams, slot)->waiters);
+}
+
+/* The header's promise: a release waits for calls that were given the stream, and not for the stream. */
+Test(settle, a_release_does_not_wait_for_work_that_others_wait_for, .timeout = 60)
+{
+    struct setup setup = running();
+    struct world w;
+    struct gate gate;
+    struct malloc_thread asker;
+    needs_simulator();
+    setup.pool.reuse = VPMM_REUSE_WAIT_HOST;
+    world_open(&w, &setup);
+    CUstream freed = world_stream(&w), asks = world_stream(&w);
+    CUdeviceptr p = take(&w, 4, freed);
+    hold(&w, freed, &gate);
+    give(&w, p, freed);
+    malloc_thread_start(&asker, &w, asks, 4);
+    await_waiter(&w);
+    must_work(vpmm_stream_release(w.pool, freed));
+    cr_expect(!atomic_load(&asker.done) && !atomic_load(&gate.forced), "the release waited for the stream");
+    must_work(vpmm_poll(w.pool)); /* which would take the record out of use */
+    atomic_store(&gate.open, true);
+    pthread_join(asker.thread, NULL);
+    cr_expect_eq(asker.status, VPMM_SUCCESS);
+    give(&w, asker.pointer, asks);
+    world_close(&w);
+}
+
+Test(settle, a_stream_is_met_beside_a_wait_for_its_context, .timeout = 60)
+{
+    struct setup setup = running();
+    struct world w;
+    struct gate gate;
+    pthread_t thread;
+    CUdeviceptr r;
+    needs_simulator();
+    setup.pool.captures = true;
+    setup.pool.cache_bytes = 64 * PAGE;
+    world_open(&w, &setup);
+    CUstream cached = world_stream(&w), met = world_stream(&w), first = world_stream(&w);
+    CUdeviceptr p = take(&w, 4, cached), q = take(&w, 1, met);
+    must_work(vpmm_free(w.pool, q, met));
+    must_work(vpmm_stream_release(w.pool, met)); /* so that there is memory for anybody */
+    give(&w, p, cached);
+    hold(&w, cached, &gate);
+    cr_assert_eq(pthread_create(&thread, NULL, trim, &w), 0);
+    pthread_mutex_t *lock = &w.pool->arena.streams.wait_lock;
+    while (pthread_mutex_trylock(lock) == 0) {
+        pthread_mutex_unlock(lock);
+        clock_sleep_us(LOOK_US);
+    }
+    must_work(vpmm_malloc(w.pool, PAGE, first, &r));
+    cr_expect(!atomic_load(&gate.forced), "a stream's first malloc waited for the device");
+    atomic_store(&gate.open, true);
+    pthread_join(thread, NULL);
+    give(&w, r, first);
+    world_close(&w);
+}
