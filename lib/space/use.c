@@ -28,10 +28,39 @@ static struct fence *find_use(struct uses *uses, const struct stream *stream)
     return NULL;
 }
 
-/* Room for one more. What is at *place is as before if there is no host memory. */
-static bool make_room(struct uses **place)
+/* Of a stream that has been released the last fence is known: the use waits for that, and its record for the use no more. */
+static void end_if_released(const struct streams *streams, struct fence *use)
+{
+    struct stream *stream = stream_at(streams, use->stream);
+    if (use->number || load_sc_u32(&stream->state) != STREAM_RELEASED)
+        return;
+    use->number = load_sc_u64(&stream->published);
+    vpmm_assert(use->number > 0); /* the release has ended the uses that there were */
+    stream_end_use(stream);
+}
+
+/* What has passed of streams that have been released, or of fences. */
+static void drop_passed(const struct streams *streams, struct uses *uses)
+{
+    uint32_t left = 0;
+    for (uint32_t i = 0; i < uses->count; i++) {
+        struct fence use = uses->stream[i];
+        end_if_released(streams, &use);
+        if (!use.number || !fence_passed(streams, use))
+            uses->stream[left++] = use;
+    }
+    uses->count = left;
+}
+
+/*
+ * Room for one more. What is at *place is as before if there is no host memory. Where a list is full what has passed is
+ * dropped first: else an allocation that lives long would keep the record of each stream that has ever used it.
+ */
+static bool make_room(const struct streams *streams, struct uses **place)
 {
     struct uses *uses = *place;
+    if (uses && uses->count == uses->capacity)
+        drop_passed(streams, uses);
     uint32_t count = uses ? uses->count : 0, capacity = uses ? uses->capacity : 0;
     if (count < capacity)
         return true;
@@ -54,7 +83,7 @@ vpmm_status uses_add(const struct streams *streams, struct uses **place, struct 
             fence_take(stream); /* it is being released, and the fence that ends its uses may be before this one */
         return VPMM_SUCCESS;
     }
-    if (!use && !make_room(place))
+    if (!use && !make_room(streams, place))
         return fail(VPMM_ERROR_HOST_MEMORY, "no host memory for the streams that use an allocation");
     use = use ? use : &(*place)->stream[(*place)->count++];
     *use = is_brief ? fence_take(stream) : (struct fence){stream->slot, 0};

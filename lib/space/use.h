@@ -17,7 +17,8 @@
  *   USED -> OWN                      by the free that wins the exchange: the uses are its own
  *
  * A use without a number counts in its stream's record (`uses`, stream.h), which is not used again for another stream
- * before the free has turned the use into a fence. So its slot names one stream for as long as it is there.
+ * before the use has been turned into a fence: by the free, or by a vpmm_use that needs room, once the stream has been
+ * released. So its slot names one stream for as long as it is there.
  *
  * vpmm_stream_release ends the uses of its stream with a fence at the release: nobody marks the stream later. It closes
  * the record's count, and if there was any use it takes the fence, before it makes the record RELEASING; a vpmm_use

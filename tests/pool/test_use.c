@@ -440,6 +440,42 @@ static void streams_come_and_go(vpmm_streams streams)
     expect_nothing_piled_up(&w);
     world_close(&w);
 }
+/* Of one allocation that lives on: neither a record for each stream nor a list of them. */
+Test(use, of_streams_that_come_and_go_is_forgotten_before_the_free)
+{
+    enum { STREAMS = 300, RECORDS = 16 };
+    EACH_KIND(bytes)
+    {
+        struct world w;
+        world_open(&w, NULL);
+        CUstream s = world_stream(&w);
+        CUdeviceptr p = take_bytes(&w, *bytes, s);
+        for (int i = 0; i < STREAMS; i++) {
+            CUstream x = world_stream(&w);
+            use(&w, p, x);
+            must_work(vpmm_stream_release(w.pool, x));
+            world_run(&w, x, SIZE_MAX);
+            world_stream_destroy(&w, x);
+            poll_pool(&w);
+        }
+        uint32_t slots = load_acquire_u32(&w.pool->arena.streams.slots);
+        cr_expect_leq(slots, RECORDS, "%u records for one stream at once", slots);
+        CUstream last = world_stream(&w);
+        order_after(&w, last, s);
+        use(&w, p, last);
+        keep_busy(&w, last);
+        fill(&w, p, 1, 1, last); /* a race, if the memory is another's before it */
+        must_work(vpmm_stream_release(w.pool, last));
+        give(&w, p, s);
+        world_run(&w, s, SIZE_MAX);
+        poll_pool(&w);
+        give(&w, take_and_write(&w, *bytes, s), s);
+        world_drain(&w);
+        cr_expect_eq(ending(&w), 0);
+        world_close(&w);
+    }
+}
+
 Test(use, of_streams_that_are_released_leaves_nothing_behind)
 {
     needs_simulator();
