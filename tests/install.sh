@@ -6,9 +6,9 @@ usage() {
 usage: tests/install.sh BUILD_DIR
 
 Installs what is in BUILD_DIR into a folder that is then moved elsewhere, and builds and runs a program outside of this
-tree (examples/quickstart.c, on the simulated GPU) in each way that the README names: find_package, pkg-config
---static, add_subdirectory and FetchContent; one in C++, and one under the preload. No archive has a global symbol
-without the prefix vpmm_.
+tree (examples/quickstart.c, on the simulated GPU) in each way that there is: find_package, pkg-config --static,
+add_subdirectory and FetchContent, which leave the program's own project as it is; one in C++, and one under the
+preload. No archive has a global symbol without the prefix vpmm_.
 
 Exit status: 0 all of it works; 1 a line says what does not; 2 wrong usage.
 EOT
@@ -98,6 +98,14 @@ preloads() {
   LD_PRELOAD=$work/moved/lib/libvpmm_preload.so "$work/quickstart" --sim
 }
 
+# Folders that are not below the prefix, as some distributions have them.
+absolute_folders() {
+  cmake -S "$root" -B "$work/absolute" -DVPMM_BUILD_TESTS=OFF -DCMAKE_INSTALL_PREFIX=/opt/v \
+    -DCMAKE_INSTALL_LIBDIR=/elsewhere/lib -DCMAKE_INSTALL_INCLUDEDIR=/elsewhere/include &&
+    grep -qx libdir=/elsewhere/lib "$work/absolute/vpmm.pc" "$work/absolute/vpmm_sim.pc" &&
+    grep -qx includedir=/elsewhere/include "$work/absolute/vpmm.pc"
+}
+
 cmake --install "$build" --prefix "$work/installed" >"$work/said" || { cat "$work/said" && exit 1; }
 [ ! -d "$work/installed/lib64" ] || mv "$work/installed/lib64" "$work/installed/lib"
 mv "$work/installed" "$work/moved"
@@ -106,7 +114,8 @@ quickstart=$root/examples/quickstart.c
 program package "$quickstart" c_std_11 "find_package(vpmm 0.1 REQUIRED)"
 program cpp "$root/tests/cpp/ownership.cpp" cxx_std_17 "find_package(vpmm REQUIRED)"
 cp "$root/tests/cpp/need.hpp" "$work/cpp/"
-program tree "$quickstart" c_std_11 "add_subdirectory($root vpmm EXCLUDE_FROM_ALL)"
+program tree "$quickstart" c_std_11 "add_subdirectory($root vpmm EXCLUDE_FROM_ALL)" \
+  "if(TARGET relacy_handovers OR CMAKE_BUILD_TYPE)" "message(FATAL_ERROR \"vpmm's tests, or its type of build\")" "endif()"
 program fetched "$quickstart" c_std_11 "include(FetchContent)" "FetchContent_Declare(vpmm SOURCE_DIR $root)" \
   "FetchContent_MakeAvailable(vpmm)"
 
@@ -114,6 +123,7 @@ attempt "every global symbol begins with vpmm_" only_prefixed
 attempt "pkg-config --static" by_pkg_config
 attempt "the preload" preloads
 attempt "one version" one_version
+attempt "pkg-config of folders elsewhere" absolute_folders
 attempt "find_package" runs package --sim
 attempt "find_package, in C++" runs cpp
 attempt "add_subdirectory" runs tree --sim

@@ -46,7 +46,8 @@ typedef struct vpmm_health {
     bool lost;              /* the driver has failed for good: no fence passes any more, every call answers DRIVER */
     bool reaper;            /* the pool has a thread that makes passes; else the program calls vpmm_poll */
     uint64_t reaper_age_ns; /* since the latest pass ended, by that thread or by hand; 0 while the thread sleeps because
-                               nothing is pending, and in a pool that has no pages */
+                               nothing is pending, in a graph's pool, which has nothing to look for, and in a pool that
+                               has no pages */
 } vpmm_health;
 
 vpmm_status vpmm_health_get(vpmm_pool *, vpmm_health *);

@@ -58,8 +58,8 @@
  *   cuStreamDestroy                   during no call that was given the stream; with CHECKED and TRUSTED after a
  *                                     release that no later call with the stream has followed; with EAGER at once after
  *                                     the last call. Otherwise the caller's mistake (see vpmm_streams)
- *   cuStreamBeginCapture              during no call that was given the stream; for a blocking stream, also none that
- *                                     was given the legacy stream of its context. And as for cuStreamDestroy: after a
+ *   cuStreamBeginCapture, and a wait  during no call that was given the stream; for a blocking stream, also none that
+ *   by which a stream joins a capture was given the legacy stream of its context. And as for cuStreamDestroy: after a
  *                                     release that no later call with the stream has followed, or with EAGER, or with
  *                                     `captures` in the configuration. Otherwise the caller's mistake: another thread
  *                                     may be recording an event on the stream just then, at which the driver crashes
@@ -133,7 +133,7 @@ typedef enum vpmm_reuse {
     VPMM_REUSE_WAIT_DEVICE, /* its stream waits for the fence on the device; the host does not. So does a request that
                                would else make the pool grow */
     VPMM_REUSE_COMPLETED,   /* nothing, until the request would fail: streams stay independent */
-    VPMM_REUSE_WAIT_HOST,   /* the calling thread waits for the oldest fence */
+    VPMM_REUSE_WAIT_HOST,   /* the calling thread waits for the fence of what fits best */
 } vpmm_reuse;
 
 /*
@@ -185,7 +185,7 @@ typedef enum vpmm_streams {
  *     its memory back while no graph runs, and vpmm_wake makes it anew at the same addresses.
  *   - There are no slices: a request of less than 8 KiB takes that much.
  *   - The program frees what is live, also after a capture that has failed, and destroys the pool when the graphs are.
- *     That waits for the device, and gives everything back.
+ *     That waits for what vpmm_park waits for, and gives everything back.
  *   - Work outside of captures that uses the pool's memory has ended before its stream is destroyed: the next stream
  *     with the handle is the same one to the pool. vpmm_stream_release does nothing.
  * cache_bytes, small, reuse, streams, reaper, release_threshold, decay_ms and captures mean nothing to such a pool.

@@ -14,7 +14,7 @@
 
 uint64_t reaper_age_ns(const struct arena *arena)
 {
-    if (load_sc_u32(&arena->bell.asleep))
+    if (arena->is_graph || load_sc_u32(&arena->bell.asleep))
         return 0;
     uint64_t passed = load_relaxed_u64(&arena->passed_at_ns), now = clock_now_ns();
     return now > passed ? now - passed : 0;

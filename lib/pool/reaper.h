@@ -31,7 +31,7 @@ enum {
     REAPER_RETRY_US = 10000,  /* between tries to unmap what the driver has refused */
 };
 
-/* Since the latest pass ended; 0 while the thread sleeps because nothing is pending. Any thread. */
+/* Since the latest pass ended; 0 while the thread sleeps because nothing is pending, and of a graph's pool. Any thread. */
 uint64_t reaper_age_ns(const struct arena *);
 
 struct reaper;

@@ -242,11 +242,16 @@ vpmm_status streams_synchronise(struct streams *streams, pthread_mutex_t *event_
     return status;
 }
 
-/* Each context that a stream was met in, once. Its length is `slots` at most. NULL: no host memory. */
+/*
+ * The primary context, whose streams may use the memory of other contexts' default streams, and each that a stream was met
+ * in, once. Its length is `slots` at most, of which one is no stream's. NULL: no host memory.
+ */
 static CUcontext *contexts_met(struct streams *streams, uint32_t slots, uint32_t *contexts)
 {
     CUcontext *list = calloc(slots, sizeof(CUcontext));
     *contexts = 0;
+    if (list)
+        list[(*contexts)++] = streams->device->primary;
     lock_take(&streams->lock); /* under which a record becomes a stream's */
     for (uint32_t slot = 1; list && slot < slots; slot++) {
         CUcontext context = stream_at(streams, slot)->context;

@@ -41,8 +41,8 @@ CUresult context_free_blocks(struct streams *);
 vpmm_status streams_synchronise(struct streams *, pthread_mutex_t *event_lock);
 
 /*
- * Waits for all that was given to streams, known here or not, of each context that a stream was met in, and publishes
- * nothing. A stream that is met meanwhile need not be. No capture is harmed. The first failure ends it. HOST_MEMORY.
+ * Waits for all that was given to streams, known here or not, of the primary context and of each that a stream was met
+ * in, and publishes nothing. A stream that is met meanwhile need not be. No capture is harmed. The first failure ends it. HOST_MEMORY.
  */
 vpmm_status streams_wait_for_all(struct streams *);
 
