@@ -84,6 +84,22 @@ struct client *clients_enter(struct clients *clients, int socket, const struct s
     return client;
 }
 
+static uint64_t deadline_ns(const struct clients *clients)
+{
+    return (uint64_t)clients->limits->deadline_ms * 1000000;
+}
+
+void clients_begin(const struct clients *clients, struct client *client, uint64_t now_ns)
+{
+    client->is_idle = false;
+    client->is_old = now_ns - client->since_ns >= deadline_ns(clients) / 2;
+}
+
+void clients_end(struct client *client, bool was_answered)
+{
+    client->is_idle = was_answered;
+}
+
 void clients_leave(struct client *client)
 {
     client->socket = -1;
@@ -93,12 +109,12 @@ uint64_t clients_sweep(struct clients *clients, uint64_t now_ns)
 {
     uint64_t next = UINT64_MAX;
     for (struct client *c = clients->client; c < clients->client + clients->places; c++) {
-        uint64_t due = c->since_ns + (uint64_t)clients->limits->deadline_ms * 1000000;
+        uint64_t due = c->since_ns + deadline_ns(clients);
         if (c->socket < 0 || c->leaving)
             continue;
         if (due <= now_ns) {
             shut_down(c);
-            clients->deadlines++;
+            clients->deadlines += !c->is_idle;
         } else if (due < next) {
             next = due;
         }

@@ -34,6 +34,8 @@ struct address {
 struct client {
     int socket; /* -1: the place is free */
     bool leaving;
+    bool is_idle; /* its latest request was answered, and it has asked nothing since */
+    bool is_old;  /* half of its time is over: the answer tells it to come anew, so that it is not cut off as it asks */
     struct address address;
     uint64_t since_ns;
 };
@@ -48,7 +50,8 @@ struct clients {
     const vpmm_exporter_limits *limits;
     struct client *client;
     unsigned places;
-    uint64_t deadlines, crowded; /* connections that were ended for their age, and for a newer one */
+    uint64_t deadlines, crowded; /* connections that were ended for their age in the midst of a request, or without
+                                    one, and for a newer one */
     struct bucket bucket[CLIENT_BUCKETS];
 };
 
@@ -58,6 +61,10 @@ void clients_free(struct clients *);
 /* NULL: no place, which the HTTP library's own limit keeps from happening; the connection has only the limits of that.
  */
 struct client *clients_enter(struct clients *, int socket, const struct sockaddr *, uint64_t now_ns);
+
+/* A request of the client's begins, or ends. */
+void clients_begin(const struct clients *, struct client *, uint64_t now_ns);
+void clients_end(struct client *, bool was_answered);
 void clients_leave(struct client *);
 
 /* Shuts down what is older than the deadline. When the next one is due; UINT64_MAX: no one is there. */

@@ -28,6 +28,13 @@ static uint64_t now_ns(clockid_t clock)
     return (uint64_t)now.tv_sec * 1000000000 + (uint64_t)now.tv_nsec;
 }
 
+/* NULL: it is none of those that are counted (clients_enter). */
+static struct client *client_of(struct MHD_Connection *connection)
+{
+    const union MHD_ConnectionInfo *info = MHD_get_connection_info(connection, MHD_CONNECTION_INFO_SOCKET_CONTEXT);
+    return info ? info->socket_context : NULL;
+}
+
 /* ---- answers ---- */
 
 struct header {
@@ -40,6 +47,9 @@ static enum MHD_Result queue(struct MHD_Connection *connection, unsigned status,
     bool good = response;
     for (size_t i = 0; good && i < count; i++)
         good = MHD_add_response_header(response, headers[i].name, headers[i].value) == MHD_YES;
+    const struct client *client = client_of(connection);
+    if (good && client && client->is_old)
+        good = MHD_add_response_header(response, MHD_HTTP_HEADER_CONNECTION, "close") == MHD_YES;
     enum MHD_Result result = good ? MHD_queue_response(connection, status, response) : MHD_NO;
     if (response)
         MHD_destroy_response(response);
@@ -224,10 +234,11 @@ static enum MHD_Result serve(void *data, struct MHD_Connection *connection, cons
                              const char *version, const char *upload, size_t *upload_bytes, void **request)
 {
     struct http *http = data;
-    const union MHD_ConnectionInfo *info = MHD_get_connection_info(connection, MHD_CONNECTION_INFO_SOCKET_CONTEXT);
-    const struct client *client = info ? info->socket_context : NULL;
+    struct client *client = client_of(connection);
     (void)version, (void)upload;
     http->progress++;
+    if (client && !*request)
+        clients_begin(&http->clients, client, now_ns(CLOCK_MONOTONIC));
     if (*upload_bytes)
         return MHD_NO;
     if (!*request && only_reads(method)) {
@@ -244,6 +255,16 @@ static enum MHD_Result serve(void *data, struct MHD_Connection *connection, cons
     default:
         return refuse_auth(http, connection);
     }
+}
+
+/* Called when a request has been answered, or has ended otherwise. */
+static void notice_end(void *data, struct MHD_Connection *connection, void **request,
+                       enum MHD_RequestTerminationCode how)
+{
+    struct client *client = client_of(connection);
+    (void)data, (void)request;
+    if (client)
+        clients_end(client, how == MHD_REQUEST_TERMINATED_COMPLETED_OK);
 }
 
 /* ---- connections ---- */
@@ -361,12 +382,12 @@ static vpmm_status start_daemon(struct http *http, const struct settings *settin
         {MHD_OPTION_HTTPS_MEM_KEY, 0, settings->key},
         {MHD_OPTION_HTTPS_PRIORITIES, 0, "SECURE128:-VERS-ALL:+VERS-TLS1.3:+VERS-TLS1.2"},
         {MHD_OPTION_END, 0, NULL}};
-    http->daemon = MHD_start_daemon(flags, 0, NULL, NULL, serve, http, MHD_OPTION_EXTERNAL_LOGGER, log_nothing, NULL,
-                                    MHD_OPTION_LISTEN_SOCKET, http->listener, MHD_OPTION_CONNECTION_LIMIT,
-                                    http->limits.connections + CLIENTS_LEAVING, MHD_OPTION_CONNECTION_MEMORY_LIMIT,
-                                    (size_t)http->limits.header_bytes, MHD_OPTION_STRICT_FOR_CLIENT, 1,
-                                    MHD_OPTION_NOTIFY_CONNECTION, notice_connection, http, MHD_OPTION_ARRAY,
-                                    http->tls ? tls_options : tls_options + 3, MHD_OPTION_END);
+    http->daemon = MHD_start_daemon(
+        flags, 0, NULL, NULL, serve, http, MHD_OPTION_EXTERNAL_LOGGER, log_nothing, NULL, MHD_OPTION_LISTEN_SOCKET,
+        http->listener, MHD_OPTION_CONNECTION_LIMIT, http->limits.connections + CLIENTS_LEAVING,
+        MHD_OPTION_CONNECTION_MEMORY_LIMIT, (size_t)http->limits.header_bytes, MHD_OPTION_STRICT_FOR_CLIENT, 1,
+        MHD_OPTION_NOTIFY_CONNECTION, notice_connection, http, MHD_OPTION_NOTIFY_COMPLETED, notice_end, http,
+        MHD_OPTION_ARRAY, http->tls ? tls_options : tls_options + 3, MHD_OPTION_END);
     if (!http->daemon)
         return vpmm_error_set(VPMM_ERROR_HOST_MEMORY, "libmicrohttpd could not be started: no memory or no descriptor");
     http->listener = -1; /* the daemon's from here on */

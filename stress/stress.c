@@ -69,9 +69,11 @@ static const char help_end[] =
     "124 stuck: nothing went on for a minute. A run of all patterns for nine minutes or more fails, too, if a rare "
     "path\n"
     "of the allocator was never taken, which is then named; one of four or more, if the program's own memory or\n"
-    "descriptors grew in its second half. SIGTERM and SIGINT end a run within ten seconds: what it has seen is "
+    "descriptors grew in its second half. SIGINT and SIGTERM end a run within ten seconds: what it has seen is "
     "judged,\n"
-    "the status is the same, and the result says that it was cut short.\n"
+    "and the result says that it was cut short. The status is the same, but 143 where it would be 0 and SIGTERM came: "
+    "who\n"
+    "sends that, as Kubernetes when it drains a node, has not seen the whole test pass.\n"
     "\n"
     "Example: vpmm-stress --driver cuda --device all --level medium --health --json result.json\n";
 
@@ -351,6 +353,7 @@ static unsigned count_devices(const options *o, enum outcome *outcome)
 /* ---- the time of a run ---- */
 
 static sigset_t ends;
+static bool is_terminated; /* by SIGTERM */
 
 static void jolted(int signal)
 {
@@ -372,7 +375,9 @@ static void set_signals(void)
 static bool wait_for_end(double seconds)
 {
     struct timespec t = {(time_t)seconds, (long)(fmod(seconds, 1) * 1e9)};
-    return sigtimedwait(&ends, NULL, &t) > 0;
+    int signal = sigtimedwait(&ends, NULL, &t);
+    is_terminated |= signal == SIGTERM;
+    return signal > 0;
 }
 
 /* 1, 2, 5, 10, then every 10. */
@@ -625,10 +630,11 @@ int main(int argc, char **argv)
     for (unsigned i = 0; i < runs; i++)
         report_result(text, &all[i]);
     fprintf(text, "%s: %s%s\n", program_name, outcome_word(worst), asked ? ", cut short" : "");
-    if (!write_json(json, &o, all, runs, worst, asked) || !metrics_close(exporter))
+    int status = worst == PASSED && is_terminated ? TERMINATED : worst;
+    if (!write_json(json, &o, all, runs, status, asked) || !metrics_close(exporter))
         return end(worst != PASSED ? worst : DEVICE_ERROR);
     for (unsigned i = 0; i < runs; i++)
         free(all[i].lanes);
     free(all);
-    return end(worst);
+    return end(status);
 }

@@ -44,6 +44,7 @@ enum outcome {
     DEVICE_ERROR = 3, /* could not run, or not to the end: the driver or the device refused */
     SKIPPED = 77,     /* there is nothing to test here */
     STUCK = 124,
+    TERMINATED = 143, /* PASSED as far as it went, when SIGTERM came: the program's alone, no run's */
 };
 
 enum plant {

@@ -30,6 +30,7 @@ const char *outcome_word(int outcome)
 {
     switch (outcome) {
     case PASSED:
+    case TERMINATED:
         return "passed";
     case FAILED:
         return "failed";

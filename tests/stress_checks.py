@@ -13,7 +13,7 @@ import subprocess
 import sys
 import time
 
-PASSED, FAILED, USAGE, DEVICE_ERROR, SKIPPED = 0, 1, 2, 3, 77
+PASSED, FAILED, USAGE, DEVICE_ERROR, SKIPPED, TERMINATED = 0, 1, 2, 3, 77, 143
 END_WITHIN_S = 10
 # Streams that race on the simulated GPU are threads that do, and a run that failed leaves its threads: that
 # ThreadSanitizer sees it, too, is no finding.
@@ -137,7 +137,8 @@ def check_end(program):
     running.send_signal(signal.SIGTERM)
     said = json.loads(running.communicate(timeout=120)[0])
     took = time.monotonic() - begun
-    check(running.returncode == PASSED and said["results"][0]["audit"], "SIGTERM ends a run as its time does", said)
+    check(running.returncode == TERMINATED and said["results"][0]["audit"], "SIGTERM ends a run as its time does", said)
+    check(said["exit"] == TERMINATED and said["outcome"] == "passed", "and not as one that saw all of it", said)
     check(said["cut_short"], "the result says that the run was cut short", said)
     check(took < END_WITHIN_S, f"it ends within {END_WITHIN_S} s", took)
 

@@ -302,6 +302,15 @@ static vpmm_status check_initial_pages(const vpmm_config *config, size_t page, s
                   page, bound, bound_bytes);
 }
 
+/* A cap below that is none that a pool can live with: a unit was forgotten. */
+static vpmm_status check_max_mapped(const vpmm_config *config, size_t granularity)
+{
+    if (!config->max_mapped || config->max_mapped >= granularity)
+        return VPMM_SUCCESS;
+    return refuse(SETTING_MAX_MAPPED, config->max_mapped, "0 for no cap, or bytes, at least the granularity, %zu",
+                  granularity);
+}
+
 static vpmm_status check_extent_size(const vpmm_config *config, size_t page, size_t granularity)
 {
     size_t unit = mapped_unit(page, granularity);
@@ -347,6 +356,8 @@ vpmm_status config_check(const vpmm_config *config, size_t granularity)
         status = check_va_size(config, page, granularity);
     if (!status)
         status = check_initial_pages(config, page, granularity);
+    if (!status)
+        status = check_max_mapped(config, granularity);
     if (!status)
         status = check_extent_size(config, page, granularity);
     if (!status)

@@ -66,10 +66,12 @@ static struct reply scrape(void)
 static void open_site(void)
 {
     vpmm_exporter_config config = vpmm_exporter_config_default();
+    struct setup setup = setup_default();
+    setup.sim.stepped = false; /* else what the thread queues would take more and more of the host's memory */
     config.port = 0;
     config.limits.deadline_ms = 1000;
     config.limits.requests_per_second = 1000;
-    world_open(&site.w, NULL);
+    world_open(&site.w, &setup);
     site.stream = world_stream(&site.w);
     must_work(vpmm_exporter_start(&config, &site.exporter));
     must_work(vpmm_exporter_add(site.exporter, site.w.pool, "p"));
@@ -126,6 +128,52 @@ Test(exporter_clients, a_byte_now_and_then_does_not_keep_a_connection)
     struct reply reply = scrape();
     cr_assert_geq(sample(reply.body, "vpmm_exporter_refusals_total{reason=\"deadline\"}"), 1);
     reply_free(&reply);
+    close_site();
+}
+
+static void no_deadline_was_met(void)
+{
+    struct reply reply = scrape();
+    cr_expect_eq(sample(reply.body, "vpmm_exporter_refusals_total{reason=\"deadline\"}"), 0);
+    reply_free(&reply);
+}
+
+/* Until it is told to come anew, and the connection ends: long before its deadline, and not in the midst of a request. */
+Test(exporter_clients, who_asks_again_and_again_is_told_to_come_anew)
+{
+    static const char request[] = "GET /-/healthy HTTP/1.1\r\nHost: t\r\n\r\n";
+    char said[4096];
+    bool is_told = false;
+    open_site();
+    int fd = client_connect(site.port);
+    uint64_t begin = client_now_ms();
+    ssize_t got = 1;
+    for (int i = 0; got > 0; i++) {
+        require(i < 200, "it goes on and on");
+        if (!is_told)
+            require(client_send(fd, request, sizeof request - 1), "it was cut off");
+        got = recv(fd, said, sizeof said - 1, 0);
+        said[got > 0 ? got : 0] = 0;
+        is_told = is_told || strstr(said, "Connection: close");
+        usleep(20000);
+    }
+    cr_expect(is_told, "it ended without a word");
+    cr_expect_geq(client_now_ms() - begin, 500);
+    close(fd);
+    no_deadline_was_met();
+    close_site();
+}
+
+Test(exporter_clients, who_is_idle_between_two_requests_is_not_refused)
+{
+    static const char request[] = "GET /-/healthy HTTP/1.1\r\nHost: t\r\n\r\n";
+    char said[4096];
+    open_site();
+    int fd = client_connect(site.port);
+    require(client_send(fd, request, sizeof request - 1) && recv(fd, said, sizeof said, 0) > 0, "no answer");
+    cr_expect_eq(recv(fd, said, sizeof said, 0), 0, "it has more to say");
+    close(fd);
+    no_deadline_was_met();
     close_site();
 }
 

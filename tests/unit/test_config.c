@@ -343,6 +343,15 @@ Test(check, initial_pages)
     check_refuses(&config, VPMM_ERROR_INVALID_VALUE, "initial_pages", "VPMM_PAGES", "41");
 }
 
+Test(check, max_mapped)
+{
+    vpmm_config config = vpmm_config_default();
+    config.max_mapped = GRANULARITY;
+    check_accepts(&config);
+    config.max_mapped = 40; /* gigabytes were meant */
+    check_refuses(&config, VPMM_ERROR_INVALID_VALUE, "max_mapped", "VPMM_MAX_MAPPED", "40");
+}
+
 Test(check, extent_size)
 {
     vpmm_config config = vpmm_config_default();
