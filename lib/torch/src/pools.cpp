@@ -60,6 +60,12 @@ static size_t private_va_size(size_t most) {
 constexpr size_t CACHE_BYTES = size_t{8} << 20;
 
 /*
+ * Bytes of a page, unless VPMM_PAGE_SIZE says otherwise, of a device whose granularity is larger. Training asks for the
+ * same large tensors in each step, few of which are whole multiples of 2 MiB (stress/README.md, "Small pages").
+ */
+constexpr size_t PAGE_BYTES = size_t{256} << 10;
+
+/*
  * What VPMM_REUSE says, else: no stream waits for another. PyTorch promises that its allocator brings no order between
  * streams, and a program may rely on it: a stream that waits for a flag, or for what another process sends, is set free by
  * one that allocates meanwhile. (Where a request would fail else, it does wait.) A server with 1, 4 and 8 workers holds as
@@ -75,6 +81,8 @@ static vpmm_config configuration(int device, bool is_private) {
   config.device = device;
   if (!std::getenv("VPMM_CACHE_BYTES"))
     config.cache_bytes = CACHE_BYTES;
+  if (!std::getenv("VPMM_PAGE_SIZE"))
+    config.page_size = PAGE_BYTES;
   if (!std::getenv("VPMM_REUSE"))
     config.reuse = REUSE;
   config.small = VPMM_SMALL_SLAB;

@@ -35,4 +35,5 @@ fi
 for seed in "${seeds[@]:-1}"; do
   echo "seed $seed"
   timeout 600 "$work/random" 4 1000 "$seed"
+  VPMM_PAGE_SIZE=2M timeout 600 "$work/random" 4 1000 "$seed"
 done
