@@ -41,5 +41,7 @@ int main(int argc, char **argv)
 
     vpmm_stream_release(pool, stream); /* before cuStreamDestroy */
     cu->cuStreamDestroy(stream);
-    return vpmm_pool_destroy(pool) == VPMM_SUCCESS ? 0 : fail();
+    if (vpmm_pool_destroy(pool) != VPMM_SUCCESS)
+        return fail();
+    return first == 42 ? 0 : 1;
 }

@@ -409,7 +409,9 @@ static bool server_open(server *s, const options *o)
     s->options = o;
     s->out = o->json != NULL && strcmp(o->json, "-") == 0 ? stderr : stdout;
     if (!trace_read(o->trace, &s->trace, error, sizeof error))
-        return fail(s, "Name a trace (op,id,bytes,stream,us) with --trace; examples/requests.csv comes with vpmm.",
+        return fail(s,
+                    "Name a trace (op,id,bytes,stream,us) with --trace; requests.csv comes with vpmm, in examples and, "
+                    "installed, in share/vpmm.",
                     "%s", error);
     return vpmm_ok(s, "the environment", vpmm_config_from_env(&config)) && open_driver(s) &&
            open_context(s, config.device) && open_pool(s, &config) && open_metrics(s) && open_workers(s);

@@ -266,6 +266,20 @@ static bool take_option(int option, options *o)
 }
 
 /* What has no default of its own follows the rest. */
+/* What the options ask for, and would not be done by the run: it would pass without. */
+static const char *unmet(const options *o)
+{
+    if (o->cuda && (o->faults || (o->plant != PLANT_NONE && o->plant != PLANT_BIT)))
+        return "--faults, and --plant but for bit, are for --driver sim";
+    if (!o->vpmm && (o->faults || o->plant != PLANT_NONE))
+        return "--faults and --plant are for --allocator vpmm";
+    if (o->plant == PLANT_BIT && o->verify == VERIFY_OFF)
+        return "--plant bit is found by looking at the memory, which --verify off does not";
+    if (!o->cuda && o->health)
+        return "--health is for --driver cuda: the simulated GPU has none to read";
+    return NULL;
+}
+
 static bool complete(options *o)
 {
     if (o->streams == 0)
@@ -274,8 +288,8 @@ static bool complete(options *o)
         o->fraction = o->cuda ? 0.9 : 0.5;
     if ((int)o->verify < 0)
         o->verify = o->cuda ? VERIFY_FULL : VERIFY_EDGES;
-    if (o->cuda && (o->faults || (o->plant != PLANT_NONE && o->plant != PLANT_BIT))) {
-        fprintf(stderr, "%s: --faults, and --plant but for bit, are for --driver sim\n", program_name);
+    if (unmet(o)) {
+        fprintf(stderr, "%s: %s\n", program_name, unmet(o));
         return false;
     }
     if (!o->cuda && o->device != 0) {
