@@ -224,6 +224,7 @@ typedef struct run {
     char name[128], uuid[41];
     int driver_version; /* as cuDriverGetVersion has it */
     size_t memory_bytes, page_size, cap;
+    size_t mapped_unit; /* of what the driver maps: a page, or its granularity if that is more */
     vpmm_config config;
     stress_memory *memory;
     lane *lanes;

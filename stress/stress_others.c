@@ -255,7 +255,7 @@ static void make_and_end_pool(run *r, bool graph)
     vpmm_pool *pool = NULL;
     CUstream stream = NULL;
     config.driver = r->seen_by_pool.driver;
-    config.max_mapped = POOL_PAGES * r->page_size;
+    config.max_mapped = POOL_PAGES * r->mapped_unit;
     config.initial_pages = 0;
     config.reaper = true;
     config.graph = graph;
@@ -333,7 +333,7 @@ static CUresult squeeze_once(const vpmm_driver *driver, CUdevice device, size_t 
 /* All that the cap leaves, and a part of what it does not. */
 static size_t squeezed_bytes(const run *r)
 {
-    return (r->memory_bytes - r->cap + r->cap / SQUEEZE_PART) / r->page_size * r->page_size;
+    return (r->memory_bytes - r->cap + r->cap / SQUEEZE_PART) / r->mapped_unit * r->mapped_unit;
 }
 
 static void *squeeze_here(void *argument)

@@ -188,7 +188,7 @@ static bool choose_cap(run *r)
     size_t free_bytes = 0, total = 0;
     if (!run_cuda_ok(r, "cuMemGetInfo", r->gpu.driver->cuMemGetInfo(&free_bytes, &total)))
         return false;
-    if (!gpu_page_size(&r->gpu, r->config.page_size, &r->page_size)) {
+    if (!gpu_page_size(&r->gpu, r->config.page_size, &r->page_size) || !gpu_page_size(&r->gpu, 0, &r->mapped_unit)) {
         run_end(r, DEVICE_ERROR, "the device does not say how large a page is: see above");
         return false;
     }
@@ -197,9 +197,11 @@ static bool choose_cap(run *r)
         run_end(r, DEVICE_ERROR,
                 "--fraction %.2f is %zu MiB, and %zu of the device's %zu MiB are free: end what uses it, or use less",
                 r->options->fraction, r->cap >> 20, free_bytes >> 20, total >> 20);
-    r->cap = r->cap / r->page_size * r->page_size;
     if (r->config.max_mapped != 0 && r->config.max_mapped < r->cap)
         r->cap = r->config.max_mapped;
+    if (r->mapped_unit < r->page_size)
+        r->mapped_unit = r->page_size;
+    r->cap = r->cap / r->mapped_unit * r->mapped_unit;
     return atomic_load(&r->outcome) == PASSED;
 }
 
