@@ -34,7 +34,7 @@ struct address {
 struct client {
     int socket; /* -1: the place is free */
     bool leaving;
-    bool is_idle; /* its latest request was answered, and it has asked nothing since */
+    bool is_idle; /* its latest request was answered, and the headers of no other have come since */
     bool is_old;  /* half of its time is over: the answer tells it to come anew, so that it is not cut off as it asks */
     struct address address;
     uint64_t since_ns;

@@ -265,7 +265,6 @@ static bool take_option(int option, options *o)
     }
 }
 
-/* What has no default of its own follows the rest. */
 /* What the options ask for, and would not be done by the run: it would pass without. */
 static const char *unmet(const options *o)
 {
@@ -280,6 +279,7 @@ static const char *unmet(const options *o)
     return NULL;
 }
 
+/* What has no default of its own follows the rest. */
 static bool complete(options *o)
 {
     if (o->streams == 0)

@@ -537,7 +537,7 @@ vpmm_status slab_use(struct slabs *slabs, struct slice *slice, CUdeviceptr addre
     uint64_t before;
     if (!begin_note(slice, address, &before))
         return region_not_live(address);
-    vpmm_status status = uses_add(slabs->space->streams, &slice->uses, stream);
+    vpmm_status status = uses_add(slabs->space, &slice->uses, stream);
     vpmm_assert(slice_state(peek_u64(&slice->word)) == SLICE_NOTING);
     store_sc_u64(&slice->word, in_state(before, slice->uses ? SLICE_USED : SLICE_LIVE));
     return status;

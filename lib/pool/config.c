@@ -302,7 +302,7 @@ static vpmm_status check_initial_pages(const vpmm_config *config, size_t page, s
                   page, bound, bound_bytes);
 }
 
-/* A cap below that is none that a pool can live with: a unit was forgotten. */
+/* Below the granularity nothing can be mapped: a unit was forgotten. */
 static vpmm_status check_max_mapped(const vpmm_config *config, size_t granularity)
 {
     if (!config->max_mapped || config->max_mapped >= granularity)
@@ -355,9 +355,9 @@ vpmm_status config_check(const vpmm_config *config, size_t granularity)
     if (!status)
         status = check_va_size(config, page, granularity);
     if (!status)
-        status = check_initial_pages(config, page, granularity);
-    if (!status)
         status = check_max_mapped(config, granularity);
+    if (!status)
+        status = check_initial_pages(config, page, granularity);
     if (!status)
         status = check_extent_size(config, page, granularity);
     if (!status)

@@ -71,14 +71,20 @@ static void describe(struct arena *arena, uint64_t page)
         poke_u64(&granule[i].word, none);
 }
 
-/* Raises the page's generation. False: there is nothing to forget, or generations are too high for it. */
-static bool begin_to_forget(struct arena *arena, uint64_t page)
+/*
+ * Raises the page's generation, if its granules are described; *any: they are. False: they cannot be, or generations are
+ * too high for it.
+ */
+static bool begin_to_forget(struct arena *arena, uint64_t page, bool *any)
 {
+    struct region one = {page, 1, FENCE_PASSED, false};
+    if (!cut_possible(arena, &one))
+        return false;
+    if (!are_described(arena, page))
+        return true;
     _Atomic(uint64_t) *word = &unit_at(&arena->space.units, page)->word;
     struct unit *granule = granules_of(arena, page);
     uint64_t highest = word_generation(load_relaxed_u64(word));
-    if (!are_described(arena, page))
-        return false;
     for (uint64_t i = 0; i < arena->cut.page_granules; i++) {
         uint64_t generation = word_generation(peek_u64(&granule[i].word));
         vpmm_assert(word_state(peek_u64(&granule[i].word)) == UNIT_NONE);
@@ -86,6 +92,7 @@ static bool begin_to_forget(struct arena *arena, uint64_t page)
     }
     if (highest >> (UNIT_GENERATION_BITS - 1))
         return false;
+    *any = true;
     /* The caller's store of what the page becomes is the release. */
     store_relaxed_u64(word, word_of_generation(load_relaxed_u64(word), highest));
     return true;
@@ -95,12 +102,11 @@ void cut_forget(struct arena *arena, uint64_t page, uint64_t pages)
 {
     size_t bytes = arena->cut.page_granules * sizeof(struct unit);
     for (uint64_t i = page, run; i < page + pages; i += run + 1) {
-        for (run = 0; i + run < page + pages; run++) {
-            struct region one = {i + run, 1, FENCE_PASSED, false};
-            if (!cut_possible(arena, &one) || !begin_to_forget(arena, i + run))
-                break;
-        }
-        if (run)
+        bool any = false;
+        run = 0;
+        while (i + run < page + pages && begin_to_forget(arena, i + run, &any))
+            run++;
+        if (any) /* with what was never described beside it: of small pages a host's page has several */
             reserve_forget(granules_of(arena, i), run * bytes);
     }
 }

@@ -72,7 +72,7 @@ void cut_flush(struct arena *);
 
 /*
  * Of pages in the caller's hands that are about to become a hole: gives the memory of their granules' descriptors back
- * to the host. Else what wanders through address space would leave 16 KiB behind for each page.
+ * to the host. Else what wanders through address space would leave 16 KiB behind for each 2 MiB.
  *
  * No word comes again by it. The descriptors read as 0 then, and begin anew when their page is cut the next time, with
  * the page's generation; that is raised first to the highest of its granules. A thread that has read a word before, and

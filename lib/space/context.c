@@ -56,12 +56,23 @@ void context_keep_block(struct streams *streams, struct wait_holder *holder, CUc
     pthread_mutex_unlock(&streams->wait_lock);
 }
 
-void context_keep_block_if_none_waits(struct streams *streams, struct wait_holder *holder, CUcontext context)
+void context_keep_block_if_free(struct streams *streams, struct wait_holder *holder, CUcontext context)
 {
-    if (!lock_try(&streams->wait_lock))
+    if (!lock_try(&streams->wait_lock)) {
+        store_relaxed_ptr(&streams->wants_block, context);
         return;
+    }
     keep_block(streams, holder, context);
     pthread_mutex_unlock(&streams->wait_lock);
+}
+
+/* Under wait_lock. Whether a stream of the context was met while the lock was taken. */
+static bool wants_block(struct streams *streams, CUcontext context)
+{
+    if (load_relaxed_ptr(&streams->wants_block) != context)
+        return false;
+    store_relaxed_ptr(&streams->wants_block, NULL);
+    return true;
 }
 
 /* Under wait_lock. The context is no more, and its blocks with it: another may have its handle, or their addresses. */
@@ -154,11 +165,14 @@ static struct wait_holder *holder_of(struct streams *streams, uint32_t slots, CU
     return best;
 }
 
-/* Under wait_lock, in the context. *kept: the holder that is to have the next block; NULL: there is none such. */
+/*
+ * Under wait_lock, in the context. *kept: the holder that is to have the next block, if it has none for another context;
+ * NULL: there is to be none.
+ */
 static vpmm_status wait_by_block(struct streams *streams, uint32_t slots, CUcontext context, struct wait_holder **kept)
 {
     struct wait_holder spare = {0}, *holder = holder_of(streams, slots, context, &spare);
-    *kept = holder->is_kept ? holder : NULL;
+    *kept = holder->is_kept ? holder : wants_block(streams, context) ? &streams->wait : NULL;
     vpmm_status status = wait_for_context(streams, holder, context);
     if (spare.block) /* it was refused, and stands nowhere: a last try */
         free_block(streams, &spare);

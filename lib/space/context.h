@@ -7,9 +7,10 @@
  *
  *   block    a byte of the driver's memory, whose cuMemFree waits for the context that it was made in. It is hard to
  *            have when it is needed, with the device full: so one is made with a pool whose streams may all leave memory
- *            unmarked, before the pool has memory of its own; where another such stream is first met, unless somebody
- *            waits just then; and after each wait the next one. It goes with its context. A pool that fills the device first, and then meets its first default
- *            stream, has none: it can be waited for when somebody has given memory back
+ *            unmarked, before the pool has memory of its own; where another such stream is first met, or, if another
+ *            thread is at the blocks then, after the next wait for its context; and after each wait the next one. It
+ *            goes with its context. A pool that fills the device first, and then meets its first default stream, has
+ *            none: it can be waited for when somebody has given memory back
  *   holder   where a block stands: in a stream's record, whichever stream that is of, or in the registry
  *
  * Holders are under wait_lock, which is held over the driver calls, and taken before the event lock: only others who
@@ -26,8 +27,8 @@
  */
 void context_keep_block(struct streams *, struct wait_holder *, CUcontext);
 
-/* The same, by who waits for nobody: where another thread waits for a context, nothing is done. */
-void context_keep_block_if_none_waits(struct streams *, struct wait_holder *, CUcontext);
+/* The same, by who waits for nobody: where another thread is at the blocks, the next wait for the context makes one. */
+void context_keep_block_if_free(struct streams *, struct wait_holder *, CUcontext);
 
 /* At the pool's end: frees all blocks. The first refusal; a block that went with its context is none. */
 CUresult context_free_blocks(struct streams *);
@@ -42,7 +43,8 @@ vpmm_status streams_synchronise(struct streams *, pthread_mutex_t *event_lock);
 
 /*
  * Waits for all that was given to streams, known here or not, of the primary context and of each that a stream was met
- * in, and publishes nothing. A stream that is met meanwhile need not be. No capture is harmed. The first failure ends it. HOST_MEMORY.
+ * in, and publishes nothing. A stream that is met meanwhile need not be. No capture is harmed. The first failure ends it.
+ * HOST_MEMORY.
  */
 vpmm_status streams_wait_for_all(struct streams *);
 

@@ -156,8 +156,8 @@ static bool mark(struct streams *streams, struct stream *stream, bool by_other)
     if (device_enter_context(streams->device, stream->context, &scope) != VPMM_SUCCESS)
         return true;
     /*
-     * Each turn of the loop marks what another thread published meanwhile, and left to this one to mark: also where this
-     * one, before it, has found its own fence marked by others.
+     * Each turn of the loop marks what another thread published meanwhile, and left to this one to mark: also if others
+     * have already marked this thread's own fence.
      */
     bool again = true, had_it = false;
     while (again && !exchange_acq_rel_u32(&stream->marking, 1)) {

@@ -150,7 +150,7 @@ static vpmm_status register_stream(struct streams *streams, CUstream handle, con
         return fail(VPMM_ERROR_HOST_MEMORY, "no host memory for another stream, or %d streams are known",
                     STREAMS_MAX - 2);
     if (stream && keeps)
-        context_keep_block_if_none_waits(streams, &stream->wait, context);
+        context_keep_block_if_free(streams, &stream->wait, context);
     return VPMM_SUCCESS;
 }
 

@@ -132,8 +132,10 @@ struct streams {
     bool is_private;           /* every stream is, with EAGER, `captures` or by name */
     pthread_mutex_t wait_lock; /* over the driver calls of a wait for a context (context.h) */
     struct wait_holder wait;   /* under it: of the device's primary context */
-    pthread_mutex_t lock;      /* registry writers, changes of state, unused records */
-    uint32_t unused;           /* first slot of a list; 0: none */
+    _Atomic(void *)
+        wants_block;      /* CUcontext: the latest in which a stream was met while another thread had that lock */
+    pthread_mutex_t lock; /* registry writers, changes of state, unused records */
+    uint32_t unused;      /* first slot of a list; 0: none */
     struct object_map *registry;
     _Atomic(uint32_t) orphans; /* changes when a record has become one, or a cache was attached to one */
     _Atomic(void *) segment[STREAMS_MAX / STREAMS_A_SEGMENT]; /* struct stream_segment */

@@ -28,39 +28,45 @@ static struct fence *find_use(struct uses *uses, const struct stream *stream)
     return NULL;
 }
 
-/* Of a stream that has been released the last fence is known: the use waits for that, and its record for the use no more. */
-static void end_if_released(const struct streams *streams, struct fence *use)
+/*
+ * Of a stream that has been released the last fence is known: the use waits for that, and its record for the use no more.
+ * True: so it is from now on.
+ */
+static bool end_if_released(const struct streams *streams, struct fence *use)
 {
     struct stream *stream = stream_at(streams, use->stream);
     if (use->number || load_sc_u32(&stream->state) != STREAM_RELEASED)
-        return;
+        return false;
     use->number = load_sc_u64(&stream->published);
     vpmm_assert(use->number > 0); /* the release has ended the uses that there were */
     stream_end_use(stream);
+    return true;
 }
 
-/* What has passed of streams that have been released, or of fences. */
-static void drop_passed(const struct streams *streams, struct uses *uses)
+/* What has passed of streams that have been released, or of fences. True: a record may be taken out of use. */
+static bool drop_passed(const struct streams *streams, struct uses *uses)
 {
     uint32_t left = 0;
+    bool any_ended = false;
     for (uint32_t i = 0; i < uses->count; i++) {
         struct fence use = uses->stream[i];
-        end_if_released(streams, &use);
+        any_ended |= end_if_released(streams, &use);
         if (!use.number || !fence_passed(streams, use))
             uses->stream[left++] = use;
     }
     uses->count = left;
+    return any_ended;
 }
 
 /*
- * Room for one more. What is at *place is as before if there is no host memory. Where a list is full what has passed is
- * dropped first: else an allocation that lives long would keep the record of each stream that has ever used it.
+ * Room for one more. Where a list is full what has passed is dropped first: else an allocation that lives long would keep
+ * the record of each stream that has ever used it. False: there is no host memory; what is at *place stands for the same.
  */
-static bool make_room(const struct streams *streams, struct uses **place)
+static bool make_room(struct space *space, struct uses **place)
 {
     struct uses *uses = *place;
-    if (uses && uses->count == uses->capacity)
-        drop_passed(streams, uses);
+    if (uses && uses->count == uses->capacity && drop_passed(space->streams, uses))
+        bell_ring(space->bell); /* see streams_pending */
     uint32_t count = uses ? uses->count : 0, capacity = uses ? uses->capacity : 0;
     if (count < capacity)
         return true;
@@ -74,16 +80,16 @@ static bool make_room(const struct streams *streams, struct uses **place)
     return true;
 }
 
-vpmm_status uses_add(const struct streams *streams, struct uses **place, struct stream *stream)
+vpmm_status uses_add(struct space *space, struct uses **place, struct stream *stream)
 {
     struct fence *use = find_use(*place, stream);
-    bool is_brief = stream_is_brief(streams, stream);
+    bool is_brief = stream_is_brief(space->streams, stream);
     if (use && !use->number) { /* it has none before the free */
         if (stream_uses_are_closed(stream))
             fence_take(stream); /* it is being released, and the fence that ends its uses may be before this one */
         return VPMM_SUCCESS;
     }
-    if (!use && !make_room(streams, place))
+    if (!use && !make_room(space, place))
         return fail(VPMM_ERROR_HOST_MEMORY, "no host memory for the streams that use an allocation");
     use = use ? use : &(*place)->stream[(*place)->count++];
     *use = is_brief ? fence_take(stream) : (struct fence){stream->slot, 0};
@@ -163,7 +169,7 @@ vpmm_status region_use(struct space *space, CUdeviceptr address, struct stream *
     if (!first)
         return region_not_live(address);
     struct uses *uses = state == UNIT_USED ? unit_uses(first) : NULL;
-    vpmm_status status = uses_add(space->streams, &uses, stream);
+    vpmm_status status = uses_add(space, &uses, stream);
     store_relaxed_u64(&first->where, (uint64_t)(uintptr_t)uses);
     vpmm_assert(word_state(peek_u64(&first->word)) == UNIT_NOTING);
     unit_set(first, uses ? UNIT_USED : UNIT_LIVE, word_units(load_relaxed_u64(&first->word)));

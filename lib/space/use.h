@@ -44,9 +44,9 @@ struct uses {
 
 /*
  * Adds a stream, among whose users the caller is, to the uses that hang at *place, in the caller's hands, unless it is
- * one of them. HOST_MEMORY: nothing has changed.
+ * one of them; they are of an allocation of the space. HOST_MEMORY: what they wait for is the same.
  */
-vpmm_status uses_add(const struct streams *, struct uses **place, struct stream *);
+vpmm_status uses_add(struct space *, struct uses **place, struct stream *);
 
 /*
  * By the free, which is behind `fence` of its own stream: all uses become fences, with an event for each where the

@@ -755,13 +755,9 @@ class BackEnd final : public WithoutExpandableSegments<back_end::CUDAAllocator> 
     if (device.pools.is_underway(pool.id))
       return nullptr;
     void* address = nullptr;
-    lent_limits_.fetch_add(1);
     double fraction = pool.keeper->getMemoryFraction(device_index);
     pool.keeper->setMemoryFraction(0, device_index);
-    auto restore = c10::make_scope_exit([&] {
-      pool.keeper->setMemoryFraction(fraction, device_index);
-      lent_limits_.fetch_add(1);
-    });
+    auto restore = c10::make_scope_exit([&] { pool.keeper->setMemoryFraction(fraction, device_index); });
     pool.keeper->beginAllocateToPool(device_index, pool.id,
                                      [=](cudaStream_t) { return std::this_thread::get_id() == thread; });
     auto end = c10::make_scope_exit([&] {
@@ -950,25 +946,20 @@ class BackEnd final : public WithoutExpandableSegments<back_end::CUDAAllocator> 
           reserved(device, index), c10::Device(c10::DeviceType::CUDA, static_cast<DeviceIndex>(index)));
   }
 
-  /* NULL: there was none, which was another thread's doing, who had set the keeper's memory fraction to 0 for a while. */
-  void* malloc_unless_limited(size_t bytes, cudaStream_t stream, const Pool& pool) {
-    size_t limits = lent_limits_.load();
-    try {
-      return pool.keeper->raw_alloc_with_stream(bytes, stream);
-    } catch (const c10::OutOfMemoryError&) {
-      std::lock_guard<std::mutex> guard(lent_lock_);
-      if (lent_limits_.load() == limits)
-        throw;
-      return nullptr;
-    }
-  }
-
-  /* By its keeper, who throws if there is no memory. */
+  /*
+   * By its keeper, who throws if there is no memory. It is asked once more: another thread may have set its memory
+   * fraction to 0 for a while (try_malloc_of_lent), and it does not know what of its memory waits for further streams.
+   */
   void* malloc_of_lent(Device& device, int index, size_t bytes, cudaStream_t stream, const Pool& pool,
                        const Context& context) {
     try {
-      void* address = malloc_unless_limited(bytes, stream, pool);
-      return address ? address : pool.keeper->raw_alloc_with_stream(bytes, stream);
+      return pool.keeper->raw_alloc_with_stream(bytes, stream);
+    } catch (const c10::OutOfMemoryError&) {
+      device.frees.await_uses(pool);
+    }
+    try {
+      std::lock_guard<std::mutex> guard(lent_lock_);
+      return pool.keeper->raw_alloc_with_stream(bytes, stream);
     } catch (const c10::OutOfMemoryError&) {
       tell_of_shortage(device, index, bytes, stream, pool, context);
       throw;
@@ -1064,8 +1055,7 @@ class BackEnd final : public WithoutExpandableSegments<back_end::CUDAAllocator> 
   std::atomic<bool> enabled_{true};
   History history_;
   Lender lender_;
-  std::mutex lent_lock_; // over a request to a lent pool in a shortage, with another memory fraction of its keeper's,
-  std::atomic<size_t> lent_limits_{0}; // of which so many have begun, or ended
+  std::mutex lent_lock_; // over a request to a lent pool in a shortage, with another memory fraction of its keeper's
   std::mutex init_lock_;
   std::vector<std::unique_ptr<Device>> devices_; // grows in init alone, before the first allocation
   std::atomic<bool> initialized_{false};

@@ -25,7 +25,11 @@ bool Frees::end_use(const Freed& freed) {
   const Pool& pool = *freed.allocation.pool;
   if (!pool.is_lent())
     return is_done(vpmm_free(pool.pool, address_of(freed.address), freed.allocation.stream));
-  pool.keeper->raw_delete(freed.address);
+  try {
+    pool.keeper->raw_delete(freed.address);
+  } catch (const std::exception& error) {
+    TORCH_WARN("vpmm: a free to a lent pool: ", error.what());
+  }
   return true;
 }
 
@@ -148,6 +152,29 @@ void Frees::free_all_joined(const Pool& pool, cudaStream_t stream) {
       it->point = {};
     }
     it = !it->point.capture && finish(*it) ? mine.erase(it) : std::next(it);
+  }
+  if (!mine.empty())
+    keep(std::move(mine));
+}
+
+void Frees::await_uses(const Pool& pool) {
+  std::list<Freed> mine;
+  {
+    std::lock_guard<std::mutex> guard(lock_);
+    for (auto it = kept_.begin(); it != kept_.end();) {
+      auto freed = it++;
+      if (freed->allocation.pool.get() == &pool && !freed->events.empty())
+        mine.splice(mine.end(), kept_, freed);
+    }
+    later_.store(kept_.size(), std::memory_order_relaxed);
+  }
+  for (auto it = mine.begin(); it != mine.end();) {
+    {
+      RelaxedMode relaxed;
+      for (cudaEvent_t event : it->events)
+        (void)succeeds(cudaEventSynchronize(event));
+    }
+    it = finish(*it) ? mine.erase(it) : std::next(it);
   }
   if (!mine.empty())
     keep(std::move(mine));

@@ -8,9 +8,10 @@
  *             another thread may be about to capture nobody but that thread may: a torch.cuda.use_mem_pool of a thread
  *             that asks for nothing in it keeps the others' frees, even if a request fails for it
  *   ending    memory of a private pool that further streams used: vpmm would keep it to the pool's end, because nothing
- *             passes there; of a lent pool (lender.h), whose keeper looks for what has passed in requests to its pools
- *             alone, and not while one is underway, as is each of ours; and memory that streams of another device used, which vpmm does not know. An event on each of
- *             these streams is recorded at the free; it is freed when all have passed
+ *             passes there. Memory of a lent pool that they used (lender.h): its keeper looks whether uses have passed
+ *             only in requests to its own pools, and not while one is being recorded to, which is always so for ours. And
+ *             memory that streams of another device used, which vpmm does not know. An event on each of these streams is
+ *             recorded at the free; it is freed when all have passed
  *   joining   the same where they all capture, and the program wants such memory back within the capture
  *             (graph_capture_record_stream_reuse): where they are in the capture is noted at the free. A request of the
  *             stream of the allocation looks whether that stream has come behind it (capture.h); then it is freed. If
@@ -49,6 +50,9 @@ class Frees {
     if (joining_.load(std::memory_order_relaxed))
       free_all_joined(pool, stream);
   }
+
+  /* Before a request to the pool fails: waits for what of its memory is ending, on the host, and frees it. Never throws. */
+  void await_uses(const Pool& pool);
 
   /* A capture or another use of a pool has ended. */
   void end() {

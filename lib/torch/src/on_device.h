@@ -7,6 +7,8 @@
 #ifndef VPMM_TORCH_ON_DEVICE_H
 #define VPMM_TORCH_ON_DEVICE_H
 
+#include <exception>
+
 #include <c10/cuda/CUDAFunctions.h>
 #include <cuda_runtime_api.h>
 
@@ -20,8 +22,11 @@ class OnDevice {
   OnDevice& operator=(const OnDevice&) = delete;
 
   ~OnDevice() {
-    if (knows_former_)
-      (void)c10::cuda::MaybeSetDevice(former_);
+    try { // PyTorch throws where the driver is gone already, as at the process's end
+      if (knows_former_)
+        (void)c10::cuda::MaybeSetDevice(former_);
+    } catch (const std::exception&) {
+    }
   }
 
   bool is_on() const {

@@ -3,6 +3,8 @@
  * MemPool and leave the rest to PyTorch: memory of a pool for each device, which is made by the first request and ends
  * with the process.
  */
+#include "pools.h"
+
 #include <array>
 #include <atomic>
 #include <mutex>
@@ -17,14 +19,10 @@ constexpr int DEVICES = 128;
 std::mutex lock;
 std::array<std::atomic<vpmm_pool*>, DEVICES> pools; // each is set once, under the lock
 
-/* As that of the back end: a stream that the pool has met may be captured later, and none waits for another. */
+/* As a main pool of the back end: a stream that it has met may be captured later. */
 vpmm_pool* make(int device) {
-  vpmm_config config = vpmm_config_default();
-  config.reuse = VPMM_REUSE_COMPLETED;
+  vpmm_config config = vpmm_torch::configuration(device, false);
   vpmm_pool* pool = nullptr;
-  TORCH_CHECK(vpmm_config_from_env(&config) == VPMM_SUCCESS, "vpmm: its environment variables: ", vpmm_last_error());
-  config.device = device;
-  config.captures = true;
   TORCH_CHECK(vpmm_pool_create(&config, &pool) == VPMM_SUCCESS, "vpmm: a pool of device ", device, ": ",
               vpmm_last_error());
   return pool;

@@ -12,11 +12,17 @@
 
 namespace vpmm_torch {
 
-/* A kernel that has failed makes each call fail from then on: PyTorch has an exception of its own for that. */
+/*
+ * A kernel that has failed makes each call in its context fail from then on: PyTorch has an exception of its own for that.
+ * Where no context is current, to ask would make one.
+ */
 static void throw_if_device_failed() {
   RelaxedMode relaxed;
+  CUcontext context = nullptr;
+  const vpmm_driver* driver = vpmm_driver_cuda();
   size_t free = 0, total = 0;
-  C10_CUDA_CHECK(cudaMemGetInfo(&free, &total));
+  if (driver && driver->cuCtxGetCurrent(&context) == CUDA_SUCCESS && context)
+    C10_CUDA_CHECK(cudaMemGetInfo(&free, &total));
 }
 
 void check(vpmm_status status, const char* what) {
@@ -73,8 +79,7 @@ constexpr size_t PAGE_BYTES = size_t{256} << 10;
  */
 constexpr vpmm_reuse REUSE = VPMM_REUSE_COMPLETED;
 
-/* record_stream means what has been queued when the memory is freed, which EAGER does not. */
-static vpmm_config configuration(int device, bool is_private) {
+vpmm_config configuration(int device, bool is_private) {
   vpmm_config config = vpmm_config_default();
   check(vpmm_config_from_env(&config), "its environment variables");
   TORCH_CHECK(config.streams != VPMM_STREAMS_EAGER, "vpmm: VPMM_STREAMS=eager is not for PyTorch: checked or trusted");

@@ -78,6 +78,12 @@ struct Pool {
   ~Pool();
 };
 
+/*
+ * Of a device's main pool, or of a private one: vpmm's variables, and what PyTorch's needs make of them. Throws if a
+ * variable is wrong, and for VPMM_STREAMS=eager: record_stream means what has been queued when the memory is freed.
+ */
+vpmm_config configuration(int device, bool is_private);
+
 class Pools {
  public:
   explicit Pools(int device) : device_(device) {}

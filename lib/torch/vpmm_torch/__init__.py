@@ -71,7 +71,7 @@ def _raise(refusal):
 
 
 def pluggable():
-    """A torch.cuda.memory.CUDAPluggableAllocator over vpmm's default pool, for one MemPool beside PyTorch's own
+    """A torch.cuda.memory.CUDAPluggableAllocator over a vpmm pool of its own, for one MemPool beside PyTorch's own
     allocator: MemPool(pluggable().allocator()). Not for what is captured."""
     import torch
 
@@ -84,4 +84,4 @@ def enable_if_asked():
     if asked in ("1", "on", "yes", "true"):
         enable()
     elif asked not in ("", "0", "off", "no", "false"):
-        raise RuntimeError(f'VPMM_TORCH is "{os.environ["VPMM_TORCH"]}"; allowed: on, yes, true or 1, or off, no, false or 0')
+        raise RuntimeError(f'VPMM_TORCH is "{asked}"; allowed: on, yes, true or 1, or off, no, false or 0')

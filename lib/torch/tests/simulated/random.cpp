@@ -362,7 +362,7 @@ int main(int count, char** arguments) {
   back.init(1);
   REQUIRE(back.initialized() && back.name() == "vpmm");
   if (const char* pages = std::getenv("VPMM_PAGE_SIZE"); pages && !std::strcmp(pages, "2M"))
-    check_cases(back); // what they say of segments is of such pages
+    check_cases(back);      // what they say of segments is of such pages
   back.allocate(4).clear(); // the thread has a number, which counts
   back.emptyCache({0, 0});
   check_counts();
