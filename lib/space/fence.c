@@ -306,7 +306,7 @@ static vpmm_status wait_counted(struct streams *streams, struct stream *stream, 
     CUevent event = event_for(streams, stream, number, &once);
     *is_inside = waiter;
     if (!waiter)
-        stream_leave(stream);
+        stream_leave(stream); /* counted among the waiters by now: see retire_record */
     vpmm_status status = event ? await_event(streams, event, waiter) : no_event();
     if (event && once)
         device_call(streams->device, cuEventDestroy, event); /* a wait that is queued keeps what it needs */
@@ -325,7 +325,7 @@ static vpmm_status wait_entered(struct streams *streams, struct stream *stream, 
         return status;
     if (load_relaxed_u64(&stream->recorded) < number)
         stream_mark_by_other(streams, stream);
-    fetch_add_sc_u32(&stream->waiters, 1); /* before it leaves: see retire_record */
+    fetch_add_sc_u32(&stream->waiters, 1);
     status = wait_counted(streams, stream, number, waiter, is_inside);
     fetch_add_sc_u32(&stream->waiters, UINT32_MAX);
     device_leave(streams->device, &scope);

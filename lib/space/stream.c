@@ -355,7 +355,7 @@ static void retire_record(struct streams *streams, struct stream *stream)
      * takes the last.
      */
     if (load_sc_u32(&stream->state) != STREAM_UNUSED && !has_caches(stream) && !load_sc_u32(&stream->users) &&
-        !load_sc_u32(&stream->waiters) && !has_uses(stream) &&
+        !has_uses(stream) && !load_sc_u32(&stream->waiters) &&
         load_sc_u64(&stream->published) == load_relaxed_u64(&stream->completed) &&
         !load_relaxed_u32(&stream->outstanding) && !hints_count(&stream->free[SPACE_PAGES]) &&
         !hints_count(&stream->free[SPACE_GRANULES])) {

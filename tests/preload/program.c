@@ -672,7 +672,7 @@ static void case_fork(void)
     pid_t child = fork();
     if (child == 0) {
         CUdeviceptr memory;
-        alarm(60); /* ThreadSanitizer takes its time */
+        alarm(60);                             /* ThreadSanitizer takes its time */
         cu.alloc_async(&memory, 1000, stream); /* whatever it answers */
         cu.reset(0);
         _exit(0);

@@ -450,6 +450,65 @@ static const quote waiters_quotes[] = {
     {0, 0}};
 
 /*
+ * Who waits on the host for a fence of a stream, and has left the stream's users by then, and the record that is used
+ * again when the fence has passed (fence.c, wait_counted; stream.c, retire_record): not before the wait has ended.
+ */
+struct left : rl::test_suite<left, 2> {
+    word users, waiters, completed;
+    rl::var<int> record;
+
+    void before()
+    {
+        store(users, 0, mo_relaxed);
+        store(waiters, 0, mo_relaxed);
+        store(completed, 0, mo_relaxed);
+        record($) = 1;
+    }
+
+    void thread(unsigned index)
+    {
+        if (index == 0)
+            wait();
+        else
+            complete_and_retire();
+    }
+
+    void wait()
+    {
+        fetch_add(users, 1, mo_seq_cst);
+        if (load(completed, mo_seq_cst)) {
+            fetch_add(users, -1, mo_seq_cst);
+            return;
+        }
+        if (FAULT != 1)
+            fetch_add(waiters, 1, mo_seq_cst);
+        fetch_add(users, -1, mo_seq_cst);
+        if (FAULT == 1)
+            fetch_add(waiters, 1, mo_seq_cst);
+        RL_ASSERT((int)record($) == 1);
+        fetch_add(waiters, -1, mo_seq_cst);
+    }
+
+    void complete_and_retire()
+    {
+        if (FAULT != 4)
+            store(completed, 1, mo_seq_cst);
+        bool none_waits = FAULT == 3 && !load(waiters, mo_seq_cst);
+        if (!load(users, mo_seq_cst) && (FAULT == 2 || none_waits || (FAULT != 3 && !load(waiters, mo_seq_cst))))
+            record($) = 2;
+        if (FAULT == 4)
+            store(completed, 1, mo_seq_cst);
+    }
+};
+
+static const quote left_quotes[] = {
+    {"lib/space/fence.c", "    fetch_add_sc_u32(&stream->waiters, 1);\n    status = wait_counted("},
+    {"lib/space/fence.c", "    if (!waiter)\n        stream_leave(stream);"},
+    {"lib/space/stream.c", "!load_sc_u32(&stream->users) &&\n        !has_uses(stream) && !load_sc_u32(&stream->waiters) &&\n"
+                           "        load_sc_u64(&stream->published) == load_relaxed_u64(&stream->completed)"},
+    {0, 0}};
+
+/*
  * A free that hits a cache while its stream is released (front.h, "Releasing"): the region is found by who empties the
  * cache, or the free finds the cache closed and is undone.
  */
@@ -1244,6 +1303,7 @@ static const model models[] = {
     {"completion", 6, holds_in_all<completion>, completion_quotes},
     {"marked_again", 4, holds_in_all<marked_again>, again_quotes},
     {"waiters", 5, holds_in_all<waiters>, waiters_quotes},
+    {"left", 4, holds_in_all<left>, left_quotes},
     {"closed", 6, holds_in_all<closed>, closed_quotes},
     {"marking", 4, holds_in_all<marking>, marking_quotes},
     {"users", 5, holds_in_all<users>, users_quotes},

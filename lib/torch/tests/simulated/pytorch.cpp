@@ -54,6 +54,10 @@ cudaError_t cudaEventDestroy(cudaEvent_t event) {
   return answer(simulated.driver->cuEventDestroy(as<CUevent>(event)));
 }
 
+cudaError_t cudaEventSynchronize(cudaEvent_t event) {
+  return answer(simulated.driver->cuEventSynchronize(as<CUevent>(event)));
+}
+
 cudaError_t cudaEventQuery(cudaEvent_t event) {
   return answer(simulated.driver->cuEventQuery(as<CUevent>(event)));
 }
