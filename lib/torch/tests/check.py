@@ -813,6 +813,18 @@ class SharingOfPyTorchs(Sharing):
     back_end = "native"
 
 
+class Settings(unittest.TestCase):
+    def test_a_back_end_that_they_name_is_not_asked_for(self):
+        for backend in ("native", "cudaMallocAsync"):
+            done = run_alone("import torch; torch.ones(1, device='cuda'); print(torch.cuda.get_allocator_backend())",
+                             VPMM_TORCH="1", PYTORCH_CUDA_ALLOC_CONF=f"backend:{backend}")
+            self.assertEqual(done.stdout.split(), ["vpmm"], done.stderr)
+
+    def test_a_wrong_switch_is_an_error(self):
+        done = run_alone("import torch", VPMM_TORCH="perhaps")
+        self.assertIn('VPMM_TORCH is "perhaps"', done.stderr)
+
+
 class PoolsOverAnotherAllocator(unittest.TestCase):
     def setUp(self):
         gc.collect()
@@ -853,6 +865,31 @@ class PoolsOverAnotherAllocator(unittest.TestCase):
         stream.synchronize()
         self.assertTrue(bool((result == 7).all()))
         del other, result
+
+    def test_what_was_recorded_is_used_again(self):
+        stream, held = torch.cuda.Stream(), torch.cuda.memory_reserved()
+        for _ in range(20):
+            with torch.cuda.use_mem_pool(self.pool):
+                t = torch.empty(64 * MIB, dtype=torch.int8, device="cuda")
+            stream.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(stream):
+                t.fill_(1)
+            t.record_stream(stream)
+            del t
+            torch.cuda.synchronize()
+        self.assertLessEqual(torch.cuda.memory_reserved(), held + 2 * 64 * MIB)
+
+    def test_what_was_recorded_is_waited_for_before_a_request_fails(self):
+        stream = torch.cuda.Stream()
+        size = torch.cuda.mem_get_info()[0] // 5 * 3
+        with torch.cuda.use_mem_pool(self.pool):
+            t = torch.empty(size, dtype=torch.int8, device="cuda")
+            with torch.cuda.stream(stream):
+                torch.cuda._sleep(1 << 28)  # some 150 ms
+            t.record_stream(stream)
+            del t
+            t = torch.empty(size, dtype=torch.int8, device="cuda")  # there is no room for two
+        del t
 
     def test_several_threads(self):
         def work(n):
