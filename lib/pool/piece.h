@@ -22,8 +22,8 @@
  * than whole pages (two passes, five scales, held over what was asked for): 1.074 and 1.049 as it is; 1.076 and 1.048
  * where just an eighth would be wasted; 1.091 and 1.052 up to 15 pages; 1.098 and 1.052 up to 31; in handles of four
  * pages up to 15, 1.100 and 1.048. Nor does it help to map what a piece misses right behind a free run of granules. To
- * cut every request from pages holds 1.03, and moves a hundred handles a step. Smaller pages hold as little, and move
- * none (stress/README.md, "Small pages").
+ * cut every request from pages holds 1.03, and moves a hundred handles in each step of training. Smaller pages hold as
+ * little, and move none (stress/README.md, "Small pages").
  */
 enum { PIECE_MAX_PAGES = 7 };
 

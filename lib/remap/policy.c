@@ -6,7 +6,8 @@
 #include <string.h>
 
 /*
- * The rules, in the order in which they matter. A "page" of theirs is a step (policy.h), where pages are smaller. In brackets is what comes of it without the rule, as
+ * The rules, in the order in which they matter. A page of theirs is a step (policy.h), where pages are smaller. In
+ * brackets is what comes of it without the rule, as
  *     stress/policy.py BUILD_DIR TRACE... --rows 1,4
  * prints it: held above in use after the fourth pass, and driver time of all mallocs in the first, of one thread dense
  * | of four threads with a GPU that lags. With all rules 5.4 %, 11.3 ms | 5.4 %, 53.0 ms; of four threads dense 6.1 %:
@@ -33,7 +34,7 @@
  *    is dearer by 40 us, for the stream that waits.
  *    [never: 5.4 %, 11.3 ms | 17.2 %, 40.7 ms; no dearer: 5.4 %, 11.3 ms | 5.2 %, 56.1 ms]
  * 6. A fresh place is in the lowest hole with ample room, at its front or near it: one arena that grows at its top,
- *    and comes back to low addresses once they are empty. Growth is never rounded up.
+ *    and comes back to low addresses once they are empty. Growth is rounded up to steps alone.
  *    [the lowest hole that will do: 5.4 %, 11.3 ms | 5.4 %, 53.9 ms, dense 7.0 %]
  * 7. Memory that is to be cut for small requests is created in handles of a page (the view says so), since its pages
  *    become free one by one.
