@@ -198,11 +198,12 @@ typedef struct vpmm_config {
                                   whose large requests come again and again                          VPMM_PAGE_SIZE */
     size_t va_size;            /* bytes of one chunk of address space, a multiple of the page and of the granularity;
                                   no request can be longer; 8 TiB                                    VPMM_VA_SIZE */
-    size_t initial_pages;      /* pages mapped at creation; 0                                        VPMM_PAGES */
+    size_t initial_pages;      /* pages mapped at creation, rounded up to the granularity; 0         VPMM_PAGES */
     size_t extent_size;        /* bytes of the largest handle, a multiple as va_size is; 0: chosen by the policy;
                                   page_size gives the specification's one handle a page, if that is not less than the
                                   granularity                                                        VPMM_EXTENT_SIZE */
-    size_t max_mapped;         /* cap on mapped and quarantined bytes; 0: none                       VPMM_MAX_MAPPED */
+    size_t max_mapped;         /* cap on mapped and quarantined bytes, at least the granularity; 0: none
+                                                                                                     VPMM_MAX_MAPPED */
     size_t cache_bytes;        /* most that one thread's front cache holds once the pool keeps its shape;
                                   8 MiB of it until then. Of pieces of pages it holds as much besides, at
                                   most 64 MiB.

@@ -60,8 +60,8 @@ static size_t private_va_size(size_t most) {
 /*
  * What a thread's front cache holds, unless VPMM_CACHE_BYTES says otherwise. A program takes its streams in turn, and
  * with `captures` a cache of a stream stays as it is until a later call with that stream, so that each thread strands
- * some. With 64 MiB a server with 1 and 4 workers held 1.09 and 1.10 times what was in use, with 8 MiB 1.06
- * and 1.05, with none 1.05 and 1.05, at the same number of tokens a second (stress/README.md).
+ * some. With 64 MiB a server with 1 and 4 workers held 1.09 and 1.10 times what was in use, with 8 MiB 1.06 and 1.05,
+ * with none 1.05 and 1.05, at the same number of tokens a second (stress/README.md).
  */
 constexpr size_t CACHE_BYTES = size_t{8} << 20;
 
