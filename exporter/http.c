@@ -203,9 +203,9 @@ static const char *path_of(const struct http *http, const char *target)
     if (strncasecmp(target, scheme, strlen(scheme)) != 0)
         return target;
     const char *host = target + strlen(scheme), *end = host + strcspn(host, "/@");
-    if (end == host || *host == ':' || *end == '@') /* no host, or a user before it: both are errors by RFC 9110 4.2 */
+    if (end == host || *host == ':') /* no host, an error by RFC 9110 4.2.1 */
         return target;
-    return *end ? end : "/";
+    return *end ? end : "/"; /* "@..." behind a user, an error by RFC 9110 4.2.4, is no page's path */
 }
 
 static enum MHD_Result route(struct http *http, struct MHD_Connection *connection, const char *path, const char *method)

@@ -1,11 +1,11 @@
-# usage: mutations.pl <list> <sources> check | apply <name> | survives <name>
+# usage: mutations.pl <list> <sources> check | tests <name>... | apply <name> | survives <name>
 #
 # Reads tests/mutations.list, whose head says what a mutation consists of. check: each can be made in those sources, all
-# that cannot are named. apply: makes one of them there, and prints its tests. survives: status 0 if it may.
+# that cannot are named. tests: prints theirs, a line each. apply: makes one of them there. survives: status 0 if it may.
 use strict;
 use warnings;
 
-my ($list, $sources, $mode, $name) = @ARGV;
+my ($list, $sources, $mode, @names) = @ARGV;
 
 sub text_of {
     my ($path) = @_;
@@ -102,11 +102,15 @@ if ($mode eq 'check') {
     print scalar @blocks, " mutations, $bad cannot be made\n";
     exit($bad > 0);
 }
-my ($block) = grep { $_->{name} eq $name } @blocks or die "no mutation $name\n";
-exit !$block->{survives} if $mode eq 'survives';
-my %changed = apply($block);
+my %named = map { $_->{name} => $_ } @blocks;
+my @chosen = map { $named{$_} // die "no mutation $_\n" } @names;
+if ($mode eq 'tests') {
+    print "$_->{tests}\n" for @chosen;
+    exit 0;
+}
+exit !$chosen[0]{survives} if $mode eq 'survives';
+my %changed = apply($chosen[0]);
 for my $file (sort keys %changed) {
     open my $out, '>', "$sources/$file" or die "$file: $!\n";
     print $out $changed{$file};
 }
-print "$block->{tests}\n";

@@ -355,7 +355,8 @@ Test(exporter_access, accept_headers)
         "text/plain;q=0, */*;q=0.001",
         "text/html, application/openmetrics-text;q=0.2",
         ",,application/openmetrics-text,,",
-        "a/b;x=\"text/plain, text/plain\",application/openmetrics-text;q=0.9",
+        "a/b;x=\"c, text/plain, d\",application/openmetrics-text;q=0.9",
+        "a/b;x=\"c\\\", text/plain, d\",application/openmetrics-text;q=0.9",
     };
     static const char *const text[] = {
         "",
