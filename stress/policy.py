@@ -48,12 +48,20 @@ class Failure(Exception):
         self.status = status
 
 
+def numbers_of_threads(text):
+    allowed = sorted({threads for threads, _ in ROWS.values()})
+    if not set(text.split(",")) <= set(map(str, allowed)):
+        raise argparse.ArgumentTypeError(f"'{text}': of {', '.join(map(str, allowed))} some, separated by commas")
+    return [int(n) for n in text.split(",")]
+
+
 def parse_arguments():
     parser = argparse.ArgumentParser(description=__doc__, epilog=EPILOG,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("build", metavar="BUILD_DIR", help="where vpmm-virtual was built")
     parser.add_argument("traces", metavar="TRACE", nargs="+", help="a CSV file: see stress/README.md")
-    parser.add_argument("--rows", metavar="N,...", help="only the rows of these numbers of threads")
+    parser.add_argument("--rows", metavar="N,...", type=numbers_of_threads, default=[1, 4, 16],
+                        help="only the rows of these numbers of threads, of 1, 4 and 16")
     parser.add_argument("--json", action="store_true", help="an object with the rows, and those of each trace alone")
     return parser.parse_args()
 
@@ -124,12 +132,11 @@ def print_row(name, r):
 
 
 def measure(arguments):
-    wanted = [int(n) for n in arguments.rows.split(",")] if arguments.rows else [1, 4, 16]
     said = {"rows": {}, "traces": {}}
     if not arguments.json:
         print_head()
     for name, (threads, options) in ROWS.items():
-        if threads not in wanted:
+        if threads not in arguments.rows:
             continue
         runs = run_row(arguments, threads, options)
         said["rows"][name] = row_of([run for of_trace in runs for run in of_trace])

@@ -151,21 +151,6 @@ static replay_options parse_options(int argc, char **argv)
     return o;
 }
 
-static bool load_trace(const replay_options *o, const char *path, trace *t)
-{
-    char error[512];
-    if (!trace_read(path, t, error, sizeof error)) {
-        fprintf(stderr, "vpmm-replay: %s\n", error);
-        return false;
-    }
-    trace_scale(t, o->scale);
-    trace_drop_below(t, o->min_bytes);
-    if (t->mallocs == 0)
-        fprintf(stderr, "vpmm-replay: %s: no request has --min-bytes %llu or more; nothing is replayed\n", path,
-                (unsigned long long)o->min_bytes);
-    return true;
-}
-
 static bool replay_one(const replay_options *o, const char *path, const trace *t, report *rep)
 {
     unsigned done;
@@ -186,12 +171,14 @@ static bool replay_one(const replay_options *o, const char *path, const trace *t
 /* All are read before the first is replayed, so that a malformed one costs no waiting. NULL: told on stderr. */
 static trace *load_traces(const replay_options *o, char **paths, int n)
 {
+    char error[512];
     trace *traces = calloc((size_t)n, sizeof *traces);
     if (traces == NULL)
         fprintf(stderr, "vpmm-replay: the host has no memory for the traces\n");
     for (int i = 0; traces != NULL && i < n; i++) {
-        if (load_trace(o, paths[i], &traces[i]))
+        if (trace_load(paths[i], o->scale, o->min_bytes, &traces[i], error, sizeof error))
             continue;
+        fprintf(stderr, "vpmm-replay: %s\n", error);
         while (i-- > 0)
             trace_release(&traces[i]);
         free(traces);

@@ -50,7 +50,7 @@ struct health {
 
 static struct health *none(struct health *h, const char *why)
 {
-    fprintf(stderr, "%s: --health: %s; the run goes on without it\n", program_name, why);
+    fprintf(stderr, "%s: --health: %s; without --health the run needs no NVML\n", program_name, why);
     if (h && h->library)
         dlclose(h->library);
     free(h);

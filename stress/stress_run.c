@@ -290,8 +290,10 @@ void run_open(run *r, const options *o, int ordinal, bool is_async, vpmm_exporte
         run_end(r, DEVICE_ERROR, "the checks do not work: see above");
         return;
     }
-    if (o->health)
-        r->health = health_open(r->uuid);
+    if (o->health && !(r->health = health_open(r->uuid))) {
+        run_end(r, DEVICE_ERROR, "--health: NVML cannot be asked: see above");
+        return;
+    }
     open_lanes(r);
 }
 

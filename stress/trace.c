@@ -286,6 +286,19 @@ void trace_drop_below(trace *t, uint64_t bytes)
     t->count = kept;
 }
 
+bool trace_load(const char *path, double factor, uint64_t least_bytes, trace *out, char *error, size_t error_size)
+{
+    if (!trace_read(path, out, error, error_size))
+        return false;
+    trace_scale(out, factor);
+    trace_drop_below(out, least_bytes);
+    if (out->mallocs)
+        return true;
+    snprintf(error, error_size, "%s: no request has %" PRIu64 " bytes or more (--min-bytes)", path, least_bytes);
+    trace_release(out);
+    return false;
+}
+
 void trace_release(trace *t)
 {
     free(t->events);

@@ -531,18 +531,6 @@ static virtual_options parse_options(int argc, char **argv)
     return o;
 }
 
-static bool load_trace(const virtual_options *o, const char *path, trace *t)
-{
-    char error[512];
-    if (!trace_read(path, t, error, sizeof error)) {
-        fprintf(stderr, "vpmm-virtual: %s\n", error);
-        return false;
-    }
-    trace_scale(t, o->scale);
-    trace_drop_below(t, o->min_bytes);
-    return true;
-}
-
 /* "serving+resnet": the traces' names, without folder and .csv. */
 static void join_names(char **paths, int n, char *names, size_t size)
 {
@@ -560,13 +548,16 @@ int main(int argc, char **argv)
     static trace traces[MAX_TRACES];
     virtual_options o = parse_options(argc, argv);
     unsigned n = (unsigned)(argc - optind), loaded = 0;
-    char names[256];
+    char names[256], error[512];
     virtual_report report;
     vpmm_config settings = vpmm_config_default();
     if (!vpmm_ok("the environment", vpmm_config_from_env(&settings)))
         return EXIT_USAGE;
-    while (loaded < n && load_trace(&o, argv[optind + (int)loaded], &traces[loaded]))
+    while (loaded < n &&
+           trace_load(argv[optind + (int)loaded], o.scale, o.min_bytes, &traces[loaded], error, sizeof error))
         loaded++;
+    if (loaded < n)
+        fprintf(stderr, "vpmm-virtual: %s\n", error);
     join_names(argv + optind, (int)n, names, sizeof names);
     if (loaded < n || !virtual_report_open(&report, &o, names))
         return EXIT_USAGE;

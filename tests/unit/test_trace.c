@@ -229,3 +229,16 @@ Test(trace, small_requests_go_with_their_frees)
     cr_expect_eq(t.events[1].slot, 1);
     trace_release(&t);
 }
+
+Test(trace, one_without_a_request_of_the_size_is_refused)
+{
+    static const char path[] = TRACES "two_streams.csv";
+    char error[256];
+    trace t;
+    cr_assert(trace_load(path, 0.5, 0, &t, error, sizeof error), "%s", error);
+    trace_release(&t);
+    cr_assert(!trace_load(path, 1, UINT64_C(1) << 40, &t, error, sizeof error));
+    cr_expect(strstr(error, "two_streams.csv: no request has 1099511627776 bytes or more"), "%s", error);
+    cr_expect_null(t.events);
+    cr_assert(!trace_load("/nonexistent/x.csv", 1, 0, &t, error, sizeof error));
+}
