@@ -31,6 +31,7 @@ struct reaper {
     _Atomic(uint32_t) stop;
     uint64_t marks;    /* the thread's: marks when the latest pass began, */
     unsigned pause_us; /* and the pause after it; 0: it sleeps until it is called */
+    bool is_fixed;     /* the thread's: the pause is slept out */
 };
 
 /* Whether there is more to watch than the latest pass has seen. */
@@ -63,17 +64,19 @@ static void sleep_until_work(struct reaper *reaper, uint64_t us)
     store_sc_u32(&arena->bell.asleep, 0);
 }
 
-/* Where a program has one stream alone, nobody waits for what passes there. */
-static unsigned shortest_pause(const struct arena *arena)
+/* Until the time is over, or the thread is to end: `asleep` is not said, so nobody else rings. */
+static void sleep_out(struct reaper *reaper, uint64_t us)
 {
-    const uint32_t with_one = 2; /* slot 0 is no stream's */
-    return load_acquire_u32(&arena->streams.slots) > with_one ? REAPER_TICK_US : REAPER_ALONE_US;
+    uint32_t seen = wakeup_read(&reaper->arena->bell.work);
+    if (!load_sc_u32(&reaper->stop))
+        wakeup_wait(&reaper->arena->bell.work, seen, us * 1000);
 }
 
+/* Where a program has one stream alone, nobody waits for what passes there. */
 static unsigned next_pause(const struct reaper *reaper, bool news)
 {
     if (news || !reaper->pause_us)
-        return shortest_pause(reaper->arena);
+        return streams_has_one(&reaper->arena->streams) ? REAPER_ALONE_US : REAPER_TICK_US;
     return reaper->pause_us * 2 < REAPER_LONGEST_US ? reaper->pause_us * 2 : REAPER_LONGEST_US;
 }
 
@@ -87,7 +90,8 @@ static bool marks_came(struct reaper *reaper)
 
 /*
  * A pass of the thread's, and how many microseconds later the next; 0: nothing is pending. After the last news the
- * pauses grow to REAPER_CALL_US before it sleeps until it is called, also if nothing is pending: see the header.
+ * pauses grow to REAPER_CALL_US before it sleeps until it is called, also if nothing is pending: see the header. What
+ * is refused, untouched or due to decay is not worth a pause that is slept out.
  */
 static uint64_t pass_and_plan(struct reaper *reaper)
 {
@@ -98,8 +102,12 @@ static uint64_t pass_and_plan(struct reaper *reaper)
     bool news = after.any || came, pending = streams_pending(&arena->streams, NULL);
     if (news || pending || reaper->pause_us)
         reaper->pause_us = next_pause(reaper, news);
-    if (reaper->pause_us && (pending || reaper->pause_us < REAPER_CALL_US))
+    bool is_fixed = news || (reaper->pause_us && reaper->pause_us < REAPER_CALL_US);
+    if (pending || is_fixed) {
+        reaper->is_fixed = is_fixed;
         return reaper->pause_us;
+    }
+    reaper->is_fixed = false;
     reaper->pause_us = 0;
     if (after.refused || streams_unmarked(&arena->streams))
         return REAPER_RETRY_US;
@@ -116,8 +124,8 @@ static void *reap(void *data)
         uint64_t us = pass_and_plan(reaper);
         if (device_lost(arena->device))
             break; /* nothing passes any more */
-        if (us && us < REAPER_CALL_US)
-            clock_sleep_us((long)us);
+        if (reaper->is_fixed)
+            sleep_out(reaper, us);
         else
             sleep_until_work(reaper, us);
     }

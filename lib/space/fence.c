@@ -141,6 +141,8 @@ static bool mark_once(struct streams *streams, struct stream *stream, bool by_ot
     if (!(newest ? mark_again(streams, stream, newest, number) : mark_place(streams, stream, place, number, by_other)))
         return false;
     raise_relaxed_u64(&stream->recorded, number);
+    store_relaxed_u64(&stream->marked_at_ns, clock_now_ns());
+    store_relaxed_u64(&stream->unmarked_bytes, 0);
     vpmm_assert(peek_u32(&stream->marking) && peek_u64(&stream->recorded) <= peek_u64(&stream->published));
     stats_count(streams->device->stats, STAT_marks);
     return true;
@@ -177,9 +179,17 @@ void stream_mark_by_other(struct streams *streams, struct stream *stream)
         mark(streams, stream, true);
 }
 
+static bool may_wait(const struct streams *streams, const struct stream *stream)
+{
+    return streams->marks_may_wait && streams_has_one(streams) && !stream_is_brief(streams, stream) &&
+           load_relaxed_u64(&stream->unmarked_bytes) < MARK_ALONE_BYTES &&
+           clock_now_ns() - load_relaxed_u64(&stream->marked_at_ns) < MARK_ALONE_NS;
+}
+
 void stream_mark(struct streams *streams, struct stream *stream)
 {
-    mark(streams, stream, false);
+    if (!may_wait(streams, stream))
+        mark(streams, stream, false);
 }
 
 bool stream_mark_all(struct streams *streams, struct stream *stream)

@@ -256,6 +256,7 @@ static bool passed_meanwhile(struct space *space, struct seen_region self, struc
 void region_publish(struct space *space, struct region region)
 {
     vpmm_assert(region.units > 0 && is_owned(space, region.first));
+    fence_count_bytes(space->streams, region.fence, region.units << space->units.unit_shift);
     do {
         region.fence = settled(space, region.fence);
         region = grow(space, region);

@@ -17,6 +17,7 @@ vpmm_status streams_init(struct streams *streams, struct device *device, const v
     streams->by_name = config->graph;
     streams->is_eager = config->streams == VPMM_STREAMS_EAGER;
     streams->is_private = streams->is_eager || config->captures || config->graph;
+    streams->marks_may_wait = config->reaper && !config->graph;
     streams->registry = object_map_create();
     if (!streams->registry)
         return fail(VPMM_ERROR_HOST_MEMORY, "no host memory for the registry of streams");
@@ -344,8 +345,8 @@ static void retire_record(struct streams *streams, struct stream *stream)
 {
     enum stream_state state = load_sc_u32(&stream->state);
     bool thread_gone = state == STREAM_ACTIVE && stream->thread && thread_has_exited(stream->thread);
-    if (!thread_gone && state != STREAM_RELEASED && state != STREAM_ORPHAN)
-        return;
+    if (streams->by_name || (!thread_gone && state != STREAM_RELEASED && state != STREAM_ORPHAN))
+        return; /* by name a record says which context is to be waited for, to the end */
     lock_take(&streams->lock);
     if (thread_gone && load_sc_u32(&stream->state) == STREAM_ACTIVE)
         unregister(streams, stream, STREAM_ORPHAN);

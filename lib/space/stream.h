@@ -35,7 +35,8 @@
  *                                           - the legacy stream: to record on it destroys each capture on a blocking
  *                                             stream of its context;
  *                                           - with `captures` in the configuration every stream: to record on it while
- *                                             the program begins or ends a capture there crashes the driver
+ *                                             the program begins or ends a capture there crashes the driver. While it is
+ *                                             the pool's only stream a little may stay unmarked, too: fence.h
  *   by name                               in the pool of a graph nobody uses a handle, nor asks for an id: a record is
  *                                         that of its handle, nothing is marked, and nothing passes before the end
  * What nobody can mark any more (of an orphan; of a private stream if the driver refused) passes when the context has
@@ -113,6 +114,8 @@ struct stream {
     _Alignas(64) _Atomic(uint64_t) completed;
     _Alignas(64) _Atomic(uint32_t) marking; /* the try-lock */
     uint32_t next_mark;                     /* under marking */
+    _Atomic(uint64_t) marked_at_ns;         /* the latest mark; a hint, as is the next: see stream_mark */
+    _Atomic(uint64_t) unmarked_bytes;       /* freed to all since then */
     _Atomic(uint32_t) waiters;
     struct mark mark[STREAM_MARKS];
     struct ring *pending; /* of struct mark, from the marker to the reaper */
@@ -130,6 +133,7 @@ struct streams {
     bool by_name;              /* constant, as are the next two: no driver call is made with a stream; a graph's pool */
     bool is_eager;             /* a stream may be destroyed after any call that was given it */
     bool is_private;           /* every stream is, with EAGER, `captures` or by name */
+    bool marks_may_wait;       /* constant: stream_mark */
     pthread_mutex_t wait_lock; /* over the driver calls of a wait for a context (context.h) */
     struct wait_holder wait;   /* under it: of the device's primary context */
     _Atomic(void *)
@@ -154,6 +158,12 @@ static inline struct stream *stream_seen(const struct streams *streams, uint32_t
 {
     const struct stream_segment *segment = load_acquire_ptr(&streams->segment[slot / STREAMS_A_SEGMENT]);
     return segment ? load_acquire_ptr(&segment->record[slot % STREAMS_A_SEGMENT]) : NULL;
+}
+
+/* Whether the pool has met one stream alone: slot 0 is none's. Once it has met two at a time, it is not any more. */
+static inline bool streams_has_one(const struct streams *streams)
+{
+    return load_acquire_u32(&streams->slots) <= 2;
 }
 
 static inline bool stream_is_private(const struct stream *stream)

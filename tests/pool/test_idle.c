@@ -253,15 +253,16 @@ Test(idle, new_marks_end_the_pause, .timeout = 60)
  * Where the GPU keeps up with the program each mark has passed by the reaper's next look, and nothing is pending. A
  * program that goes on does not wake it each time: here 200 times, a tenth of a millisecond apart.
  */
-Test(idle, a_program_that_goes_on_seldom_rings, .timeout = 60)
+static void go_on(bool is_alone)
 {
-    needs_simulator();
     struct setup setup = with_reaper();
-    setup.pool.captures = true; /* each call marks what it has freed */
+    setup.pool.captures = true; /* each call marks what it has freed, or, alone, many do */
     setup.pool.cache_bytes = 0;
     struct world w;
     world_open(&w, &setup);
-    CUstream s = world_stream(&w);
+    CUstream s = world_stream(&w), other = world_stream(&w);
+    if (!is_alone)
+        give(&w, take(&w, 2, other), other);
     uint32_t rings = UINT32_MAX;
     for (int i = 0; i < 3 && rings > 50; i++) { /* on a loaded machine a tenth of a millisecond may be long */
         uint32_t before = wakeup_read(&w.pool->arena.bell.work);
@@ -273,6 +274,110 @@ Test(idle, a_program_that_goes_on_seldom_rings, .timeout = 60)
         rings = wakeup_read(&w.pool->arena.bell.work) - before;
     }
     cr_expect_leq(rings, 50, "200 frees have rung for the reaper %u times", rings);
+    world_close(&w);
+}
+
+Test(idle, a_program_that_goes_on_seldom_rings, .timeout = 60)
+{
+    needs_simulator();
+    go_on(false);
+}
+Test(idle, a_program_of_one_stream_seldom_rings, .timeout = 60)
+{
+    needs_simulator();
+    go_on(true);
+}
+
+/* ---- the marks of a stream that is alone ---- */
+
+enum { FREES = 100, LONG_FREES = 8, FREED_ALONE = MARK_ALONE_BYTES / 2 / PAGE };
+
+static struct setup alone(bool captures)
+{
+    struct setup setup = with_reaper();
+    setup.pool.captures = captures; /* then nobody else marks */
+    setup.pool.cache_bytes = 0;
+    return setup;
+}
+
+/* Marks of so many frees, one right after the other. */
+static uint64_t marks_of(struct world *w, CUstream s, int frees, size_t pages)
+{
+    uint64_t before = stats_of(w).marks;
+    for (int i = 0; i < frees; i++)
+        give(w, take(w, pages, s), s);
+    return stats_of(w).marks - before;
+}
+
+/* The least of some tries: on a loaded machine what follows at once may be late. */
+static uint64_t fewest_marks(struct world *w, CUstream s)
+{
+    uint64_t fewest = UINT64_MAX;
+    for (int i = 0; i < 5; i++) {
+        uint64_t marks = marks_of(w, s, FREES, 1);
+        fewest = marks < fewest ? marks : fewest;
+    }
+    return fewest;
+}
+
+Test(idle, marks_of_one_stream_wait, .timeout = 60)
+{
+    needs_simulator();
+    struct setup setup = alone(true);
+    struct world w;
+    world_open(&w, &setup);
+    CUstream s = world_stream(&w);
+    cr_expect_lt(fewest_marks(&w, s), FREES / 2);
+    cr_expect_geq(marks_of(&w, s, LONG_FREES, FREED_ALONE), LONG_FREES / 2 - 1, "much stays unmarked");
+    for (int i = 0; i < 10; i++) {
+        sleep_us(MARK_ALONE_NS / 1000);
+        cr_expect_geq(marks_of(&w, s, 1, 1), 1, "it stays unmarked for long");
+    }
+    CUstream other = world_stream(&w);
+    give(&w, take(&w, 1, other), other);
+    cr_expect_geq(marks_of(&w, s, FREES, 1), FREES, "another stream has to wait");
+    world_close(&w);
+}
+
+Test(idle, marks_do_not_wait_where_the_stream_may_go, .timeout = 60)
+{
+    needs_simulator();
+    for (int eager = 0; eager < 2; eager++) {
+        struct setup setup = alone(false);
+        struct world w;
+        setup.pool.streams = eager ? VPMM_STREAMS_EAGER : setup.pool.streams;
+        world_open(&w, &setup);
+        CUstream s = eager ? world_stream(&w) : CU_STREAM_PER_THREAD;
+        cr_expect_geq(marks_of(&w, s, FREES, 1), FREES, "%s", eager ? "eager" : "per thread");
+        world_close(&w);
+    }
+}
+
+Test(idle, marks_do_not_wait_where_no_reaper_looks)
+{
+    needs_simulator();
+    struct setup setup = alone(true);
+    struct world w;
+    setup.pool.reaper = false;
+    world_open(&w, &setup);
+    CUstream s = world_stream(&w);
+    cr_expect_geq(marks_of(&w, s, FREES, 1), FREES);
+    world_close(&w);
+}
+
+/* Where others than its calls may mark, nothing stays unmarked, although the program does nothing more. */
+Test(idle, marks_that_waited_are_the_reapers, .timeout = 60)
+{
+    needs_simulator();
+    struct setup setup = alone(false);
+    struct world w;
+    setup.sim.stepped = false;
+    world_open(&w, &setup);
+    CUstream s = world_stream(&w);
+    for (int i = 0; i < 10; i++) {
+        marks_of(&w, s, 5, 1);
+        cr_expect_lt(until_completed_ms(&w), 1000, "it is never seen to have passed");
+    }
     world_close(&w);
 }
 
@@ -300,7 +405,8 @@ Test(idle, hits_wake_the_reaper_seldom, .timeout = 60)
     setup.sim.stepped = false;
     struct world w;
     world_open(&w, &setup);
-    CUstream s = world_stream(&w);
+    CUstream s = world_stream(&w), other = world_stream(&w); /* beside which pauses begin short */
+    give(&w, take(&w, 2, other), other);
     give(&w, take(&w, 2, s), s);
     double wakes = wakes_beside_hits(&w, s);
     for (int i = 0; i < 4 && wakes > 1.5; i++)
@@ -419,8 +525,8 @@ Test(idle, an_idle_pool_gives_everything_back_and_then_sleeps, .timeout = 60)
     cr_expect_eq(mapped(&w), 0, "%llu of %llu MiB stay mapped", (unsigned long long)(mapped(&w) / MIB),
                  (unsigned long long)(begin / MIB));
     cr_expect_geq(waited, DECAY_MS / 2.0, "all of it is gone after %.0f ms", waited);
-    cr_expect_geq(stats_of(&w).decayed_bytes, begin);
     expect_rest(&w);
+    cr_expect_geq(stats_of(&w).decayed_bytes, begin);
     cr_expect_eq(mapped(&w), 0);
     world_audit(&w);
     world_close(&w);
