@@ -10,6 +10,7 @@
 #include "remap/park.h"
 #include "remap/pass.h"
 #include "remap/settle.h"
+#include "space/context.h"
 
 #include <inttypes.h>
 #include <stdlib.h>
@@ -239,11 +240,17 @@ static uint64_t live_bytes(struct vpmm_pool *pool)
     return live;
 }
 
-/* Nothing is unmapped that the device may still use: where it cannot be waited for, the pool stays as it is. */
+/*
+ * Nothing is unmapped that the device may still use: where it cannot be waited for, the pool stays as it is. A graph uses
+ * its memory in each replay, on whatever stream, so its pool waits for more than what was freed; and nothing is known to
+ * have passed by that, for the graph may be replayed again if the pool stays.
+ */
 static vpmm_status wait_for_all(struct vpmm_pool *pool)
 {
     char words[256];
-    vpmm_status status = pool->paged ? settle(&pool->arena) : VPMM_SUCCESS;
+    vpmm_status status = !pool->paged         ? VPMM_SUCCESS
+                         : pool->config.graph ? streams_wait_for_all(&pool->arena.streams)
+                                              : settle(&pool->arena);
     if (status == VPMM_SUCCESS || device_dead(&pool->device))
         return VPMM_SUCCESS;
     snprintf(words, sizeof words, "%s", vpmm_last_error());

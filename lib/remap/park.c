@@ -6,6 +6,7 @@
 #include "driver/burst.h"
 #include "remap/extents.h"
 #include "remap/mapping.h"
+#include "remap/zombie.h"
 #include "space/context.h"
 
 vpmm_status parked_status(void)
@@ -125,6 +126,8 @@ vpmm_status park(struct arena *arena)
     lock_take(&arena->pass_lock);
     end_builds(arena);
     bool all = step_all(arena, NULL);
+    zombies_retire(arena); /* what a build that unwound could not give back */
+    all &= !zombies_wait(arena);
     vpmm_status status =
         all ? VPMM_SUCCESS : device_failed(arena->device, "parking a pool, the rest of which is parked");
     pthread_mutex_unlock(&arena->pass_lock);

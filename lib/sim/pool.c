@@ -710,14 +710,18 @@ static struct sim_mapping *plain_at(vpmm_sim *sim, CUdeviceptr at)
     return mapping && mapping->base == at && mapping->owner == SIM_OWNER_PLAIN ? mapping : NULL;
 }
 
-static int device_of_free(vpmm_sim *sim, CUdeviceptr at)
+/* What waits is what makes it so dear: plain memory for the context that it was made in, a pool's for the device. */
+static void wait_for_users(vpmm_sim *sim, CUdeviceptr at)
 {
     struct sim_mapping *mapping = plain_at(sim, at);
     struct sim_chunk *chunk = live_chunk(sim, at);
-    return mapping ? mapping->handle->device : chunk ? chunk->block->pool->device : -1;
+    if (mapping)
+        sim_drain_context(sim, mapping->owned_by);
+    else if (chunk)
+        sim_drain_device(sim, chunk->block->pool->device);
 }
 
-/* Waits for the device, which is what makes it so dear; then looks again, for the wait lets others in. */
+/* Waits, and looks then, for the wait lets others in. */
 CUresult sim_cuMemFree(CUdeviceptr dptr)
 {
     vpmm_sim *sim = sim_self();
@@ -727,9 +731,7 @@ CUresult sim_cuMemFree(CUdeviceptr dptr)
         result = sim_unsafe(sim);
     if (result != CUDA_SUCCESS || dptr == 0)
         return result;
-    int device = device_of_free(sim, dptr);
-    if (device >= 0)
-        sim_drain_device(sim, device);
+    wait_for_users(sim, dptr);
     struct sim_mapping *mapping = plain_at(sim, dptr);
     struct sim_chunk *chunk = live_chunk(sim, dptr);
     if (!mapping && !chunk)

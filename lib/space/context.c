@@ -24,6 +24,22 @@ static bool has_block(struct streams *streams, CUcontext context)
     return false;
 }
 
+/*
+ * Under wait_lock, in the context. If there is a block it was made, whatever the driver says. A block that it had
+ * refused to free, and whose address this one has, was freed all the same.
+ */
+static CUresult make_block(struct streams *streams, struct wait_holder *holder, CUcontext context)
+{
+    holder->context = context;
+    CUresult result = device_call(streams->device, cuMemAlloc, &holder->block, 1);
+    for (uint32_t slot = 0; holder->block && slot < load_acquire_u32(&streams->slots); slot++) {
+        struct wait_holder *other = holder_at(streams, slot);
+        if (other != holder && other->block == holder->block)
+            other->block = 0;
+    }
+    return result;
+}
+
 /* Under wait_lock. One that keeps none, from this one on; NULL: there is none. */
 static struct wait_holder *empty_holder(struct streams *streams, struct wait_holder *first)
 {
@@ -43,7 +59,7 @@ static void keep_block(struct streams *streams, struct wait_holder *holder, CUco
         holder->context = context;
         holder->is_kept = true;
         if (device_enter_context(streams->device, context, &scope) == VPMM_SUCCESS) {
-            device_call(streams->device, cuMemAlloc, &holder->block, 1);
+            make_block(streams, holder, context);
             device_leave(streams->device, &scope);
         }
     }
@@ -133,12 +149,10 @@ struct waiting {
  */
 static vpmm_status wait_for_context(struct streams *streams, struct wait_holder *holder, CUcontext context)
 {
-    bool had_block = holder->block;
-    CUresult result = had_block ? free_block(streams, holder) : CUDA_SUCCESS;
-    if (!had_block || (result != CUDA_SUCCESS && !holder->block)) {
-        holder->context = context;
-        /* If there is a block it was made, whatever the driver said. */
-        if (device_call(streams->device, cuMemAlloc, &holder->block, 1) != CUDA_SUCCESS && !holder->block)
+    bool is_sure = holder->block && !holder->is_refused; /* else its address may be another's, of another context */
+    CUresult result = holder->block ? free_block(streams, holder) : CUDA_SUCCESS;
+    if (!is_sure && !holder->block) {
+        if (make_block(streams, holder, context) != CUDA_SUCCESS && !holder->block)
             return device_failed(streams->device, "making a block to wait for the device by");
         result = free_block(streams, holder);
     }

@@ -247,6 +247,60 @@ Test(graph, its_end_waits_for_the_device_and_gives_all_back)
     world_close(&w);
 }
 
+/* A replay uses what was freed elsewhere, and needs no context but its own. */
+Test(graph, its_end_waits_for_replays_whatever_was_freed_where)
+{
+    needs_simulator();
+    struct world w;
+    CUcontext other, popped;
+    open_graph(&w);
+    CUstream s = world_stream(&w);
+    CUdeviceptr p = take(&w, PAGES, s);
+    cr_assert_eq(w.driver->cuCtxCreate(&other, 0, w.device), CUDA_SUCCESS);
+    give(&w, p, 0);
+    cr_assert_eq(w.driver->cuCtxPopCurrent(&popped), CUDA_SUCCESS);
+    fill(&w, p, PAGES, 1, s);
+    must_work(vpmm_pool_destroy(w.pool));
+    w.pool = NULL;
+    cr_expect_not(world_pending(&w, s), "memory is unmapped under a replay");
+    world_close_with(&w, other);
+}
+
+/*
+ * The nth wait for a context is refused, of two: the pool is as it was. What the one stream has freed is not another's,
+ * and the next try waits for what has been replayed since.
+ */
+static void end_that_is_refused(uint64_t nth)
+{
+    struct world w;
+    CUcontext other, popped;
+    open_graph(&w);
+    CUstream s = world_stream(&w), t = world_stream(&w);
+    CUdeviceptr p = take(&w, PAGES, s), q = take(&w, PAGES, s);
+    give(&w, p, s);
+    cr_assert_eq(w.driver->cuCtxCreate(&other, 0, w.device), CUDA_SUCCESS);
+    give(&w, q, 0);
+    cr_assert_eq(w.driver->cuCtxPopCurrent(&popped), CUDA_SUCCESS);
+    vpmm_sim_fail(w.sim, "cuMemFree", nth, CUDA_ERROR_UNKNOWN, true);
+    must_fail(VPMM_ERROR_BUSY, vpmm_pool_destroy(w.pool));
+    vpmm_sim_fail(w.sim, "cuMemFree", 0, CUDA_SUCCESS, false);
+    CUdeviceptr r = take(&w, PAGES, t);
+    cr_expect(r != p && r != q, "what a stream has freed in a graph is another's");
+    give(&w, r, t);
+    fill(&w, p, PAGES, 1, s);
+    must_work(vpmm_pool_destroy(w.pool));
+    w.pool = NULL;
+    cr_expect_not(world_pending(&w, s), "memory is unmapped under a replay");
+    world_close_with(&w, other);
+}
+
+Test(graph, an_end_that_is_refused_changes_nothing)
+{
+    needs_simulator();
+    end_that_is_refused(1);
+    end_that_is_refused(2);
+}
+
 Test(graph, it_does_not_end_while_an_output_lives)
 {
     struct world w;

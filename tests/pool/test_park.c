@@ -14,6 +14,8 @@ struct parking {
     CUstream s, t;
     CUdeviceptr held[HELD];
     vpmm_stats before;
+    CUcontext other;       /* NULL: there is the primary one alone */
+    CUdeviceptr of_thread; /* see take_per_thread */
 };
 
 static void open_parking_of(struct parking *k, struct setup setup)
@@ -221,7 +223,6 @@ Test(park, it_waits_for_the_work_of_every_stream)
     close_parking(&k);
 }
 
-/* A cuMemFree waits for each context. The simulator's waits for all of them: so the calls are counted. */
 Test(park, it_waits_for_default_streams_of_other_contexts)
 {
     needs_simulator();
@@ -245,6 +246,45 @@ Test(park, it_waits_for_default_streams_of_other_contexts)
     k.w.pool = NULL;
     cr_assert_eq(k.w.driver->cuCtxDestroy(other), CUDA_SUCCESS);
     world_close(&k.w);
+}
+
+/* The thread that gave it one has ended, and its record, which another stream could have, names the context. */
+static void *take_per_thread(void *data)
+{
+    struct parking *k = data;
+    CUdeviceptr p = 0;
+    if (k->w.driver->cuCtxSetCurrent(k->other) == CUDA_SUCCESS &&
+        vpmm_malloc(k->w.pool, PAGE, CU_STREAM_PER_THREAD, &p) != VPMM_SUCCESS)
+        p = 0;
+    k->of_thread = p;
+    return NULL;
+}
+
+Test(park, it_waits_for_contexts_of_threads_that_have_ended)
+{
+    needs_simulator();
+    struct parking k;
+    pthread_t thread;
+    CUcontext popped;
+    CUstream of_other;
+    open_parking(&k);
+    cr_assert_eq(k.w.driver->cuCtxCreate(&k.other, 0, k.w.device), CUDA_SUCCESS);
+    cr_assert_eq(k.w.driver->cuStreamCreate(&of_other, CU_STREAM_NON_BLOCKING), CUDA_SUCCESS);
+    cr_assert_eq(k.w.driver->cuCtxPopCurrent(&popped), CUDA_SUCCESS);
+    require(pthread_create(&thread, NULL, take_per_thread, &k) == 0 && pthread_join(thread, NULL) == 0, "a thread");
+    require(k.of_thread, "the thread has no memory");
+    must_work(vpmm_poll(k.w.pool));
+    CUdeviceptr p = take(&k.w, 1, world_stream(&k.w));
+    cr_assert_eq(k.w.driver->cuMemsetD32Async(k.of_thread, 1, 1, of_other), CUDA_SUCCESS);
+    must_work(vpmm_park(k.w.pool));
+    cr_expect_eq(vpmm_sim_pending(k.w.sim, of_other), 0, "memory is unmapped under another context's work");
+    must_work(vpmm_wake(k.w.pool));
+    give(&k.w, p, k.s);
+    give(&k.w, k.of_thread, k.s);
+    for (int i = 0; i < HELD; i++)
+        give(&k.w, k.held[i], k.s);
+    cr_assert_eq(k.w.driver->cuStreamDestroy(of_other), CUDA_SUCCESS);
+    world_close_with(&k.w, k.other);
 }
 
 static void park_beside_a_capture(CUstreamCaptureMode mode)
@@ -376,6 +416,44 @@ Test(park, what_cannot_be_waited_for_is_not_parked)
     must_work(vpmm_wake(k.w.pool));
     expect_awake(&k);
     close_parking(&k);
+}
+
+/*
+ * What a build that failed could not take back goes with the rest, as soon as the driver lets it: the nth call to unmap
+ * is refused. True: it was met.
+ */
+static bool park_after_a_failed_build(uint64_t nth)
+{
+    struct parking k;
+    CUdeviceptr p = 0;
+    open_parking(&k);
+    size_t others = vpmm_sim_used_bytes(k.w.sim) - k.before.mapped_bytes;
+    vpmm_sim_fail(k.w.sim, "cuMemSetAccess", 1, CUDA_ERROR_UNKNOWN, false);
+    vpmm_sim_fail(k.w.sim, "cuMemUnmap", 1, CUDA_ERROR_UNKNOWN, false);
+    must_fail(VPMM_ERROR_DRIVER, vpmm_malloc(k.w.pool, 16 * PAGE, k.s, &p));
+    cr_assert_eq(stats_of(&k.w).quarantined_bytes, 16 * PAGE);
+    vpmm_sim_fail(k.w.sim, "cuMemUnmap", nth, CUDA_ERROR_UNKNOWN, false);
+    vpmm_status parked = vpmm_park(k.w.pool);
+    cr_expect_eq(parked == VPMM_SUCCESS, vpmm_sim_used_bytes(k.w.sim) == others, "it answers %s",
+                 vpmm_status_name(parked));
+    vpmm_sim_fail(k.w.sim, "cuMemUnmap", 0, CUDA_SUCCESS, false);
+    must_work(vpmm_park(k.w.pool));
+    cr_expect_eq(stats_of(&k.w).quarantined_bytes, 0);
+    cr_expect_eq(vpmm_sim_used_bytes(k.w.sim), others);
+    expect_parked(&k);
+    must_work(vpmm_wake(k.w.pool));
+    expect_awake(&k);
+    close_parking(&k);
+    return parked != VPMM_SUCCESS;
+}
+
+Test(park, what_a_failed_build_left_is_given_back)
+{
+    needs_simulator();
+    uint64_t nth = 1;
+    while (park_after_a_failed_build(nth))
+        nth++;
+    cr_expect_gt(nth, 2);
 }
 
 enum { RELEASE = 1 };
