@@ -173,7 +173,9 @@ typedef enum vpmm_streams {
  * the first second), and nothing can be seen beforehand. So a program releases a stream before it captures on it, or
  * chooses EAGER, or sets `captures`: then nobody but calls that are given a stream touches its handle, front caches
  * stay, and memory that lies in them goes to other streams when a later call on its own stream has gone past the cache,
- * or by a wait for the device, before a request fails and in vpmm_trim.
+ * or by a wait for the device, before a request fails and in vpmm_trim. Where a pool has met one stream alone, and has a
+ * reaper, that is so too of what the stream has freed last: within half a millisecond, of 128 MiB or an eighth of what is
+ * mapped at most. It stays the stream's own to use, and does not decay before its next such call.
  */
 /*
  * Graphs. A pool with `graph` is the pool of a captured graph, or of several that never replay at once (a MemPool of

@@ -124,6 +124,17 @@ static bool mark_again(struct streams *streams, struct stream *stream, struct ma
     return recorded;
 }
 
+/* For may_wait. */
+static void note_marked(const struct streams *streams, struct stream *stream)
+{
+    if (!streams->marks_may_wait || !streams_has_one(streams))
+        return;
+    uint64_t part = stats_sum(streams->device->stats, STAT_mapped_bytes) / MARK_ALONE_PART;
+    store_relaxed_u64(&stream->marked_at_ns, clock_now_ns());
+    store_relaxed_u64(&stream->unmarked_bytes, 0);
+    store_relaxed_u64(&stream->unmarked_most, part > MARK_ALONE_BYTES ? part : MARK_ALONE_BYTES);
+}
+
 /* Under the try-lock. False: nothing can be marked, and trying again at once is of no use. */
 static bool mark_once(struct streams *streams, struct stream *stream, bool by_other)
 {
@@ -141,8 +152,7 @@ static bool mark_once(struct streams *streams, struct stream *stream, bool by_ot
     if (!(newest ? mark_again(streams, stream, newest, number) : mark_place(streams, stream, place, number, by_other)))
         return false;
     raise_relaxed_u64(&stream->recorded, number);
-    store_relaxed_u64(&stream->marked_at_ns, clock_now_ns());
-    store_relaxed_u64(&stream->unmarked_bytes, 0);
+    note_marked(streams, stream);
     vpmm_assert(peek_u32(&stream->marking) && peek_u64(&stream->recorded) <= peek_u64(&stream->published));
     stats_count(streams->device->stats, STAT_marks);
     return true;
@@ -182,7 +192,7 @@ void stream_mark_by_other(struct streams *streams, struct stream *stream)
 static bool may_wait(const struct streams *streams, const struct stream *stream)
 {
     return streams->marks_may_wait && streams_has_one(streams) && !stream_is_brief(streams, stream) &&
-           load_relaxed_u64(&stream->unmarked_bytes) < MARK_ALONE_BYTES &&
+           load_relaxed_u64(&stream->unmarked_bytes) < load_relaxed_u64(&stream->unmarked_most) &&
            clock_now_ns() - load_relaxed_u64(&stream->marked_at_ns) < MARK_ALONE_NS;
 }
 

@@ -114,8 +114,9 @@ struct stream {
     _Alignas(64) _Atomic(uint64_t) completed;
     _Alignas(64) _Atomic(uint32_t) marking; /* the try-lock */
     uint32_t next_mark;                     /* under marking */
-    _Atomic(uint64_t) marked_at_ns;         /* the latest mark; a hint, as is the next: see stream_mark */
-    _Atomic(uint64_t) unmarked_bytes;       /* freed to all since then */
+    _Atomic(uint64_t) marked_at_ns;         /* the latest mark; a hint, as are the next: see stream_mark */
+    _Atomic(uint64_t) unmarked_bytes;       /* freed to all since then, */
+    _Atomic(uint64_t) unmarked_most;        /* and how much that may be */
     _Atomic(uint32_t) waiters;
     struct mark mark[STREAM_MARKS];
     struct ring *pending; /* of struct mark, from the marker to the reaper */
