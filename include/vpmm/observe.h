@@ -16,7 +16,10 @@
 extern "C" {
 #endif
 
-/* One entry of the driver table, as this pool has used it. */
+/*
+ * One entry of the driver table, as this pool has used it: but for calls that look which context is current, which count
+ * only if they fail, and those that clean up after another has failed.
+ */
 typedef struct vpmm_call_counts {
     const char *call;      /* "cuMemMap"; constant */
     uint64_t made, failed; /* since the pool's creation. CUDA_ERROR_NOT_READY is an answer, not a failure */

@@ -238,8 +238,9 @@ vpmm_status device_enter_context(struct device *device, CUcontext context, struc
     *scope = (struct device_scope){.mode = CU_STREAM_CAPTURE_MODE_RELAXED};
     if (device_push_context(device, context, &scope->pushed) != CUDA_SUCCESS)
         return device_failed(device, "making a context of the device current");
-    scope->exchanged = device_call(device, cuThreadExchangeStreamCaptureMode, &scope->mode) == CUDA_SUCCESS;
-    if (scope->exchanged)
+    CUresult result = device_call(device, cuThreadExchangeStreamCaptureMode, &scope->mode);
+    scope->exchanged = result == CUDA_SUCCESS || scope->mode != CU_STREAM_CAPTURE_MODE_RELAXED; /* whatever it says */
+    if (result == CUDA_SUCCESS)
         return VPMM_SUCCESS;
     vpmm_status status = device_failed(device, "leaving stream captures of other threads alone");
     device_leave(device, scope);

@@ -621,6 +621,22 @@ Test(limits, memory_that_waits_is_used_before_a_request_fails)
     world_close(&w);
 }
 
+/* A call that fails leaves the thread's mode as it was, though the driver has changed it and said that it has not. */
+Test(limits, a_mode_of_captures_that_was_taken_is_given_back)
+{
+    needs_simulator();
+    struct stage stage;
+    CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
+    stage_open(&stage, NULL);
+    cr_assert_eq(stage.w.driver->cuThreadExchangeStreamCaptureMode(&mode), CUDA_SUCCESS);
+    vpmm_sim_fail_after(stage.w.sim, "cuThreadExchangeStreamCaptureMode", 1, CUDA_ERROR_UNKNOWN, false);
+    must_fail(VPMM_ERROR_DRIVER, vpmm_poll(stage.w.pool));
+    cr_assert_eq(stage.w.driver->cuThreadExchangeStreamCaptureMode(&mode), CUDA_SUCCESS);
+    cr_expect_eq(mode, CU_STREAM_CAPTURE_MODE_THREAD_LOCAL);
+    give(&stage.w, stage.kept, stage.s);
+    world_close(&stage.w);
+}
+
 /* Its end cannot be seen by an event, and its context is not the one of the stream that asks. */
 Test(limits, memory_of_a_lost_stream_of_another_context_is_waited_for)
 {
