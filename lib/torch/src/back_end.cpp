@@ -57,8 +57,9 @@ struct DriverCounts {
 };
 
 struct Device {
-  explicit Device(int index) : pools(index) {}
+  explicit Device(int number) : index(number), pools(number) {}
 
+  const int index;
   Pools pools;
   Statistics statistics;
   std::atomic<int64_t> retries{0}, shortages{0}, rejections{0};
@@ -406,10 +407,15 @@ class BackEnd final : public WithoutExpandableSegments<back_end::CUDAAllocator> 
       keeper = lender_.keeper(static_cast<int>(devices_.size()));
     if (keeper) // first: it may refuse
       keeper->createOrIncrefPool(device, id, std::move(allocator));
+    auto undo = c10::make_scope_exit([&] {
+      if (keeper)
+        keeper->releasePool(device, id);
+    });
     if (is_new)
       pools.add_lent(id, keeper);
     else
       pools.add_user(id);
+    undo.release();
   }
 
   bool checkPoolLiveAllocations(DeviceIndex device, MempoolId_t id,
@@ -500,8 +506,11 @@ class BackEnd final : public WithoutExpandableSegments<back_end::CUDAAllocator> 
 
   void wake(MempoolId_t id) {
     each_private(id, [&](Device& device, Pool& pool) {
+      pool.hold(); // it may be idle itself
+      auto let_go = c10::make_scope_exit([&] { pool.let_go(); });
       pool.parking.wake(pool.pool, [&] {
         device.frees.try_again();
+        end_idle(device, device.index, nullptr);
         for (const auto& other : device.pools.all())
           if (!other->is_lent())
             vpmm_trim(other->pool, 0, nullptr);
@@ -604,10 +613,22 @@ class BackEnd final : public WithoutExpandableSegments<back_end::CUDAAllocator> 
     return bytes;
   }
 
-  void allow(Device& device, DeviceIndex index, double fraction) {
+  /* What the fraction allows of the device's memory; 0: all. */
+  static uint64_t most_of(DeviceIndex index, double fraction) {
     auto most = static_cast<uint64_t>(fraction * static_cast<double>(memory_of(index).second));
+    return fraction == 1 ? 0 : std::max<uint64_t>(most, 1);
+  }
+
+  void allow(Device& device, DeviceIndex index, double fraction) {
+    uint64_t most = most_of(index, fraction);
     device.fraction.store(fraction);
-    device.most.store(fraction == 1 ? 0 : std::max<uint64_t>(most, 1));
+    device.most.store(most);
+  }
+
+  /* Of a fraction that PyTorch's settings say, when the device is there to be asked. What is set meanwhile stays. */
+  void allow_as_configured(Device& device, DeviceIndex index) {
+    uint64_t not_asked = NOT_ASKED, most = most_of(index, device.fraction.load());
+    device.most.compare_exchange_strong(not_asked, most);
   }
 
   /*
@@ -618,7 +639,7 @@ class BackEnd final : public WithoutExpandableSegments<back_end::CUDAAllocator> 
     if (pool.is_lent())
       return;
     if (device.most.load() == NOT_ASKED)
-      allow(device, static_cast<DeviceIndex>(index), device.fraction.load());
+      allow_as_configured(device, static_cast<DeviceIndex>(index));
     uint64_t most = device.most.load(), cap = pool.configured_cap;
     if (most) {
       uint64_t others = reserved(device, index, &pool);
@@ -626,20 +647,31 @@ class BackEnd final : public WithoutExpandableSegments<back_end::CUDAAllocator> 
       cap = cap ? std::min(cap, left) : left;
     }
     check(vpmm_pool_set_attribute(pool.pool, VPMM_ATTRIBUTE_MAX_MAPPED, cap), "the memory fraction");
+    if (device.most.load() != most)
+      limit(device, index, pool); // another thread has changed it meanwhile, and this cap may have come after its own
+  }
+
+  /* NULL: the device has none of the id. Holds no other pool, so that idle ones can end meanwhile. */
+  static std::shared_ptr<Pool> private_of(Device& device, MempoolId_t id) {
+    for (const auto& pool : device.pools.all())
+      if (pool->is_private() && pool->id == id)
+        return pool;
+    return nullptr;
   }
 
   template <typename Visit>
   void each_private(MempoolId_t id, Visit visit) {
     bool found = false;
-    for (size_t i = 0; i < devices_.size(); i++)
-      for (const auto& pool : devices_[i]->pools.all())
-        if (pool->is_private() && pool->id == id) {
-          TORCH_CHECK(!pool->is_lent(), "vpmm: a MemPool(allocator) is not parked: its memory is the allocator's");
-          OnDevice on(static_cast<int>(i));
-          TORCH_CHECK(on.is_on(), "vpmm: device ", i, " cannot be made current");
-          visit(*devices_[i], *pool);
-          found = true;
-        }
+    for (const auto& device : devices_) {
+      std::shared_ptr<Pool> pool = private_of(*device, id);
+      if (!pool)
+        continue;
+      TORCH_CHECK(!pool->is_lent(), "vpmm: a MemPool(allocator) is not parked: its memory is the allocator's");
+      OnDevice on(device->index);
+      TORCH_CHECK(on.is_on(), "vpmm: device ", device->index, " cannot be made current");
+      visit(*device, *pool);
+      found = true;
+    }
     TORCH_CHECK(found, "vpmm: there is no memory pool (", id.first, ", ", id.second, ")");
   }
 
@@ -737,32 +769,51 @@ class BackEnd final : public WithoutExpandableSegments<back_end::CUDAAllocator> 
     return reinterpret_cast<void*>(address);
   }
 
-  /* Of what the pool holds by now, without growing. */
-  static void* try_malloc_of_held(const Pool& pool, size_t bytes, cudaStream_t stream) {
+  /* Of what the pool holds by now, without growing. Not of one that requests of its own go to: they may grow it. */
+  void* try_malloc_of_held(Device& device, Pool& pool, int index, size_t bytes, cudaStream_t stream) {
+    std::lock_guard<std::mutex> guard(help_lock_);
     uint64_t held = std::max<uint64_t>(stats_of(pool).mapped_bytes, 1);
-    if (vpmm_pool_set_attribute(pool.pool, VPMM_ATTRIBUTE_MAX_MAPPED, held) != VPMM_SUCCESS)
+    if (device.pools.is_underway(pool.id) ||
+        vpmm_pool_set_attribute(pool.pool, VPMM_ATTRIBUTE_MAX_MAPPED, held) != VPMM_SUCCESS)
       return nullptr;
-    void* address = try_malloc(pool, bytes, stream);
-    vpmm_pool_set_attribute(pool.pool, VPMM_ATTRIBUTE_MAX_MAPPED, 0);
-    return address;
+    auto restore = c10::make_scope_exit([&] { quietly([&] { limit(device, index, pool); }); });
+    return try_malloc(pool, bytes, stream);
+  }
+
+  /* What may throw only if the device is lost, where nothing can be thrown. */
+  template <typename Call>
+  static void quietly(Call call) {
+    try {
+      call();
+    } catch (const std::exception& error) {
+      TORCH_WARN("vpmm: ", error.what());
+    }
+  }
+
+  /* Where another thread's shortage keeps the pool from growing for a while. */
+  void await_helped() {
+    std::lock_guard<std::mutex> guard(help_lock_);
   }
 
   /* The same of a pool that is lent: under a memory fraction of 0 its keeper asks the other allocator for none. */
   void* try_malloc_of_lent(Device& device, const Pool& pool, int index, size_t bytes, cudaStream_t stream) {
     auto device_index = static_cast<DeviceIndex>(index);
     auto thread = std::this_thread::get_id();
-    std::lock_guard<std::mutex> guard(lent_lock_);
+    std::lock_guard<std::mutex> guard(help_lock_);
     if (device.pools.is_underway(pool.id))
       return nullptr;
     void* address = nullptr;
     double fraction = pool.keeper->getMemoryFraction(device_index);
     pool.keeper->setMemoryFraction(0, device_index);
-    auto restore = c10::make_scope_exit([&] { pool.keeper->setMemoryFraction(fraction, device_index); });
+    auto restore =
+        c10::make_scope_exit([&] { quietly([&] { pool.keeper->setMemoryFraction(fraction, device_index); }); });
     pool.keeper->beginAllocateToPool(device_index, pool.id,
                                      [=](cudaStream_t) { return std::this_thread::get_id() == thread; });
     auto end = c10::make_scope_exit([&] {
-      pool.keeper->endAllocateToPool(device_index, pool.id);
-      pool.keeper->releasePool(device_index, pool.id); // as a user, which the begin made of this call
+      quietly([&] {
+        pool.keeper->endAllocateToPool(device_index, pool.id);
+        pool.keeper->releasePool(device_index, pool.id); // as a user, which the begin made of this call
+      });
     });
     try {
       address = pool.keeper->raw_alloc_with_stream(bytes, stream);
@@ -772,12 +823,15 @@ class BackEnd final : public WithoutExpandableSegments<back_end::CUDAAllocator> 
   }
 
   /* After what PyTorch has registered for it has let memory go; then from pools that may help out. */
-  void* malloc_in_shortage(Device& device, int index, std::shared_ptr<Pool>& pool, size_t bytes, cudaStream_t stream) {
+  void* malloc_in_shortage(Device& device, int index, std::shared_ptr<Pool>& pool, size_t bytes, cudaStream_t stream,
+                           HeldPools& helpers) {
     device.retries.fetch_add(1, std::memory_order_relaxed);
     for (const auto& name : c10::FreeCudaMemoryCallbacksRegistry()->Keys())
       c10::FreeCudaMemoryCallbacksRegistry()->Create(name)->Execute();
-    device.frees.try_again();
+    device.frees.try_hard(*pool);
     end_idle(device, index, nullptr);
+    if (pool->is_private())
+      await_helped();
     if (pool->is_private())
       vpmm_trim(device.pools.main()->pool, 0, nullptr); // private ones give nothing before their end
     if (device.most.load(std::memory_order_relaxed))
@@ -785,9 +839,10 @@ class BackEnd final : public WithoutExpandableSegments<back_end::CUDAAllocator> 
     void* address = try_malloc(*pool, bytes, stream);
     if (address || pool->is_private())
       return address;
-    for (const auto& other : device.pools.for_shortage()) {
+    helpers = device.pools.for_shortage();
+    for (const auto& other : helpers.pools()) {
       address = other->is_lent() ? try_malloc_of_lent(device, *other, index, bytes, stream)
-                                 : try_malloc_of_held(*other, bytes, stream);
+                                 : try_malloc_of_held(device, *other, index, bytes, stream);
       if (address) {
         pool = other;
         return address;
@@ -859,6 +914,7 @@ class BackEnd final : public WithoutExpandableSegments<back_end::CUDAAllocator> 
     Context context = history_.is_watched() ? history_.context(RecordContext::STATE) : nullptr;
     device.frees.try_again();
     std::shared_ptr<Pool> pool = device.pools.for_request(stream);
+    HeldPools helpers; // until the allocation holds its pool itself
     void* address = nullptr;
     size_t length = rounded_up(bytes);
     if (device.most.load(std::memory_order_relaxed))
@@ -875,7 +931,7 @@ class BackEnd final : public WithoutExpandableSegments<back_end::CUDAAllocator> 
       address = try_malloc(*pool, length, stream);
     }
     if (!address && !is_to_reject(device))
-      address = malloc_in_shortage(device, index, pool, length, stream);
+      address = malloc_in_shortage(device, index, pool, length, stream, helpers);
     if (!address)
       refuse(device, index, bytes, stream, *pool, context);
     bool is_lent = pool->is_lent();
@@ -922,6 +978,7 @@ class BackEnd final : public WithoutExpandableSegments<back_end::CUDAAllocator> 
     shelved->bytes = live.bytes;
     shelved->block = live.block;
     begin(at(index), address, *shelved);
+    tell_tracer(address, true); // as of a new one: the program's tensor of it is
     return {address, address, &delete_at, c10::Device(c10::DeviceType::CUDA, index)};
   }
 
@@ -958,7 +1015,7 @@ class BackEnd final : public WithoutExpandableSegments<back_end::CUDAAllocator> 
       device.frees.await_uses(pool);
     }
     try {
-      std::lock_guard<std::mutex> guard(lent_lock_);
+      std::lock_guard<std::mutex> guard(help_lock_);
       return pool.keeper->raw_alloc_with_stream(bytes, stream);
     } catch (const c10::OutOfMemoryError&) {
       tell_of_shortage(device, index, bytes, stream, pool, context);
@@ -1055,7 +1112,9 @@ class BackEnd final : public WithoutExpandableSegments<back_end::CUDAAllocator> 
   std::atomic<bool> enabled_{true};
   History history_;
   Lender lender_;
-  std::mutex lent_lock_; // over a request to a lent pool in a shortage, with another memory fraction of its keeper's
+  // Over a request in a shortage to a pool that is not to grow for it: its cap, or its keeper's memory fraction, is
+  // another one meanwhile.
+  std::mutex help_lock_;
   std::mutex init_lock_;
   std::vector<std::unique_ptr<Device>> devices_; // grows in init alone, before the first allocation
   std::atomic<bool> initialized_{false};

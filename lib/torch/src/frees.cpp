@@ -5,6 +5,8 @@
 #include "on_device.h"
 
 #include <algorithm>
+#include <chrono>
+#include <thread>
 
 namespace vpmm_torch {
 
@@ -33,15 +35,15 @@ bool Frees::end_use(const Freed& freed) {
   return true;
 }
 
-/* Within enter and leave. A stream that is no more has no use left. */
-bool Frees::try_main(Freed& freed) {
-  Allocation& allocation = freed.allocation;
+/* To the main pool. A stream that is no more has no use left. */
+bool Frees::say_uses(const Freed& freed) {
+  const Allocation& allocation = freed.allocation;
   for (const Use& use : allocation.used) {
     vpmm_status status = vpmm_use(allocation.pool->pool, address_of(freed.address), use.stream);
     if (status != VPMM_SUCCESS && status != VPMM_ERROR_INVALID_VALUE && status != VPMM_ERROR_INVALID_POINTER)
       return false;
   }
-  return end_use(freed);
+  return true;
 }
 
 /* False: a stream captures, or there is no event to be had. */
@@ -67,21 +69,22 @@ bool Frees::record_events(Freed& freed) {
   return recorded;
 }
 
-bool Frees::try_by_events(Freed& freed) {
+/* By events, on each of the streams. */
+bool Frees::have_passed(Freed& freed) {
   Allocation& allocation = freed.allocation;
-  if (!allocation.used.empty()) {
-    RelaxedMode relaxed;
-    if (freed.events.empty() && !record_events(freed))
+  if (allocation.used.empty())
+    return true;
+  RelaxedMode relaxed;
+  if (freed.events.empty() && !record_events(freed))
+    return false;
+  for (cudaEvent_t event : freed.events)
+    if (!succeeds(cudaEventQuery(event)))
       return false;
-    for (cudaEvent_t event : freed.events)
-      if (!succeeds(cudaEventQuery(event)))
-        return false;
-    for (cudaEvent_t event : freed.events)
-      cudaEventDestroy(event);
-    freed.events.clear();
-    allocation.used.clear();
-  }
-  return end_use(freed);
+  for (cudaEvent_t event : freed.events)
+    cudaEventDestroy(event);
+  freed.events.clear();
+  allocation.used.clear();
+  return true;
 }
 
 static bool is_used_on_another_device(const Allocation& allocation) {
@@ -89,16 +92,22 @@ static bool is_used_on_another_device(const Allocation& allocation) {
                      [&](const Use& use) { return use.device != allocation.device; });
 }
 
+/*
+ * What meets a stream stands between enter and leave. The keeper of a lent pool is called behind that: it may take Python's
+ * lock, which who begins to capture has while it waits for those who have entered.
+ */
 bool Frees::try_one(Freed& freed) {
-  bool is_private = freed.allocation.pool->is_private();
-  if (is_private && freed.allocation.used.empty()) // meets no stream
-    return try_by_events(freed);
+  const Pool& pool = *freed.allocation.pool;
+  if (pool.is_private() && freed.allocation.used.empty())
+    return end_use(freed);
   if (!pools_.enter())
     return false;
-  bool by_events = is_private || is_used_on_another_device(freed.allocation);
-  bool done = by_events ? try_by_events(freed) : try_main(freed);
+  bool by_events = pool.is_private() || is_used_on_another_device(freed.allocation);
+  bool done = by_events ? have_passed(freed) : say_uses(freed);
+  if (!pool.is_lent())
+    done = done && end_use(freed);
   pools_.leave();
-  return done;
+  return done && (!pool.is_lent() || end_use(freed));
 }
 
 /* Its memory counts as live until then. */
@@ -108,6 +117,22 @@ bool Frees::finish(Freed& freed) {
     freed.allocation.pool->let_go();
   return done;
 }
+
+class Frees::Walk {
+ public:
+  explicit Walk(Frees& frees) : frees_(frees) {
+    frees_.walks_.fetch_add(1); // before it takes any, so that who finds none is seen to come too late
+  }
+  Walk(const Walk&) = delete;
+  Walk& operator=(const Walk&) = delete;
+
+  ~Walk() {
+    frees_.walks_.fetch_sub(1);
+  }
+
+ private:
+  Frees& frees_;
+};
 
 void Frees::keep(std::list<Freed> freed) {
   std::lock_guard<std::mutex> guard(lock_);
@@ -131,6 +156,7 @@ void Frees::note_point(Freed& freed) {
 
 /* The thread need not be the one that began the capture: this meets no stream but the one that it works on. */
 void Frees::free_all_joined(const Pool& pool, cudaStream_t stream) {
+  Walk walk(*this);
   std::list<Freed> mine;
   bool others = false;
   {
@@ -158,6 +184,7 @@ void Frees::free_all_joined(const Pool& pool, cudaStream_t stream) {
 }
 
 void Frees::await_uses(const Pool& pool) {
+  Walk walk(*this);
   std::list<Freed> mine;
   {
     std::lock_guard<std::mutex> guard(lock_);
@@ -208,7 +235,12 @@ void Frees::free(void* address, Allocation&& allocation) {
   keep(std::move(one));
 }
 
+/* What waits is looked through only by who may free it. */
 void Frees::try_all() {
+  if (!pools_.enter())
+    return;
+  pools_.leave();
+  Walk walk(*this);
   std::list<Freed> kept;
   {
     std::lock_guard<std::mutex> guard(lock_);
@@ -219,6 +251,20 @@ void Frees::try_all() {
     it = finish(*it) ? kept.erase(it) : std::next(it);
   if (!kept.empty())
     keep(std::move(kept));
+}
+
+/*
+ * What other threads have in hand is freed by them, or kept again: that is waited for, though not for long, as they may wait
+ * for a lock that this thread has.
+ */
+void Frees::try_hard(const Pool& pool) {
+  constexpr auto PATIENCE = std::chrono::milliseconds(100);
+  const auto end = std::chrono::steady_clock::now() + PATIENCE;
+  try_all();
+  while (walks_.load() && std::chrono::steady_clock::now() < end)
+    std::this_thread::yield();
+  try_all();
+  await_uses(pool);
 }
 
 } // namespace vpmm_torch

@@ -45,13 +45,16 @@ class Frees {
       try_all();
   }
 
+  /* The same before a request to the pool fails, for which waiting is better. */
+  void try_hard(const Pool& pool);
+
   /* Before a request of the stream to a private pool: frees what is joining, and may be used by it. Never throws. */
   void free_joined(const Pool& pool, cudaStream_t stream) {
     if (joining_.load(std::memory_order_relaxed))
       free_all_joined(pool, stream);
   }
 
-  /* Before a request to the pool fails: waits for what of its memory is ending, on the host, and frees it. Never throws. */
+  /* Waits for what of the pool's memory is ending, on the host, and frees it. Never throws. */
   void await_uses(const Pool& pool);
 
   /* A capture or another use of a pool has ended. */
@@ -68,12 +71,15 @@ class Frees {
     CapturePoint point;              // while it is joining
   };
 
+  /* Frees that a thread has taken out of what is kept, for a while. */
+  class Walk;
+
   bool free_at_once(void* address, const Allocation& allocation);
   bool finish(Freed& freed);
   bool try_one(Freed& freed);
   bool end_use(const Freed& freed);
-  bool try_main(Freed& freed);
-  bool try_by_events(Freed& freed);
+  bool say_uses(const Freed& freed);
+  bool have_passed(Freed& freed);
   bool record_events(Freed& freed);
   void try_all();
   void note_point(Freed& freed);
@@ -84,6 +90,7 @@ class Frees {
   std::mutex lock_;
   std::list<Freed> kept_;            // waiting, ending and joining
   std::atomic<size_t> later_{0};     // how many
+  std::atomic<int> walks_{0};        // how many threads have some of them in hand
   std::atomic<bool> joining_{false}; // whether one of them may be joining
   CaptureOrder order_;
 };

@@ -4,24 +4,44 @@
 
 namespace vpmm_torch {
 
-static thread_local std::vector<std::string> regions;
-static thread_local std::string thread_metadata;
+/* What a thread says of its entries. Its thread_local tensors may be freed after this has gone. */
+struct Said {
+  std::vector<std::string> regions;
+  std::string metadata;
+};
+
+static thread_local Said* said_by_thread = nullptr; // has no destructor: it can be read to the thread's end
+
+struct EndsSaid {
+  ~EndsSaid() {
+    delete said_by_thread;
+    said_by_thread = nullptr;
+  }
+};
+
+static Said& said() {
+  static thread_local EndsSaid ends;
+  (void)ends;
+  if (!said_by_thread)
+    said_by_thread = new Said;
+  return *said_by_thread;
+}
 
 void History::enter_region(std::string name) {
-  regions.push_back(std::move(name));
+  said().regions.push_back(std::move(name));
 }
 
 void History::leave_region() {
-  if (!regions.empty())
-    regions.pop_back();
+  if (said_by_thread && !said_by_thread->regions.empty())
+    said_by_thread->regions.pop_back();
 }
 
 void History::set_metadata(const std::string& metadata) {
-  thread_metadata = metadata;
+  said().metadata = metadata;
 }
 
 std::string History::metadata() {
-  return thread_metadata;
+  return said_by_thread ? said_by_thread->metadata : std::string();
 }
 
 /* PyTorch has this itself since 2.11. */
@@ -84,9 +104,11 @@ Context History::context(RecordContext level) {
 }
 
 void History::tell_and_keep(TraceEntry entry) {
-  set_user_metadata(entry, thread_metadata, 0);
+  set_user_metadata(entry, metadata(), 0);
+  bool is_mapping = entry.action_ == TraceEntry::SEGMENT_MAP || entry.action_ == TraceEntry::SEGMENT_UNMAP;
   for (const AllocatorTraceTracker& tracker : trackers_)
-    tracker(entry);
+    if (!is_mapping) // told late, and only while history is recorded: nothing to register memory by
+      tracker(entry);
   if (is_recording() && !skipped_.count(entry.action_))
     keep(entries_[entry.device_], std::move(entry));
 }
@@ -101,7 +123,7 @@ static TraceEntry entry_of(TraceEntry::Action action, int device, const void* ad
           pool,
           c10::getApproximateTime(),
           context,
-          regions.empty() ? "N/A" : regions.back()};
+          said_by_thread && !said_by_thread->regions.empty() ? said_by_thread->regions.back() : "N/A"};
 }
 
 void History::add(TraceEntry::Action action, int device, const void* address, size_t bytes, cudaStream_t stream,

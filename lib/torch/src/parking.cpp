@@ -1,5 +1,6 @@
 #include "parking.h"
 
+#include "asked.h"
 #include "pools.h"
 
 #include <c10/util/Exception.h>
@@ -17,6 +18,7 @@ static void check_call(CUresult result, const char* call) {
 /* copy(of one allocation, where it is in the host's memory, stream). Waits until all are done. */
 template <typename Copy>
 static void copy_all(const vpmm_driver& driver, const std::vector<Content>& contents, void* memory, Copy copy) {
+  RelaxedMode relaxed; // as all here that waits, or that pins memory: another thread's capture would be lost by it
   CUstream stream = nullptr;
   auto* at = static_cast<char*>(memory);
   check_call(driver.cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING), "cuStreamCreate");
@@ -32,6 +34,7 @@ void HostCopy::allocate(size_t bytes) {
   if (bytes <= capacity_)
     return;
   free_memory();
+  RelaxedMode relaxed;
   check_call(driver_->cuCtxGetCurrent(&context_), "cuCtxGetCurrent");
   check_call(driver_->cuMemHostAlloc(&memory_, bytes, 0), "cuMemHostAlloc");
   capacity_ = bytes;
@@ -41,6 +44,7 @@ void HostCopy::free_memory() {
   forget();
   if (!memory_)
     return;
+  RelaxedMode relaxed;
   driver_->cuCtxPushCurrent(context_);
   driver_->cuMemFreeHost(memory_);
   driver_->cuCtxPopCurrent(&context_);

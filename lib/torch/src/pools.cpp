@@ -189,12 +189,12 @@ std::vector<std::shared_ptr<Pool>> Pools::all() {
   return pools;
 }
 
-std::vector<std::shared_ptr<Pool>> Pools::for_shortage() {
-  std::vector<std::shared_ptr<Pool>> pools;
+HeldPools Pools::for_shortage() {
+  HeldPools pools;
   std::lock_guard<std::mutex> guard(lock_);
   for (const auto& [id, pool] : private_)
     if (pool->use_on_oom && !pool->parking.is_parked())
-      pools.push_back(pool);
+      pools.add(pool);
   return pools;
 }
 

@@ -35,6 +35,7 @@
 #include <memory>
 #include <mutex>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include <vpmm/vpmm.h>
@@ -78,6 +79,35 @@ struct Pool {
   ~Pool();
 };
 
+/* Pools that do not end meanwhile, for want of users. */
+class HeldPools {
+ public:
+  HeldPools() = default;
+  HeldPools(HeldPools&& other) noexcept : pools_(std::exchange(other.pools_, {})) {}
+
+  HeldPools& operator=(HeldPools&& other) noexcept {
+    pools_.swap(other.pools_);
+    return *this;
+  }
+
+  ~HeldPools() {
+    for (const auto& pool : pools_)
+      pool->let_go();
+  }
+
+  void add(std::shared_ptr<Pool> pool) {
+    pool->hold();
+    pools_.push_back(std::move(pool));
+  }
+
+  const std::vector<std::shared_ptr<Pool>>& pools() const {
+    return pools_;
+  }
+
+ private:
+  std::vector<std::shared_ptr<Pool>> pools_;
+};
+
 /*
  * Of a device's main pool, or of a private one: vpmm's variables, and what PyTorch's needs make of them. Throws if a
  * variable is wrong, and for VPMM_STREAMS=eager: record_stream means what has been queued when the memory is freed.
@@ -90,9 +120,8 @@ class Pools {
 
   std::shared_ptr<Pool> main(); // made at the first call; throws if there can be none
   std::shared_ptr<Pool> for_request(cudaStream_t stream);
-  std::vector<std::shared_ptr<Pool>> all();          // the main one first
-  std::vector<std::shared_ptr<Pool>> for_shortage(); // those that may be used before a request fails;
-                                                     // parked ones may not
+  std::vector<std::shared_ptr<Pool>> all(); // the main one first
+  HeldPools for_shortage();                 // those that may be used before a request fails; parked ones may not
 
   void add_user(MempoolId_t id);
   void add_lent(MempoolId_t id, Keeper* keeper); // with its first user; throws if there is such a pool

@@ -155,7 +155,7 @@ class Statistics {
     }
 
     Sum sum(size_t kind) const {
-      return {added[kind].load(std::memory_order_relaxed), taken[kind].load(std::memory_order_relaxed)};
+      return {added[kind].load(std::memory_order_acquire), taken[kind].load(std::memory_order_acquire)};
     }
 
     bool is_above_mark(size_t kind) const {
@@ -225,7 +225,7 @@ class Statistics {
         visit(*lane);
   }
 
-  Sum sum_of(size_t pool, size_t kind) {
+  Sum collect(size_t pool, size_t kind) {
     Sum sum;
     each_lane([&](const Lane& lane) {
       Sum of = lane.of[pool].sum(kind);
@@ -233,6 +233,25 @@ class Statistics {
       sum.taken += of.taken;
     });
     return sum;
+  }
+
+  /*
+   * Memory that goes from thread to thread while their lanes are read one after the other may be seen twice, or freed
+   * and never taken. Counters only grow: what two readings agree on, the one behind the other (acquire), was so between
+   * them. If none do, what was added is the earlier reading's and what was taken the later one's: no more than there was.
+   */
+  Sum sum_of(size_t pool, size_t kind) {
+    enum { TRIES = 100 };
+    Sum before = collect(pool, kind);
+    for (int i = 0; i < TRIES; i++) {
+      Sum now = collect(pool, kind);
+      if (now.added == before.added && now.taken == before.taken)
+        return now;
+      if (i == TRIES - 1)
+        return {before.added, std::min(now.taken, before.added)};
+      before = now;
+    }
+    return before;
   }
 
   void add_to(Lane& lane, size_t pool, const Amounts& amounts) {
@@ -275,7 +294,7 @@ class Statistics {
     });
     if (!lanes)
       return true;
-    peak = std::max(peak, sum);
+    peak = std::max(peak, sum_of(pool, kind).level());
     const int64_t room = (peak - sum + (has_slack ? peak / SLACK : 0)) / static_cast<int64_t>(lanes);
     for (size_t i = 0; i < lanes; i++)
       seen[i].lane->of[pool].mark[kind].store(seen[i].level + room, std::memory_order_relaxed);

@@ -18,6 +18,9 @@
 
 #include <unistd.h>
 
+extern "C" const char* vpmm_torch_park(uint64_t first, uint64_t second, bool keep);
+extern "C" const char* vpmm_torch_wake(uint64_t first, uint64_t second);
+
 static const size_t SMALL = 1, LARGE = 2; // c10's StatType
 
 static bool says(const char* refusal, const char* part) {
@@ -259,6 +262,150 @@ static void takes_what_other_pools_leave(Back& back) {
   back.allocate(most).clear();
   back.emptyCache({0, 0});
   REQUIRE(back.getDeviceStats(0).reserved_bytes[0].current == 0);
+}
+
+/* ---- shortages, and what others capture meanwhile ---- */
+
+/* Work of a stream that does not end before it is told to. */
+struct Gate {
+  std::atomic<bool> is_open{false};
+
+  void stand_before(CUstream stream) {
+    DRIVE(cuLaunchHostFunc(stream, wait, this));
+  }
+
+ private:
+  static void CUDA_CB wait(void* gate) {
+    while (!static_cast<Gate*>(gate)->is_open)
+      usleep(1000);
+  }
+};
+
+/*
+ * Memory that a further stream still uses is waited for before a request fails: of a MemPool, and of the main pool where the
+ * stream is another device's.
+ */
+static void waits_for_further_streams(Back& back, bool is_private) {
+  const MempoolId_t id{7, 20};
+  const size_t most = vpmm_sim_config_default().memory_bytes / 4 * 3;
+  back.emptyCache({0, 0});
+  back.createOrIncrefPool(0, id);
+  Gate gate;
+  CUstream side = nullptr;
+  CUcontext context;
+  DRIVE(cuCtxPushCurrent(is_private ? simulated.context : simulated.peer_context));
+  DRIVE(cuStreamCreate(&side, CU_STREAM_NON_BLOCKING));
+  gate.stand_before(side);
+  DRIVE(cuCtxPopCurrent(&context));
+  {
+    std::optional<InPool> in;
+    if (is_private)
+      in.emplace(back, id);
+    c10::DataPtr used = back.allocate(most);
+    back.recordStream(used, torch_stream(side, is_private ? 0 : 1));
+    used.clear();
+    std::thread opener([&] {
+      usleep(20000);
+      gate.is_open = true;
+    });
+    back.allocate(most).clear();
+    opener.join();
+  }
+  DRIVE(cuStreamDestroy(side));
+  back.releasePool(0, id);
+  back.emptyCache({0, 0});
+}
+
+/* Another thread captures meanwhile, in PyTorch's usual mode: its capture is not lost. */
+template <typename Do>
+static void beside_a_capture(Back& back, Do what) {
+  const MempoolId_t id{7, 21};
+  std::atomic<int> stage{0};
+  std::thread other([&] {
+    CUstream stream = nullptr;
+    DRIVE(cuCtxSetCurrent(simulated.context));
+    DRIVE(cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING));
+    torch_set_current_stream(stream);
+    back.beginAllocateToPool(0, id, [=](cudaStream_t asking) { return asking == stream; });
+    capture_begin(stream, CU_STREAM_CAPTURE_MODE_GLOBAL);
+    stage = 1;
+    while (stage < 2)
+      usleep(100);
+    capture_end(stream); // fails the test if it is lost
+    back.endAllocateToPool(0, id);
+    back.releasePool(0, id);
+    DRIVE(cuStreamDestroy(stream));
+  });
+  while (stage < 1)
+    usleep(100);
+  what();
+  stage = 2;
+  other.join();
+}
+
+static void leaves_captures_of_others_alone(Back& back) {
+  const MempoolId_t id{7, 22};
+  c10::DataPtr shared = back.allocate(5 << 20), inner;
+  std::shared_ptr<void> import = back.getIpcDevPtr(back.shareIpcHandle(shared.get()).handle);
+  beside_a_capture(back, [&] { import.reset(); });
+  back.createOrIncrefPool(0, id);
+  {
+    InPool in(back, id);
+    inner = back.allocate(5 << 20);
+  }
+  REQUIRE(!vpmm_torch_park(7, 22, true));
+  beside_a_capture(back, [&] { REQUIRE(!vpmm_torch_wake(7, 22)); });
+  beside_a_capture(back, [&] { back.emptyCache({0, 0}); }); // pinned memory of the host goes
+  REQUIRE(vpmm_sim_calls(simulated.sim, "cuMemHostAlloc") == vpmm_sim_calls(simulated.sim, "cuMemFreeHost"));
+  inner.clear();
+  shared.clear();
+  back.releasePool(0, id);
+  back.emptyCache({0, 0});
+}
+
+/* What may not be freed before another's capture has ended is not looked through by each request. */
+static void asks_seldom_for_what_waits(Back& back) {
+  enum { MANY = 20000 };
+  beside_a_capture(back, [&] {
+    for (int i = 0; i < MANY; i++) // would take minutes
+      back.allocate(1000).clear();
+  });
+  back.allocate(1000).clear();
+  REQUIRE(back.getDeviceStats(0).allocation[0].current == 0);
+  back.emptyCache({0, 0});
+}
+
+/* A tensor that lives to the thread's end, longer than what the thread has said of its entries. */
+static void records_frees_at_a_thread_s_end(Back& back) {
+  record_history(back, 100);
+  std::thread([&] {
+    DRIVE(cuCtxSetCurrent(simulated.context));
+    static thread_local c10::DataPtr held;
+    held.clear(); // it is made before the history's own
+    std::string region(100, 'r');
+    back.pushCompileContext(region);
+    held = back.allocate(1000);
+  }).join();
+  REQUIRE(back.getDeviceStats(0).allocation[0].current == 0);
+  record_history(back, 0);
+}
+
+/* What is mapped is told late: nobody can register memory by it. */
+static void tells_trackers_of_no_mappings(Back& back) {
+  std::atomic<int> told{0}, mappings{0};
+  auto counts = std::make_shared<bool>(true);
+  back.attachAllocatorTraceTracker([&, is_on = std::weak_ptr<bool>(counts)](const auto& entry) {
+    if (is_on.expired())
+      return;
+    using Entry = std::decay_t<decltype(entry)>;
+    told++;
+    mappings += entry.action_ == Entry::SEGMENT_MAP || entry.action_ == Entry::SEGMENT_UNMAP;
+  });
+  record_history(back, 100);
+  back.allocate(50 << 20).clear();
+  back.emptyCache({0, 0});
+  record_history(back, 0);
+  REQUIRE(told == 3 && mappings == 0);
 }
 
 /* ---- snapshots and history ---- */
@@ -895,9 +1042,6 @@ static void shares_once_by_two_threads(Back& back) {
 
 /* ---- parking ---- */
 
-extern "C" const char* vpmm_torch_park(uint64_t first, uint64_t second, bool keep);
-extern "C" const char* vpmm_torch_wake(uint64_t first, uint64_t second);
-
 /* Two tensors, of pages and of a piece, with bytes of their own. */
 struct ParkedPool {
   static constexpr size_t BYTES[2] = {6 << 20, 100 << 10};
@@ -1062,6 +1206,30 @@ static void wakes_where_memory_is_short(Back& back) {
   DRIVE(cuMemFree(others));
 }
 
+/* A pool that nobody needs any more gives its memory to who wakes. */
+static void wakes_beside_an_idle_pool(Back& back) {
+  const MempoolId_t id{7, 23}, idle{7, 24};
+  const size_t memory = vpmm_sim_config_default().memory_bytes;
+  c10::DataPtr inner;
+  back.emptyCache({0, 0});
+  back.createOrIncrefPool(0, id);
+  {
+    InPool in(back, id);
+    inner = back.allocate(memory / 8 * 3);
+  }
+  REQUIRE(!vpmm_torch_park(7, 23, false));
+  back.createOrIncrefPool(0, idle);
+  {
+    InPool in(back, idle);
+    back.allocate(memory / 4 * 3).clear();
+  }
+  back.releasePool(0, idle);
+  REQUIRE(!vpmm_torch_wake(7, 23));
+  inner.clear();
+  back.releasePool(0, id);
+  back.emptyCache({0, 0});
+}
+
 void check_cases(Back& back) {
   refuses(back);
   counts_blocks(back);
@@ -1073,6 +1241,12 @@ void check_cases(Back& back) {
   frees_after_a_capture_that_failed(back);
   frees_after_a_thread_that_was_to_capture(back);
   takes_what_other_pools_leave(back);
+  waits_for_further_streams(back, false);
+  waits_for_further_streams(back, true);
+  leaves_captures_of_others_alone(back);
+  asks_seldom_for_what_waits(back);
+  records_frees_at_a_thread_s_end(back);
+  tells_trackers_of_no_mappings(back);
   shows_what_lives_and_what_is_free(back);
   shows_pages_that_are_cut(back);
   shows_the_free_memory_of_private_pools(back);
@@ -1109,6 +1283,7 @@ void check_cases(Back& back) {
   keeps_what_is_shelved(back);
   parks_no_other_pools(back);
   wakes_where_memory_is_short(back);
+  wakes_beside_an_idle_pool(back);
   REQUIRE(vpmm_sim_calls(simulated.sim, "cuMemHostAlloc") == vpmm_sim_calls(simulated.sim, "cuMemFreeHost"));
   back.emptyCache({0, 0});
 }

@@ -116,6 +116,38 @@ static void count_at_once(unsigned threads) {
   REQUIRE(out.allocated_bytes[0].peak >= last && out.allocation[0].peak <= 2 * threads);
 }
 
+/* Memory goes from thread to thread while it is counted: it is seen once, or not at all. */
+static void count_hand_overs() {
+  enum { ROUNDS = 20000, AT_MOST = 2 };
+  Statistics statistics;
+  std::atomic<int> live{0};
+  std::atomic<bool> is_over{false};
+  std::thread taker([&] {
+    while (!is_over || live)
+      if (live) {
+        statistics.take(1000, 1024);
+        live--;
+      }
+  });
+  std::thread adder([&] {
+    for (int i = 0; i < ROUNDS; i++) {
+      while (live == AT_MOST)
+        std::this_thread::yield();
+      statistics.add(1000, 1024);
+      live++;
+    }
+    is_over = true;
+  });
+  while (!is_over) {
+    DeviceStats out;
+    statistics.write(out);
+    const auto& count = out.allocation[0];
+    REQUIRE(0 <= count.current && count.current <= AT_MOST + 1 && count.peak <= AT_MOST + 1); // one is being counted
+  }
+  adder.join();
+  taker.join();
+}
+
 /* What a thread frees as it ends, when its number has gone already, is counted too. */
 static void count_at_end() {
   struct Last {
@@ -184,6 +216,7 @@ void check_counts() {
   for (unsigned threads : {2, 4, 80})
     count_by(threads, false);
   count_at_once(4);
+  count_hand_overs();
   count_at_end();
   count_by_more_than_are_numbered();
 }

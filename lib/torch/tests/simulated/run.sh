@@ -6,7 +6,8 @@ set -euo pipefail
 
 usage="usage: run.sh BUILD_DIR TORCH_INCLUDE [CUDA_INCLUDE [SEED...]]
 
-  BUILD_DIR      where vpmm was built. If with -DVPMM_SANITIZE, say the same in CXXFLAGS, as -fsanitize=thread
+  BUILD_DIR      where vpmm was built. If with -DVPMM_SANITIZE, say the same in CXXFLAGS: -fsanitize=thread, or for
+                 address -fsanitize=address,undefined
   TORCH_INCLUDE  .../site-packages/torch/include
   CUDA_INCLUDE   default /usr/local/cuda/include"
 if [ $# -lt 2 ] || [ "$1" = --help ]; then
