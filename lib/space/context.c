@@ -25,17 +25,20 @@ static bool has_block(struct streams *streams, CUcontext context)
 }
 
 /*
- * Under wait_lock, in the context. If there is a block it was made, whatever the driver says. A block that it had
- * refused to free, and whose address this one has, was freed all the same.
+ * Under wait_lock, in the context. If there is a block it was made, whatever the driver says. Another one of the same
+ * address is no more: the driver had refused to free it and freed it all the same, or it went with its context.
  */
 static CUresult make_block(struct streams *streams, struct wait_holder *holder, CUcontext context)
 {
     holder->context = context;
+    holder->is_refused = false;
     CUresult result = device_call(streams->device, cuMemAlloc, &holder->block, 1);
     for (uint32_t slot = 0; holder->block && slot < load_acquire_u32(&streams->slots); slot++) {
         struct wait_holder *other = holder_at(streams, slot);
-        if (other != holder && other->block == holder->block)
+        if (other != holder && other->block == holder->block) {
             other->block = 0;
+            other->is_refused = false;
+        }
     }
     return result;
 }
