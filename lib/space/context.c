@@ -124,7 +124,7 @@ CUresult context_free_blocks(struct streams *streams)
         if (!holder->block || device_context_is_gone(streams->device, holder->context))
             continue;
         CUresult result = free_block(streams, holder);
-        if (holder->block) /* once more: the driver may have taken it, or another holder's of the same address */
+        if (holder->block) /* once more: the driver may have taken it */
             result = free_block(streams, holder);
         first = first == CUDA_SUCCESS && holder->block ? result : first;
     }

@@ -189,9 +189,10 @@ void stream_mark_by_other(struct streams *streams, struct stream *stream)
         mark(streams, stream, true);
 }
 
+/* Where no mark may ever wait, unmarked_most is 0. */
 static bool may_wait(const struct streams *streams, const struct stream *stream)
 {
-    return streams->marks_may_wait && streams_has_one(streams) && !stream_is_brief(streams, stream) &&
+    return streams_has_one(streams) && !stream_is_brief(streams, stream) &&
            load_relaxed_u64(&stream->unmarked_bytes) < load_relaxed_u64(&stream->unmarked_most) &&
            clock_now_ns() - load_relaxed_u64(&stream->marked_at_ns) < MARK_ALONE_NS;
 }

@@ -161,3 +161,17 @@ Test(contexts, a_block_whose_address_is_the_program_s_is_no_wait)
     expect_waited(&k);
     close_stage(&k);
 }
+
+/* At a pool's end nothing is waited for by them any more: what was taken is known by a second try. */
+Test(contexts, the_end_of_a_pool_bears_a_free_that_is_refused)
+{
+    needs_simulator();
+    struct stage k;
+    open_stage(&k);
+    give(&k.w, take(&k.w, 2, k.s), k.s);
+    world_run(&k.w, k.s, SIZE_MAX);
+    must_work(vpmm_poll(k.w.pool));
+    driver.refuses = true;
+    close_stage(&k);
+    cr_assert_not(driver.refuses, "no block was given back");
+}
