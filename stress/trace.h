@@ -54,7 +54,7 @@ void trace_scale(trace *, double factor);
 /* Drops the requests below bytes, and their frees. */
 void trace_drop_below(trace *, uint64_t bytes);
 
-/* These three. False, too, if no request is left. */
+/* trace_read, trace_scale and trace_drop_below, one after the other. False, too, if no request is left. */
 bool trace_load(const char *path, double factor, uint64_t least_bytes, trace *out, char *error, size_t error_size);
 
 void trace_release(trace *);

@@ -239,7 +239,7 @@ vpmm_status device_enter_context(struct device *device, CUcontext context, struc
     if (device_push_context(device, context, &scope->pushed) != CUDA_SUCCESS)
         return device_failed(device, "making a context of the device current");
     CUresult result = device_call(device, cuThreadExchangeStreamCaptureMode, &scope->mode);
-    scope->exchanged = result == CUDA_SUCCESS || scope->mode != CU_STREAM_CAPTURE_MODE_RELAXED; /* whatever it says */
+    scope->exchanged = result == CUDA_SUCCESS || scope->mode != CU_STREAM_CAPTURE_MODE_RELAXED; /* it was, then */
     if (result == CUDA_SUCCESS)
         return VPMM_SUCCESS;
     vpmm_status status = device_failed(device, "leaving stream captures of other threads alone");

@@ -29,9 +29,9 @@
  * When every place is RECORDED a call that was given the stream records the newest again, at a later point: so its mark
  * is never refused for want of a place. The reaper reads the word before it asks the event, and frees the place by
  * exchange of what it has read: a mark that was raised in between is asked again.
- * While a pool has met one stream alone nobody but its reaper waits for what passes there, and looks for it a few times a
- * second; the stream itself need not. So if the pool has a reaper, marks wait until MARK_ALONE_NS are over since the
- * latest, or an eighth of what is mapped has been freed, and MARK_ALONE_BYTES. What then stays unmarked because the program
+ * While a pool has met one stream alone nobody but its reaper waits for what passes there, which looks every few
+ * milliseconds; the stream itself need not. So if the pool has a reaper, marks wait until MARK_ALONE_NS are over since the
+ * latest, or more than MARK_ALONE_BYTES and an eighth of what is mapped was freed. What then stays unmarked as the program
  * falls silent is marked by the reaper, or, of a private stream, lies as what is in its caches does: until the stream's
  * next call, or a wait for its context. With a mark at each free, training a ResNet under PyTorch recorded, and asked for,
  * 320 events a step, and was 14 % slower (an H200).

@@ -830,10 +830,10 @@ class BackEnd final : public WithoutExpandableSegments<back_end::CUDAAllocator> 
       c10::FreeCudaMemoryCallbacksRegistry()->Create(name)->Execute();
     device.frees.try_hard(*pool);
     end_idle(device, index, nullptr);
-    if (pool->is_private())
+    if (pool->is_private()) {
       await_helped();
-    if (pool->is_private())
       vpmm_trim(device.pools.main()->pool, 0, nullptr); // private ones give nothing before their end
+    }
     if (device.most.load(std::memory_order_relaxed))
       limit(device, index, *pool); // of which the main pool leaves more now
     void* address = try_malloc(*pool, bytes, stream);

@@ -121,7 +121,7 @@ bool Frees::finish(Freed& freed) {
 class Frees::Walk {
  public:
   explicit Walk(Frees& frees) : frees_(frees) {
-    frees_.walks_.fetch_add(1); // before it takes any, so that who finds none is seen to come too late
+    frees_.walks_.fetch_add(1); // before it takes any: who then finds none sees that somebody has them
   }
   Walk(const Walk&) = delete;
   Walk& operator=(const Walk&) = delete;

@@ -242,16 +242,13 @@ class Statistics {
    */
   Sum sum_of(size_t pool, size_t kind) {
     enum { TRIES = 100 };
-    Sum before = collect(pool, kind);
-    for (int i = 0; i < TRIES; i++) {
-      Sum now = collect(pool, kind);
-      if (now.added == before.added && now.taken == before.taken)
-        return now;
-      if (i == TRIES - 1)
-        return {before.added, std::min(now.taken, before.added)};
+    Sum before, now = collect(pool, kind);
+    int tries = 0;
+    do {
       before = now;
-    }
-    return before;
+      now = collect(pool, kind);
+    } while ((now.added != before.added || now.taken != before.taken) && ++tries < TRIES);
+    return {before.added, std::min(now.taken, before.added)};
   }
 
   void add_to(Lane& lane, size_t pool, const Amounts& amounts) {
