@@ -145,11 +145,15 @@ class Import {
   }
 
  private:
-  /* For all that uses it. By memory that is freed: a wait for the context would end each capture in it. */
+  /*
+   * For all that uses it. By memory that is freed: a wait for the context, which is left on a full device, ends each
+   * capture in it.
+   */
   bool has_waited() const {
     RelaxedMode relaxed;
     CUdeviceptr memory = 0;
-    return driver_.cuMemAlloc(&memory, 1) == CUDA_SUCCESS && driver_.cuMemFree(memory) == CUDA_SUCCESS;
+    return driver_.cuMemAlloc(&memory, 1) == CUDA_SUCCESS ? driver_.cuMemFree(memory) == CUDA_SUCCESS
+                                                          : driver_.cuCtxSynchronize() == CUDA_SUCCESS;
   }
 
   /* The mapping holds the memory from then on. */

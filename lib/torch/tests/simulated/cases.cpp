@@ -989,6 +989,20 @@ static void refuses_what_is_no_more_shared(Back& back) {
   REQUIRE(refusal_to_import(back, elsewhere) != "none");
 }
 
+/* Where there is no memory left to wait by. */
+static void lets_go_of_imports_on_a_full_device(Back& back) {
+  c10::DataPtr memory = back.allocate(5 << 20);
+  std::shared_ptr<void> import = back.getIpcDevPtr(back.shareIpcHandle(memory.get()).handle);
+  CUdeviceptr rest = 0;
+  DRIVE(cuMemAlloc(&rest, vpmm_sim_config_default().memory_bytes - vpmm_sim_used_bytes(simulated.sim)));
+  uint64_t unmapped = vpmm_sim_calls(simulated.sim, "cuMemUnmap");
+  import.reset();
+  REQUIRE(vpmm_sim_calls(simulated.sim, "cuMemUnmap") > unmapped);
+  DRIVE(cuMemFree(rest));
+  memory.clear();
+  back.emptyCache({0, 0});
+}
+
 static void shares_nothing_that_the_driver_refuses(Back& back) {
   c10::DataPtr memory = back.allocate(6 << 20);
   for (const char* call : {"cuMemGetAddressRange", "cuMemRetainAllocationHandle", "cuMemExportToShareableHandle"}) {
@@ -1273,6 +1287,7 @@ void check_cases(Back& back) {
     shares(back, bytes, true);
   }
   refuses_what_is_no_more_shared(back);
+  lets_go_of_imports_on_a_full_device(back);
   shares_nothing_that_the_driver_refuses(back);
   shares_a_handle_by_one_file(back);
   shares_once_by_two_threads(back);
