@@ -18,6 +18,7 @@ static CUmemAccessDesc rights_of(int ordinal, CUmemAccess_flags flags)
 void access_init(struct access *access, int ordinal)
 {
     pthread_mutex_init(&access->lock, NULL);
+    wakeup_init(&access->let_go);
     access->list = (struct access_list){.devices = 1};
     access->list.device[0] = rights_of(ordinal, CU_MEM_ACCESS_FLAGS_PROT_READWRITE);
 }
@@ -47,6 +48,35 @@ bool access_may_place(struct access *access, uint32_t version)
 void access_placed(struct access *access)
 {
     pthread_mutex_unlock(&access->lock);
+}
+
+void access_hold(struct access *access)
+{
+    lock_take(&access->lock);
+    access->holders++;
+    pthread_mutex_unlock(&access->lock);
+}
+
+void access_let_go(struct access *access)
+{
+    lock_take(&access->lock);
+    vpmm_assert(access->holders);
+    bool is_last = !--access->holders;
+    pthread_mutex_unlock(&access->lock);
+    if (is_last)
+        wakeup_signal(&access->let_go);
+}
+
+/* Takes the lock once nobody holds the list. */
+static void await_holders(struct access *access)
+{
+    lock_take(&access->lock);
+    while (access->holders) {
+        uint32_t seen = wakeup_read(&access->let_go);
+        pthread_mutex_unlock(&access->lock);
+        wakeup_wait(&access->let_go, seen, 0);
+        lock_take(&access->lock);
+    }
 }
 
 static uint32_t place_in(const struct access_list *list, int ordinal)
@@ -120,7 +150,7 @@ static bool give_rights(struct arena *arena, struct extent *extent, uint64_t pag
 static bool set(struct arena *arena, int ordinal, CUmemAccess_flags flags, bool ends)
 {
     struct change change = {.rights = {.devices = 1, .device = {rights_of(ordinal, flags)}}};
-    lock_take(&arena->access.lock);
+    await_holders(&arena->access);
     bool has_room = set_in(&arena->access.list, ordinal, flags);
     arena->access.list.version++;
     pthread_mutex_unlock(&arena->access.lock);

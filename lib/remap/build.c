@@ -557,7 +557,20 @@ static void unwind(struct build *build)
 
 /* ---- one build ---- */
 
-/* The rights are given again if the program has changed them meanwhile. */
+/* Once more, where the program has changed them meanwhile. */
+static vpmm_status place_with_new_rights(struct build *build, bool waited, struct region *result)
+{
+    struct access *access = &build->arena->access;
+    access_hold(access);
+    calls_begin(build);
+    vpmm_status status = give_access(build);
+    calls_end(build);
+    bool placed = status == VPMM_SUCCESS && commit(build, waited, result);
+    vpmm_assert(placed || status != VPMM_SUCCESS); /* nobody has changed them again */
+    access_let_go(access);
+    return status;
+}
+
 static vpmm_status map_and_place(struct build *build, bool waited, struct region *result)
 {
     calls_begin(build);
@@ -565,11 +578,8 @@ static vpmm_status map_and_place(struct build *build, bool waited, struct region
     if (status == VPMM_SUCCESS)
         status = give_access(build);
     calls_end(build);
-    while (status == VPMM_SUCCESS && !commit(build, waited, result)) {
-        calls_begin(build);
-        status = give_access(build);
-        calls_end(build);
-    }
+    if (status == VPMM_SUCCESS && !commit(build, waited, result))
+        status = place_with_new_rights(build, waited, result);
     return status;
 }
 

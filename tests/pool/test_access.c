@@ -6,9 +6,11 @@
  */
 #include "support.h"
 
+#include "base/clock.h"
 #include "pool/pool.h"
 
 #include <pthread.h>
+#include <stdatomic.h>
 
 #define READWRITE CU_MEM_ACCESS_FLAGS_PROT_READWRITE
 
@@ -220,6 +222,66 @@ Test(access, a_change_takes_turns, .timeout = 60)
     }
     cr_expect(waits, "a change does not wait for its turn");
     write_by_peer(&p, memory, PAGES);
+    give(&p.w, memory, p.s);
+    close_peers(&p);
+}
+
+/* ---- beside a build ---- */
+
+static struct {
+    const vpmm_driver *driver;
+    struct access *access;
+    atomic_bool ends;
+    unsigned times; /* that the build was overtaken in a call of its own */
+} toggled;
+
+static _Thread_local bool builds;
+
+/* Who builds goes on when the rights are others, if they are within a while. */
+static CUresult allow_overtaken(CUdeviceptr memory, size_t bytes, const CUmemAccessDesc *rights, size_t count)
+{
+    enum { LOOKS = 50, ENOUGH = 10 };
+    uint32_t version = access_read(toggled.access).version;
+    CUresult allowed = toggled.driver->cuMemSetAccess(memory, bytes, rights, count);
+    if (!builds || toggled.times == ENOUGH)
+        return allowed;
+    bool is_overtaken = false;
+    for (int i = 0; i < LOOKS && !is_overtaken; i++) {
+        clock_sleep_us(1000);
+        is_overtaken = access_read(toggled.access).version != version;
+    }
+    toggled.times += is_overtaken;
+    return allowed;
+}
+
+static void *toggle(void *peers)
+{
+    struct peers *p = peers;
+    while (!atomic_load(&toggled.ends)) {
+        must_work(vpmm_pool_set_access(p->w.pool, PEER, READWRITE));
+        must_work(vpmm_pool_set_access(p->w.pool, PEER, CU_MEM_ACCESS_FLAGS_PROT_NONE));
+    }
+    return NULL;
+}
+
+/* The pool is empty, so that a change is made at once. */
+Test(access, a_build_is_overtaken_once, .timeout = 60)
+{
+    struct peers p;
+    pthread_t thread;
+    open_peers(&p);
+    toggled.driver = p.w.driver;
+    toggled.access = &p.w.pool->arena.access;
+    p.w.pool->device.driver.cuMemSetAccess = allow_overtaken;
+    cr_assert_eq(pthread_create(&thread, NULL, toggle, &p), 0);
+    builds = true;
+    CUdeviceptr memory = take(&p.w, 1, p.s);
+    builds = false;
+    atomic_store(&toggled.ends, true);
+    pthread_join(thread, NULL);
+    cr_expect_eq(toggled.times, 1, "a build was overtaken %u times", toggled.times);
+    must_work(vpmm_pool_set_access(p.w.pool, PEER, READWRITE));
+    write_by_peer(&p, memory, 1);
     give(&p.w, memory, p.s);
     close_peers(&p);
 }
