@@ -13,16 +13,17 @@
 #include "asked.h"
 #include "checkpoint.h"
 #include "compat.h"
+#include "device.h"
 #include "direct.h"
 #include "exports.h"
-#include "frees.h"
 #include "history.h"
 #include "imports.h"
 #include "lender.h"
+#include "limits.h"
+#include "mapped_history.h"
 #include "on_device.h"
-#include "pools.h"
 #include "segments.h"
-#include "statistics.h"
+#include "shortage.h"
 
 #include <c10/core/impl/GPUTrace.h>
 #include <c10/cuda/CUDAException.h>
@@ -31,8 +32,6 @@
 #include <c10/util/ScopeExit.h>
 
 #include <algorithm>
-#include <cinttypes>
-#include <cstdio>
 #include <cstdlib>
 #include <iterator>
 #include <map>
@@ -48,27 +47,6 @@ namespace back_end = c10::cuda::CUDACachingAllocator;
 using back_end::SegmentInfo;
 
 constexpr size_t EXBIBYTE = size_t{1} << 60;
-
-constexpr uint64_t NOT_ASKED = UINT64_MAX;
-
-/* What pools have had of the driver since they began. */
-struct DriverCounts {
-  int64_t handles = 0, handles_released = 0, bytes = 0, bytes_released = 0, waits = 0;
-};
-
-struct Device {
-  explicit Device(int number) : index(number), pools(number) {}
-
-  const int index;
-  Pools pools;
-  Statistics statistics;
-  std::atomic<int64_t> retries{0}, shortages{0}, rejections{0};
-  std::mutex before_lock;
-  DriverCounts before; // under the lock: when the accumulated statistics were last reset
-  std::atomic<double> fraction{1};
-  std::atomic<uint64_t> most{0}; // bytes that the fraction allows; 0: all; NOT_ASKED: of how many is not known yet
-  Frees frees{pools};
-};
 
 class BackEnd final : public WithoutExpandableSegments<back_end::CUDAAllocator> {
  public:
@@ -132,8 +110,7 @@ class BackEnd final : public WithoutExpandableSegments<back_end::CUDAAllocator> 
     double fraction = first_memory_fraction<CudaSettings>(0);
     for (int i = static_cast<int>(devices_.size()); i < count; i++) {
       devices_.push_back(std::make_unique<Device>(i));
-      devices_.back()->fraction.store(fraction);
-      devices_.back()->most.store(fraction == 1 ? 0 : NOT_ASKED); // to ask makes the device's context
+      Limits::begin(*devices_.back(), fraction);
     }
     initialized_.store(true, std::memory_order_release);
   }
@@ -164,8 +141,8 @@ class BackEnd final : public WithoutExpandableSegments<back_end::CUDAAllocator> 
           vpmm_trim(pool->pool, 0, nullptr); // what stays is in use, or its work has not ended
           pool->parking.empty_cache();
         }
-      note_all_mapped(device, static_cast<int>(i), context);
-      end_idle(device, static_cast<int>(i), context);
+      mapped_history_.note_all(device, context);
+      mapped_history_.end_idle(device, context);
     }
     if (Keeper* keeper = lender_.keeper_if_used())
       keeper->emptyCache(id);
@@ -177,16 +154,12 @@ class BackEnd final : public WithoutExpandableSegments<back_end::CUDAAllocator> 
 
   void setMemoryFraction(double fraction, DeviceIndex device) override {
     TORCH_CHECK(0 <= fraction && fraction <= 1, "invalid fraction:", fraction, ". Please set within [0, 1].");
-    Device& of = at(device);
-    of.pools.main(); // first: it may be refused
-    allow(of, device, fraction);
-    for (const auto& pool : of.pools.all())
-      limit(of, device, *pool);
+    limits_.set(at(device), fraction);
   }
 
   /* Free memory of any shape can be re-mapped to serve one request. */
   void cacheInfo(DeviceIndex device, size_t* largest) override {
-    vpmm_stats stats = stats_of(*at(device).pools.main());
+    vpmm_stats stats = at(device).pools.main()->stats();
     *largest = std::max(*largest, memory_of(device).first + static_cast<size_t>(stats.reusable_bytes));
   }
 
@@ -203,15 +176,14 @@ class BackEnd final : public WithoutExpandableSegments<back_end::CUDAAllocator> 
   DeviceStats getDeviceStats(DeviceIndex index) override {
     Device& device = at(index);
     DeviceStats out;
-    int64_t peak_mapped = 0;
-    DriverCounts now = driver_counts(device, &peak_mapped), before = counts_before(device);
+    DriverCounts now = driver_counts(device.pools.all()), before = counts_before(device);
     int64_t mapped = now.bytes - now.bytes_released;
     device.statistics.write(out);
     set_rejections(out, device.rejections.load(), 0);
     out.num_device_alloc = since(now.handles, before.handles);
     out.num_device_free = since(now.handles_released, before.handles_released);
     out.num_sync_all_streams = since(now.waits, before.waits);
-    out.reserved_bytes[AGGREGATE] = {mapped, std::max(mapped, peak_mapped), since(now.bytes, before.bytes),
+    out.reserved_bytes[AGGREGATE] = {mapped, std::max(mapped, now.peak_bytes), since(now.bytes, before.bytes),
                                      since(now.bytes_released, before.bytes_released)};
     int64_t handles = now.handles - now.handles_released;
     out.segment[AGGREGATE] = {handles, handles, out.num_device_alloc, out.num_device_free};
@@ -225,7 +197,7 @@ class BackEnd final : public WithoutExpandableSegments<back_end::CUDAAllocator> 
 
   void resetAccumulatedStats(DeviceIndex index) override {
     Device& device = at(index);
-    DriverCounts now = driver_counts(device, nullptr);
+    DriverCounts now = driver_counts(device.pools.all());
     device.statistics.reset_accumulated();
     device.retries.store(0);
     device.shortages.store(0);
@@ -272,8 +244,8 @@ class BackEnd final : public WithoutExpandableSegments<back_end::CUDAAllocator> 
       std::move(lent.begin(), lent.end(), std::back_inserter(out.segments));
       sort(out.segments);
     }
-    for (size_t i = 0; i < devices_.size(); i++)
-      note_all_mapped(*devices_[i], static_cast<int>(i), nullptr);
+    for (const auto& device : devices_)
+      mapped_history_.note_all(*device, nullptr);
     auto to_unix_us = [to_ns = clock_.makeConverter()](auto time) { return to_ns(time) / 1000; };
     for (size_t i = 0; i < devices_.size(); i++) {
       out.device_traces.emplace_back();
@@ -299,10 +271,9 @@ class BackEnd final : public WithoutExpandableSegments<back_end::CUDAAllocator> 
   void recordHistory(bool enabled, CreateContextFn context, size_t entries, RecordContext when, bool clear,
                      const std::vector<std::string>& skip) {
     bool begins = enabled && !history_.is_recording();
-    for (auto& device : devices_)
-      for (const auto& pool : device->pools.all())
-        if (begins && !pool->is_lent())
-          pool->mapped.look(pool->pool, [](bool, const Interval&) {}); // what is mapped by now is no event
+    for (const auto& device : devices_)
+      if (begins)
+        mapped_history_.begin(*device);
     history_.record(enabled, context, entries, when, clear, skip);
   }
 
@@ -336,8 +307,7 @@ class BackEnd final : public WithoutExpandableSegments<back_end::CUDAAllocator> 
 
   /* Since PyTorch 2.12, as the next one. */
   void attachOomRejectionObserver(RejectionObserver observer) {
-    std::lock_guard<std::mutex> guard(observers_lock_);
-    rejection_observers_.push_back(std::move(observer));
+    shortage_.attach_to_rejections(std::move(observer));
   }
 
   /* The stacks of a live allocation, while they are kept; NULL. */
@@ -370,8 +340,7 @@ class BackEnd final : public WithoutExpandableSegments<back_end::CUDAAllocator> 
   }
 
   void attachOutOfMemoryObserver(back_end::OutOfMemoryObserver observer) override {
-    std::lock_guard<std::mutex> guard(observers_lock_);
-    observers_.push_back(std::move(observer));
+    shortage_.attach(std::move(observer));
   }
 
   /* ---- private pools ---- */
@@ -510,7 +479,7 @@ class BackEnd final : public WithoutExpandableSegments<back_end::CUDAAllocator> 
       auto let_go = c10::make_scope_exit([&] { pool.let_go(); });
       pool.parking.wake(pool.pool, [&] {
         device.frees.try_again();
-        end_idle(device, device.index, nullptr);
+        mapped_history_.end_idle(device, nullptr);
         for (const auto& other : device.pools.all())
           if (!other->is_lent())
             vpmm_trim(other->pool, 0, nullptr);
@@ -542,42 +511,9 @@ class BackEnd final : public WithoutExpandableSegments<back_end::CUDAAllocator> 
  private:
   static void delete_at(void* address);
 
-  /* Bytes that are free on the device, and all. */
-  static std::pair<size_t, size_t> memory_of(int device) {
-    OnDevice on(device);
-    size_t free = 0, total = 0;
-    C10_CUDA_CHECK(cudaMemGetInfo(&free, &total));
-    return {free, total};
-  }
-
-  /* Of the pools that there are now. `peak`: the sum of the highest that each has had mapped. */
-  static DriverCounts driver_counts(Device& device, int64_t* peak) {
-    DriverCounts counts;
-    for (const auto& pool : device.pools.all()) {
-      vpmm_stats stats = stats_of(*pool);
-      vpmm_device on = {};
-      if (!pool->is_lent())
-        check(vpmm_device_get(pool->pool, &on), "a pool's page size");
-      auto bytes = static_cast<int64_t>(stats.pages_created * on.page_size);
-      counts.handles += static_cast<int64_t>(stats.extents_created);
-      counts.handles_released += static_cast<int64_t>(stats.extents_released);
-      counts.bytes += bytes;
-      counts.bytes_released += bytes - static_cast<int64_t>(stats.mapped_bytes);
-      counts.waits += static_cast<int64_t>(stats.reclaims);
-      if (peak)
-        *peak += static_cast<int64_t>(stats.peak_mapped_bytes);
-    }
-    return counts;
-  }
-
   static DriverCounts counts_before(Device& device) {
     std::lock_guard<std::mutex> guard(device.before_lock);
     return device.before;
-  }
-
-  /* A pool that has ended takes its counts along. */
-  static int64_t since(int64_t now, int64_t before) {
-    return std::max<int64_t>(now - before, 0);
   }
 
   static void add_lent(DeviceStats& out, const DeviceStats& lent) {
@@ -591,64 +527,6 @@ class BackEnd final : public WithoutExpandableSegments<back_end::CUDAAllocator> 
     add(out.segment[AGGREGATE], lent.segment[AGGREGATE]);
     out.num_device_alloc += lent.num_device_alloc;
     out.num_device_free += lent.num_device_free;
-  }
-
-  static vpmm_stats stats_of(const Pool& pool) {
-    vpmm_stats stats = {};
-    if (!pool.is_lent())
-      vpmm_stats_get(pool.pool, &stats);
-    return stats;
-  }
-
-  /* What the device's pools hold, but for one of them. */
-  size_t reserved(Device& device, int index, const Pool* but = nullptr) {
-    Keeper* keeper = lender_.keeper_if_used();
-    size_t bytes = 0;
-    if (keeper)
-      bytes += static_cast<size_t>(
-          keeper->getDeviceStats(static_cast<DeviceIndex>(index)).reserved_bytes[AGGREGATE].current);
-    for (const auto& pool : device.pools.all())
-      if (pool.get() != but)
-        bytes += stats_of(*pool).mapped_bytes;
-    return bytes;
-  }
-
-  /* What the fraction allows of the device's memory; 0: all. */
-  static uint64_t most_of(DeviceIndex index, double fraction) {
-    auto most = static_cast<uint64_t>(fraction * static_cast<double>(memory_of(index).second));
-    return fraction == 1 ? 0 : std::max<uint64_t>(most, 1);
-  }
-
-  void allow(Device& device, DeviceIndex index, double fraction) {
-    uint64_t most = most_of(index, fraction);
-    device.fraction.store(fraction);
-    device.most.store(most);
-  }
-
-  /* Of a fraction that PyTorch's settings say, when the device is there to be asked. What is set meanwhile stays. */
-  void allow_as_configured(Device& device, DeviceIndex index) {
-    uint64_t not_asked = NOT_ASKED, most = most_of(index, device.fraction.load());
-    device.most.compare_exchange_strong(not_asked, most);
-  }
-
-  /*
-   * What the memory fraction leaves to a pool beside what the others hold by now, lent ones too. Before each request:
-   * they grow and give back meanwhile. Of threads that ask at once each may have what is left.
-   */
-  void limit(Device& device, int index, Pool& pool) {
-    if (pool.is_lent())
-      return;
-    if (device.most.load() == NOT_ASKED)
-      allow_as_configured(device, static_cast<DeviceIndex>(index));
-    uint64_t most = device.most.load(), cap = pool.configured_cap;
-    if (most) {
-      uint64_t others = reserved(device, index, &pool);
-      uint64_t left = most > others ? most - others : 1; // 0 is no cap
-      cap = cap ? std::min(cap, left) : left;
-    }
-    check(vpmm_pool_set_attribute(pool.pool, VPMM_ATTRIBUTE_MAX_MAPPED, cap), "the memory fraction");
-    if (device.most.load() != most)
-      limit(device, index, pool); // another thread has changed it meanwhile, and this cap may have come after its own
   }
 
   /* NULL: the device has none of the id. Holds no other pool, so that idle ones can end meanwhile. */
@@ -726,129 +604,10 @@ class BackEnd final : public WithoutExpandableSegments<back_end::CUDAAllocator> 
     return out;
   }
 
-  /* ---- what is mapped, in the history ---- */
-
-  /* Of no stream, as the segments are while history is recorded: see segments.h. */
-  Mapped::Tell teller(const Pool& pool, int index, const Context& context) {
-    return [this, index, id = pool.id, &context](bool is_mapped, const Interval& one) {
-      history_.add(is_mapped ? TraceEntry::SEGMENT_MAP : TraceEntry::SEGMENT_UNMAP, index,
-                   reinterpret_cast<void*>(one.begin), one.end - one.begin, nullptr, id, context);
-    };
-  }
-
-  void note_mapped(Pool& pool, int index, const Context& context) {
-    if (history_.is_recording() && !pool.is_lent())
-      pool.mapped.look_if_changed(pool.pool, teller(pool, index, context));
-  }
-
-  void note_all_mapped(Device& device, int index, const Context& context) {
-    if (history_.is_recording())
-      for (const auto& pool : device.pools.all())
-        note_mapped(*pool, index, context);
-  }
-
-  void end_idle(Device& device, int index, const Context& context) {
-    for (const auto& pool : device.pools.take_idle())
-      if (history_.is_recording() && !pool->is_lent())
-        pool->mapped.end(pool->pool, teller(*pool, index, context));
-  }
-
   Device& at(int device) {
     TORCH_CHECK(0 <= device && device < static_cast<int>(devices_.size()), "Allocator not initialized for device ",
                 device, ": did you call init?");
     return *devices_[static_cast<size_t>(device)];
-  }
-
-  /* NULL: there is no memory. */
-  static void* try_malloc(const Pool& pool, size_t bytes, cudaStream_t stream) {
-    CUdeviceptr address = 0;
-    vpmm_status status = vpmm_malloc(pool.pool, bytes, stream, &address);
-    bool is_too_long = status == VPMM_ERROR_INVALID_VALUE; // for any device: the other arguments are ours
-    if (status != VPMM_ERROR_OUT_OF_MEMORY && status != VPMM_ERROR_OUT_OF_ADDRESS_SPACE && !is_too_long)
-      check(status, "an allocation");
-    return reinterpret_cast<void*>(address);
-  }
-
-  /* Of what the pool holds by now, without growing. Not of one that requests of its own go to: they may grow it. */
-  void* try_malloc_of_held(Device& device, Pool& pool, int index, size_t bytes, cudaStream_t stream) {
-    std::lock_guard<std::mutex> guard(help_lock_);
-    uint64_t held = std::max<uint64_t>(stats_of(pool).mapped_bytes, 1);
-    if (device.pools.is_underway(pool.id) ||
-        vpmm_pool_set_attribute(pool.pool, VPMM_ATTRIBUTE_MAX_MAPPED, held) != VPMM_SUCCESS)
-      return nullptr;
-    auto restore = c10::make_scope_exit([&] { quietly([&] { limit(device, index, pool); }); });
-    return try_malloc(pool, bytes, stream);
-  }
-
-  /* What may throw only if the device is lost, where nothing can be thrown. */
-  template <typename Call>
-  static void quietly(Call call) {
-    try {
-      call();
-    } catch (const std::exception& error) {
-      TORCH_WARN("vpmm: ", error.what());
-    }
-  }
-
-  /* Where another thread's shortage keeps the pool from growing for a while. */
-  void await_helped() {
-    std::lock_guard<std::mutex> guard(help_lock_);
-  }
-
-  /* The same of a pool that is lent: under a memory fraction of 0 its keeper asks the other allocator for none. */
-  void* try_malloc_of_lent(Device& device, const Pool& pool, int index, size_t bytes, cudaStream_t stream) {
-    auto device_index = static_cast<DeviceIndex>(index);
-    auto thread = std::this_thread::get_id();
-    std::lock_guard<std::mutex> guard(help_lock_);
-    if (device.pools.is_underway(pool.id))
-      return nullptr;
-    void* address = nullptr;
-    double fraction = pool.keeper->getMemoryFraction(device_index);
-    pool.keeper->setMemoryFraction(0, device_index);
-    auto restore =
-        c10::make_scope_exit([&] { quietly([&] { pool.keeper->setMemoryFraction(fraction, device_index); }); });
-    pool.keeper->beginAllocateToPool(device_index, pool.id,
-                                     [=](cudaStream_t) { return std::this_thread::get_id() == thread; });
-    auto end = c10::make_scope_exit([&] {
-      quietly([&] {
-        pool.keeper->endAllocateToPool(device_index, pool.id);
-        pool.keeper->releasePool(device_index, pool.id); // as a user, which the begin made of this call
-      });
-    });
-    try {
-      address = pool.keeper->raw_alloc_with_stream(bytes, stream);
-    } catch (const c10::OutOfMemoryError&) { // it has no such memory free
-    }
-    return address;
-  }
-
-  /* After what PyTorch has registered for it has let memory go; then from pools that may help out. */
-  void* malloc_in_shortage(Device& device, int index, std::shared_ptr<Pool>& pool, size_t bytes, cudaStream_t stream,
-                           HeldPools& helpers) {
-    device.retries.fetch_add(1, std::memory_order_relaxed);
-    for (const auto& name : c10::FreeCudaMemoryCallbacksRegistry()->Keys())
-      c10::FreeCudaMemoryCallbacksRegistry()->Create(name)->Execute();
-    device.frees.try_hard(*pool);
-    end_idle(device, index, nullptr);
-    if (pool->is_private()) {
-      await_helped();
-      vpmm_trim(device.pools.main()->pool, 0, nullptr); // private ones give nothing before their end
-    }
-    if (device.most.load(std::memory_order_relaxed))
-      limit(device, index, *pool); // of which the main pool leaves more now
-    void* address = try_malloc(*pool, bytes, stream);
-    if (address || pool->is_private())
-      return address;
-    helpers = device.pools.for_shortage();
-    for (const auto& other : helpers.pools()) {
-      address = other->is_lent() ? try_malloc_of_lent(device, *other, index, bytes, stream)
-                                 : try_malloc_of_held(device, *other, index, bytes, stream);
-      if (address) {
-        pool = other;
-        return address;
-      }
-    }
-    return nullptr;
   }
 
   /*
@@ -902,11 +661,6 @@ class BackEnd final : public WithoutExpandableSegments<back_end::CUDAAllocator> 
       (*tracer)->trace_gpu_memory_deallocation(c10::kCUDA, reinterpret_cast<uintptr_t>(address));
   }
 
-  /* What the memory fraction does not leave, without trying anything else: see compat.h. */
-  static bool is_to_reject(const Device& device) {
-    return device.most.load(std::memory_order_relaxed) && rejects_early<CudaSettings>(0);
-  }
-
   /* Python may be asked for a stack, so that comes first: it may fail. */
   void* malloc(int index, size_t bytes, cudaStream_t stream) {
     Device& device = at(index);
@@ -915,27 +669,27 @@ class BackEnd final : public WithoutExpandableSegments<back_end::CUDAAllocator> 
     device.frees.try_again();
     std::shared_ptr<Pool> pool = device.pools.for_request(stream);
     HeldPools helpers; // until the allocation holds its pool itself
+    const Request request{bytes, rounded_up(bytes), stream, context};
     void* address = nullptr;
-    size_t length = rounded_up(bytes);
-    if (device.most.load(std::memory_order_relaxed))
-      limit(device, index, *pool);
+    if (Limits::are_set(device))
+      limits_.set_cap(device, *pool);
     if (pool->is_lent())
-      address = malloc_of_lent(device, index, bytes, stream, *pool, context);
+      address = shortage_.malloc_of_lent(device, *pool, request);
     else if (pool->is_private()) {
       check_is_awake(*pool);
       device.frees.free_joined(*pool, stream);
-      address = pool->wanted.reuse(length, stream);
+      address = pool->wanted.reuse(request.length, stream);
     }
     if (!address) {
       make_context_current(*pool, index);
-      address = try_malloc(*pool, length, stream);
+      address = pool->malloc(request.length, stream);
     }
-    if (!address && !is_to_reject(device))
-      address = malloc_in_shortage(device, index, pool, length, stream, helpers);
+    if (!address && !Limits::reject_early(device))
+      address = shortage_.malloc(device, pool, request, helpers);
     if (!address)
-      refuse(device, index, bytes, stream, *pool, context);
+      shortage_.refuse(device, *pool, request);
     bool is_lent = pool->is_lent();
-    begin(device, address, {bytes, block_of(length), index, stream, std::move(pool), context, {}});
+    begin(device, address, {bytes, block_of(request.length), index, stream, std::move(pool), context, {}});
     if (!is_lent)
       tell_tracer(address, true);
     return address;
@@ -945,7 +699,7 @@ class BackEnd final : public WithoutExpandableSegments<back_end::CUDAAllocator> 
   void begin(Device& device, void* address, const Allocation& allocation) {
     allocation.pool->hold();
     try {
-      note_mapped(*allocation.pool, allocation.device, allocation.context);
+      mapped_history_.note(*allocation.pool, allocation.device, allocation.context);
       allocations_.add(address, allocation);
     } catch (...) {
       device.frees.free(address, Allocation(allocation));
@@ -956,16 +710,14 @@ class BackEnd final : public WithoutExpandableSegments<back_end::CUDAAllocator> 
       history_.add(TraceEntry::ALLOC, allocation.device, address, allocation.bytes, allocation.stream,
                    allocation.pool->id, allocation.context);
     if (!allocation.pool->is_lent()) // else its keeper has told
-      tell_profiler(device, address, static_cast<int64_t>(allocation.block), allocation.device);
+      tell_profiler(device, address, static_cast<int64_t>(allocation.block));
   }
 
   /* torch.profiler, where the calling thread is profiled with profile_memory. */
-  void tell_profiler(Device& device, void* address, int64_t bytes, int index) {
-    if (!c10::memoryProfilingEnabled())
-      return;
-    auto allocated = static_cast<size_t>(std::max<int64_t>(device.statistics.allocated(), 0));
-    c10::reportMemoryUsageToProfiler(address, bytes, allocated, reserved(device, index),
-                                     c10::Device(c10::DeviceType::CUDA, static_cast<DeviceIndex>(index)));
+  void tell_profiler(Device& device, void* address, int64_t bytes) {
+    if (c10::memoryProfilingEnabled())
+      c10::reportMemoryUsageToProfiler(address, bytes, device.allocated(), limits_.reserved(device),
+                                       c10::Device(c10::DeviceType::CUDA, device.index));
   }
 
   /* Of a checkpoint: at its address. */
@@ -980,87 +732,6 @@ class BackEnd final : public WithoutExpandableSegments<back_end::CUDAAllocator> 
     begin(at(index), address, *shelved);
     tell_tracer(address, true); // as of a new one: the program's tensor of it is
     return {address, address, &delete_at, c10::Device(c10::DeviceType::CUDA, index)};
-  }
-
-  /* Bytes that the memory fraction leaves to PyTorch; of a device that is all its own, all. */
-  static size_t allowed_of(const Device& device, size_t total) {
-    uint64_t most = device.most.load();
-    return most && most != NOT_ASKED ? static_cast<size_t>(most) : total;
-  }
-
-  /* To all who count requests that fail, or look at what there is then. */
-  void tell_of_shortage(Device& device, int index, size_t bytes, cudaStream_t stream, const Pool& pool,
-                        const Context& context) {
-    auto [free, total] = memory_of(index);
-    device.shortages.fetch_add(1, std::memory_order_relaxed);
-    if (history_.is_watched())
-      history_.add(TraceEntry::OOM, index, reinterpret_cast<void*>(free), bytes, stream, pool.id, context);
-    for (const auto& observer : copy_of(observers_)) // they may take Python's lock, and allocate
-      observer(index, bytes, allowed_of(device, total), free);
-    if (c10::memoryProfilingEnabled() && !pool.is_lent()) // the keeper has
-      c10::reportOutOfMemoryToProfiler(
-          static_cast<int64_t>(bytes), static_cast<size_t>(std::max<int64_t>(device.statistics.allocated(), 0)),
-          reserved(device, index), c10::Device(c10::DeviceType::CUDA, static_cast<DeviceIndex>(index)));
-  }
-
-  /*
-   * By its keeper, who throws if there is no memory. It is asked once more: another thread may have set its memory
-   * fraction to 0 for a while (try_malloc_of_lent), and it does not know what of its memory waits for further streams.
-   */
-  void* malloc_of_lent(Device& device, int index, size_t bytes, cudaStream_t stream, const Pool& pool,
-                       const Context& context) {
-    try {
-      return pool.keeper->raw_alloc_with_stream(bytes, stream);
-    } catch (const c10::OutOfMemoryError&) {
-      device.frees.await_uses(pool);
-    }
-    try {
-      std::lock_guard<std::mutex> guard(help_lock_);
-      return pool.keeper->raw_alloc_with_stream(bytes, stream);
-    } catch (const c10::OutOfMemoryError&) {
-      tell_of_shortage(device, index, bytes, stream, pool, context);
-      throw;
-    }
-  }
-
-  [[noreturn]] void refuse(Device& device, int index, size_t bytes, cudaStream_t stream, const Pool& pool,
-                           const Context& context) {
-    std::string why = vpmm_last_error();
-    auto [free, total] = memory_of(index);
-    int64_t allocated = device.statistics.allocated(), held = static_cast<int64_t>(reserved(device, index));
-    size_t allowed = allowed_of(device, total);
-    tell_of_shortage(device, index, bytes, stream, pool, context);
-    if (is_to_reject(device)) {
-      device.rejections.fetch_add(1, std::memory_order_relaxed);
-      for (const auto& observer : copy_of(rejection_observers_))
-        observer(index, bytes, static_cast<size_t>(std::max<int64_t>(allocated, 0)), total);
-    }
-    C10_THROW_ERROR(OutOfMemoryError,
-                    c10::str("CUDA out of memory. Tried to allocate ", size_text(bytes), ". GPU ", index,
-                             " has a total capacity of ", size_text(total), " of which ", size_text(free), " is free. ",
-                             allowed < total ? size_text(allowed) + " allowed; " : "", "Of the allocated memory ",
-                             size_text(allocated), " is allocated by PyTorch, and ",
-                             size_text(std::max<int64_t>(held - allocated, 0)),
-                             " is reserved by PyTorch but unallocated. vpmm: ", why));
-  }
-
-  static std::string size_text(size_t bytes) {
-    char text[32];
-    if (bytes <= 1024)
-      std::snprintf(text, sizeof text, "%zu bytes", bytes);
-    else if (bytes <= 1048576)
-      std::snprintf(text, sizeof text, "%.2f KiB", static_cast<double>(bytes) / 1024);
-    else if (bytes <= 1073741824)
-      std::snprintf(text, sizeof text, "%.2f MiB", static_cast<double>(bytes) / 1048576);
-    else
-      std::snprintf(text, sizeof text, "%.2f GiB", static_cast<double>(bytes) / 1073741824);
-    return text;
-  }
-
-  template <typename Observers>
-  Observers copy_of(const Observers& observers) {
-    std::lock_guard<std::mutex> guard(observers_lock_);
-    return observers;
   }
 
   /* ---- using and freeing ---- */
@@ -1094,7 +765,7 @@ class BackEnd final : public WithoutExpandableSegments<back_end::CUDAAllocator> 
     device.statistics.take(allocation.bytes, allocation.block);
     if (!allocation.pool->is_lent()) { // else its keeper tells
       tell_tracer(address, false);     // before anybody is given the memory again
-      tell_profiler(device, address, -static_cast<int64_t>(allocation.block), allocation.device);
+      tell_profiler(device, address, -static_cast<int64_t>(allocation.block));
     }
     if (history_.is_watched()) {
       Context context = history_.context(RecordContext::ALL);
@@ -1111,16 +782,13 @@ class BackEnd final : public WithoutExpandableSegments<back_end::CUDAAllocator> 
   Imports imports_;
   std::atomic<bool> enabled_{true};
   History history_;
+  MappedHistory mapped_history_{history_};
   Lender lender_;
-  // Over a request in a shortage to a pool that is not to grow for it: its cap, or its keeper's memory fraction, is
-  // another one meanwhile.
-  std::mutex help_lock_;
+  Limits limits_{lender_};
+  Shortage shortage_{limits_, history_, mapped_history_};
   std::mutex init_lock_;
   std::vector<std::unique_ptr<Device>> devices_; // grows in init alone, before the first allocation
   std::atomic<bool> initialized_{false};
-  std::mutex observers_lock_;
-  std::vector<back_end::OutOfMemoryObserver> observers_;
-  std::vector<RejectionObserver> rejection_observers_;
   c10::ApproximateClockToUnixTimeConverter clock_;
 };
 

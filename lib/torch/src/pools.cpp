@@ -34,6 +34,22 @@ void check(vpmm_status status, const char* what) {
   TORCH_CHECK(false, "vpmm: ", what, ": ", words);
 }
 
+vpmm_stats Pool::stats() const {
+  vpmm_stats stats = {};
+  if (!is_lent())
+    vpmm_stats_get(pool, &stats);
+  return stats;
+}
+
+void* Pool::malloc(size_t bytes, cudaStream_t stream) const {
+  CUdeviceptr address = 0;
+  vpmm_status status = vpmm_malloc(pool, bytes, stream, &address);
+  bool is_too_long = status == VPMM_ERROR_INVALID_VALUE; // for any device: the other arguments are ours
+  if (status != VPMM_ERROR_OUT_OF_MEMORY && status != VPMM_ERROR_OUT_OF_ADDRESS_SPACE && !is_too_long)
+    check(status, "an allocation");
+  return reinterpret_cast<void*>(address);
+}
+
 /* What is live in the main pool when the process ends stays; the driver takes it back. */
 Pool::~Pool() {
   for (const auto& [address, allocation] : wanted.shelved())

@@ -76,6 +76,11 @@ struct Pool {
       live.fetch_sub(1, std::memory_order_release);
   }
 
+  vpmm_stats stats() const; // of one that is lent, none
+
+  /* Of vpmm's own. NULL: there is no memory. Throws what else vpmm says. */
+  void* malloc(size_t bytes, cudaStream_t stream) const;
+
   ~Pool();
 };
 
