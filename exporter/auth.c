@@ -2,11 +2,15 @@
 #include "auth.h"
 
 #include <crypt.h>
+#include <errno.h>
 #include <gnutls/crypto.h>
 #include <gnutls/gnutls.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
+
+#define SECOND_NS UINT64_C(1000000000)
 
 static bool hash_password(const char *password, const char *hash, struct crypt_data *scratch, char *out, size_t size)
 {
@@ -18,19 +22,23 @@ static bool hash_password(const char *password, const char *hash, struct crypt_d
     return good;
 }
 
-bool auth_check_hash(const char *hash)
+vpmm_status auth_check_hash(const char *hash)
 {
     static const char *const methods[] = {"$y$", "$7$", "$2b$", "$2y$", "$6$", "$5$"};
     char made[sizeof((struct auth *)NULL)->hash];
     bool known = false;
     for (size_t i = 0; i < sizeof methods / sizeof *methods; i++)
         known |= !strncmp(hash, methods[i], strlen(methods[i]));
-    struct crypt_data *scratch = known && strlen(hash) < sizeof made ? calloc(1, sizeof *scratch) : NULL;
+    if (!known || strlen(hash) >= sizeof made)
+        return VPMM_ERROR_INVALID_VALUE;
+    struct crypt_data *scratch = calloc(1, sizeof *scratch);
+    errno = 0;
     /* A hash is as long as any other of its setting, and begins with that. */
-    bool good = scratch && hash_password("", hash, scratch, made, sizeof made) && strlen(made) == strlen(hash) &&
-                strrchr(made, '$') - made == strrchr(hash, '$') - hash;
+    bool made_one = scratch && hash_password("", hash, scratch, made, sizeof made);
+    bool good = made_one && strlen(made) == strlen(hash) && strrchr(made, '$') - made == strrchr(hash, '$') - hash;
+    bool had_memory = scratch && (made_one || errno != ENOMEM);
     free(scratch);
-    return good;
+    return good ? VPMM_SUCCESS : had_memory ? VPMM_ERROR_INVALID_VALUE : VPMM_ERROR_HOST_MEMORY;
 }
 
 bool auth_init(struct auth *auth, const char *user, const char *hash, unsigned each_second)
@@ -66,25 +74,41 @@ static bool digest(const struct auth *auth, const char *user, const char *passwo
     return good;
 }
 
-static bool may_hash(struct auth *auth, uint64_t now_ns)
+static bool may_hash(struct auth *auth, bool has_failed, uint64_t now_ns)
 {
-    if (now_ns / 1000000000 != auth->second) {
-        auth->second = now_ns / 1000000000;
+    unsigned kept = has_failed && auth->each_second > 1;
+    if (now_ns / SECOND_NS != auth->second) {
+        auth->second = now_ns / SECOND_NS;
         auth->left = auth->each_second;
     }
-    return auth->left && auth->left--;
+    bool rests = auth->slow_ns && now_ns < auth->hashed_ns + auth->slow_ns * (has_failed ? 3 : 1);
+    if (rests || auth->left <= kept)
+        return false;
+    auth->left--;
+    return true;
 }
 
-static bool matches(struct auth *auth, const char *user, const char *password)
+static uint64_t thread_ns(void)
+{
+    struct timespec now;
+    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now);
+    return (uint64_t)now.tv_sec * SECOND_NS + (uint64_t)now.tv_nsec;
+}
+
+static bool matches(struct auth *auth, const char *user, const char *password, uint64_t now_ns)
 {
     char made[sizeof auth->hash] = "";
+    uint64_t begun = thread_ns();
     bool hashed = hash_password(password, auth->hash, auth->scratch, made, sizeof made);
+    uint64_t took = thread_ns() - begun;
+    auth->hashed_ns = now_ns + took;
+    auth->slow_ns = took * auth->each_second > SECOND_NS ? took : 0;
     bool password_good = hashed && same(made, auth->hash, sizeof made);
     bool user_good = strlen(user) == strlen(auth->user) && same(user, auth->user, strlen(user));
     return password_good & user_good;
 }
 
-enum auth_answer auth_check(struct auth *auth, const char *user, const char *password, uint64_t now_ns)
+enum auth_answer auth_check(struct auth *auth, const char *user, const char *password, bool has_failed, uint64_t now_ns)
 {
     unsigned char given[AUTH_DIGEST_BYTES];
     if (!auth->user[0])
@@ -93,9 +117,9 @@ enum auth_answer auth_check(struct auth *auth, const char *user, const char *pas
         return AUTH_REFUSED;
     if (auth->knows && same(given, auth->known, sizeof given))
         return AUTH_PASSED;
-    if (!may_hash(auth, now_ns))
+    if (!may_hash(auth, has_failed, now_ns))
         return AUTH_TOO_OFTEN;
-    if (!matches(auth, user, password))
+    if (!matches(auth, user, password, now_ns))
         return AUTH_REFUSED;
     memcpy(auth->known, given, sizeof given);
     auth->knows = true;

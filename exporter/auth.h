@@ -3,7 +3,9 @@
  *
  * Such hashes are slow by design, so the credentials that passed last are known again by a keyed digest of them: each
  * scrape costs microseconds, and no password is kept. Others are hashed, at most so many a second that guessing keeps
- * the exporter's one thread from nobody; a wrong user costs the same time as a wrong password.
+ * the exporter's one thread from nobody; a wrong user costs the same time as a wrong password. Where hashes are so slow
+ * that these would take all of its time, it rests after each as long again. And so that guessing keeps nobody out either,
+ * the last of a second's hashes, and the first after a rest, are for addresses whose latest password was not wrong.
  *
  * Threads: auth_check_hash any; the rest the exporter's thread alone.
  */
@@ -12,6 +14,8 @@
 
 #include <stdbool.h>
 #include <stdint.h>
+
+#include <vpmm/vpmm.h>
 
 #define AUTH_METHODS "yescrypt ($y$), scrypt ($7$), bcrypt ($2b$), SHA-512 ($6$) and SHA-256 ($5$)"
 
@@ -28,16 +32,17 @@ struct auth {
     bool knows;                 /* known is the digest of credentials that passed */
     unsigned each_second, left; /* hashes that may be made, and still may in this second */
     uint64_t second;
+    uint64_t hashed_ns, slow_ns; /* when the latest hash was made, and how long it took if that was too long */
 };
 
-/* The text is a whole hash, of a method that AUTH_METHODS names. */
-bool auth_check_hash(const char *hash);
+/* Whether the text is a whole hash, of a method that AUTH_METHODS names. INVALID_VALUE, HOST_MEMORY: without a message. */
+vpmm_status auth_check_hash(const char *hash);
 
 /* user NULL: none is asked for. false: no host memory, or no random numbers. */
 bool auth_init(struct auth *, const char *user, const char *hash, unsigned each_second);
 void auth_free(struct auth *);
 
-/* user or password NULL: the request had none. */
-enum auth_answer auth_check(struct auth *, const char *user, const char *password, uint64_t now_ns);
+/* user or password NULL: the request had none. has_failed: the latest password from its address was wrong. */
+enum auth_answer auth_check(struct auth *, const char *user, const char *password, bool has_failed, uint64_t now_ns);
 
 #endif

@@ -162,3 +162,13 @@ bool clients_may_ask(struct clients *clients, const struct client *client, uint6
     bucket->millis -= 1000;
     return true;
 }
+
+void clients_note_password(struct clients *clients, const struct client *client, bool is_good)
+{
+    bucket_of(clients, &client->address)->has_failed = !is_good;
+}
+
+bool clients_has_failed(struct clients *clients, const struct client *client)
+{
+    return bucket_of(clients, &client->address)->has_failed;
+}

@@ -3,7 +3,8 @@
  *
  *   client    an open connection: its socket, its address, and when it must end, whatever it does
  *   address   of a client: IPv4 whole, IPv6 by its /64, which is what one customer of a network is given
- *   bucket    of an address: the requests that it may still make, filled at the limit's rate up to a second's worth
+ *   bucket    of an address: the requests that it may still make, filled at the limit's rate up to a second's worth, and
+ *             whether its latest password was wrong
  *
  * Whoever connects is let in, and the oldest connection (of the address, if it has its share) is shut down for it: who
  * hangs on loses, who asks at once is answered. A socket is shut down here and closed by the HTTP library, which then
@@ -44,6 +45,7 @@ struct bucket {
     struct address address;
     uint64_t at_ns;  /* 0: the place is free. Of the latest request */
     uint64_t millis; /* thousandths of requests that may be made, at that time */
+    bool has_failed; /* the latest password was wrong */
 };
 
 struct clients {
@@ -72,6 +74,10 @@ uint64_t clients_sweep(struct clients *, uint64_t now_ns);
 
 /* One more request of the client's address; false: too many. */
 bool clients_may_ask(struct clients *, const struct client *, uint64_t now_ns);
+
+/* Of the client's address: what is to be said of its latest password, and what was. */
+void clients_note_password(struct clients *, const struct client *, bool is_good);
+bool clients_has_failed(struct clients *, const struct client *);
 
 /* In the child of a fork. */
 void clients_close_sockets(const struct clients *);

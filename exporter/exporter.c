@@ -1,8 +1,9 @@
 /*
  * exporter.c - the public functions, and what a fork does to exporters.
  *
- * Every exporter of the process stands in a list, whose lock fork takes, and each one's pools' lock after it: no pool
- * is being read, added or removed when the process is copied. In the child the copied descriptors are closed, so that
+ * Every exporter of the process stands in a list, whose lock fork takes, and each one's round (http.h) and pools' lock
+ * after it: no connection comes or goes, and no pool is being read, added or removed, when the process is copied. In the
+ * child the copied descriptors are closed, so that
  * the parent's port is the parent's alone, and the list is emptied; what was in it belongs to another process.
  */
 #include "http.h"
@@ -20,24 +21,36 @@ static pthread_once_t once = PTHREAD_ONCE_INIT;
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static struct vpmm_exporter *exporters;
 
+static void lock_for_fork(struct vpmm_exporter *exporter)
+{
+    pthread_mutex_lock(&exporter->http.round);
+    pthread_mutex_lock(&exporter->pools.lock);
+}
+
+static void unlock_after_fork(struct vpmm_exporter *exporter)
+{
+    pthread_mutex_unlock(&exporter->pools.lock);
+    pthread_mutex_unlock(&exporter->http.round);
+}
+
 static void before_fork(void)
 {
     pthread_mutex_lock(&lock);
     for (struct vpmm_exporter *exporter = exporters; exporter; exporter = exporter->next)
-        pthread_mutex_lock(&exporter->pools.lock);
+        lock_for_fork(exporter);
 }
 
 static void after_fork_in_parent(void)
 {
     for (struct vpmm_exporter *exporter = exporters; exporter; exporter = exporter->next)
-        pthread_mutex_unlock(&exporter->pools.lock);
+        unlock_after_fork(exporter);
     pthread_mutex_unlock(&lock);
 }
 
 static void after_fork_in_child(void)
 {
     for (struct vpmm_exporter *exporter = exporters; exporter; exporter = exporter->next) {
-        pthread_mutex_unlock(&exporter->pools.lock);
+        unlock_after_fork(exporter);
         http_close_sockets(&exporter->http);
         exporter->inherited = true;
     }

@@ -168,11 +168,14 @@ static enum MHD_Result refuse_auth(struct http *http, struct MHD_Connection *con
                   (struct header){"WWW-Authenticate", "Basic realm=\"vpmm\", charset=\"UTF-8\""});
 }
 
-static enum auth_answer authenticate(struct http *http, struct MHD_Connection *connection)
+static enum auth_answer authenticate(struct http *http, struct MHD_Connection *connection, const struct client *client)
 {
     char *password = NULL;
     char *user = MHD_basic_auth_get_username_password(connection, &password);
-    enum auth_answer found = auth_check(&http->auth, user, password, now_ns(CLOCK_MONOTONIC));
+    bool has_failed = client && clients_has_failed(&http->clients, client);
+    enum auth_answer found = auth_check(&http->auth, user, password, has_failed, now_ns(CLOCK_MONOTONIC));
+    if (client && password && found != AUTH_TOO_OFTEN)
+        clients_note_password(&http->clients, client, found == AUTH_PASSED);
     if (password)
         explicit_bzero(password, strlen(password));
     MHD_free(password);
@@ -247,7 +250,7 @@ static enum MHD_Result serve(void *data, struct MHD_Connection *connection, cons
     }
     if (client && !clients_may_ask(&http->clients, client, now_ns(CLOCK_MONOTONIC)))
         return too_many(http, connection, REFUSAL_rate);
-    switch (authenticate(http, connection)) {
+    switch (authenticate(http, connection, client)) {
     case AUTH_PASSED:
         return route(http, connection, path_of(http, target), method);
     case AUTH_TOO_OFTEN:
@@ -297,9 +300,19 @@ static int pause_ms(struct http *http)
     return until > INT32_MAX ? -1 : (int)until;
 }
 
+static int run_round(struct http *http)
+{
+    pthread_mutex_lock(&http->round);
+    MHD_run(http->daemon);
+    int pause = pause_ms(http);
+    pthread_mutex_unlock(&http->round);
+    return pause;
+}
+
 /*
- * With no descriptor left for accept(), the listening socket stays readable and libmicrohttpd can do nothing about it:
- * rounds in which nothing comes to anything are followed by a pause.
+ * With no descriptor left for accept(), the listening socket stays readable and libmicrohttpd can do nothing about it;
+ * and while a client's TLS handshake waits for its next bytes, it asks to be called again at once. So rounds in which
+ * nothing comes to anything, and which did not wait either, are followed by a pause.
  */
 static void *run(void *data)
 {
@@ -310,11 +323,10 @@ static void *run(void *data)
     prctl(PR_SET_NAME, "vpmm-exporter");
     for (unsigned idle = 0; !waits[0].revents; idle = http->progress == seen ? idle + 1 : 0) {
         seen = http->progress;
-        MHD_run(http->daemon);
-        int pause = pause_ms(http);
+        int pause = run_round(http);
         if (idle >= IDLE_ROUNDS)
             poll(waits, 1, IDLE_PAUSE_MS);
-        else if (poll(waits, 2, pause) == 0)
+        else if (poll(waits, 2, pause) == 0 && pause)
             idle = 0;
     }
     return NULL;
@@ -339,7 +351,7 @@ static vpmm_status bind_failed(const struct settings *settings, int error)
                               "vpmm_exporter_config.port is %u: another socket listens there on '%s'; a free port is "
                               "allowed, or 0 for any",
                               settings->port, settings->address);
-    if (error == EADDRNOTAVAIL || error == EACCES || error == EAFNOSUPPORT)
+    if (error == EADDRNOTAVAIL || error == EACCES || error == EAFNOSUPPORT || error == EINVAL)
         return vpmm_error_set(
             VPMM_ERROR_NOT_SUPPORTED,
             "vpmm_exporter_config.address is '%s', port %u: %s; an address of this machine is allowed, and "
@@ -417,6 +429,7 @@ static void free_parts(struct http *http)
     if (http->stop >= 0)
         close(http->stop);
     self_close(&http->self);
+    pthread_mutex_destroy(&http->round);
     free(http->snapshot);
     gzip_free(&http->gzip);
     text_free(&http->text);
@@ -428,6 +441,7 @@ vpmm_status http_start(struct http *http, const struct settings *settings, struc
 {
     *http = (struct http){
         .limits = settings->limits, .pools = pools, .tls = settings->cert, .listener = -1, .epoll = -1, .stop = -1};
+    pthread_mutex_init(&http->round, NULL);
     vpmm_status status = make_parts(http, settings);
     if (status == VPMM_SUCCESS)
         status = listen_on(http, settings);

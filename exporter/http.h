@@ -11,7 +11,8 @@
  * keep a connection for ever. epoll, because a process with a GPU has more descriptors than select can tell.
  *
  * Threads: http_start, http_stop: the caller's. Everything else is the thread's from start to stop, but for the pools,
- * which have their lock. The thread blocks every signal.
+ * which have their lock. The thread blocks every signal. A fork takes `round`, and the pools' lock after it: so each
+ * socket that there is when the process is copied is a client's, and is known to the child, which closes it.
  */
 #ifndef VPMM_EXPORTER_HTTP_H
 #define VPMM_EXPORTER_HTTP_H
@@ -35,6 +36,7 @@ struct http {
     struct MHD_Daemon *daemon;
     int listener, epoll, stop; /* stop: an event descriptor */
     pthread_t thread;
+    pthread_mutex_t round; /* the thread's while connections may come and go, for which a fork waits */
 
     struct clients clients;
     struct auth auth;

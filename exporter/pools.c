@@ -58,10 +58,10 @@ static int find(const struct pools *pools, const vpmm_pool *pool)
     return -1;
 }
 
-static bool is_taken(const struct pools *pools, const vpmm_device *device, const char *name)
+static bool is_taken(const struct pools *pools, int ordinal, const char *name)
 {
     for (unsigned i = 0; i < pools->count; i++)
-        if (pools->shown[i].device.ordinal == device->ordinal && !strcmp(pools->shown[i].name, name))
+        if (pools->shown[i].ordinal == ordinal && !strcmp(pools->shown[i].name, name))
             return true;
     return false;
 }
@@ -70,11 +70,11 @@ static vpmm_status add_locked(struct pools *pools, const struct shown_pool *pool
 {
     if (find(pools, pool->pool) >= 0)
         return vpmm_error_set(VPMM_ERROR_INVALID_VALUE, "vpmm_exporter_add: the pool '%s' is here already", pool->name);
-    if (is_taken(pools, &pool->device, pool->name))
+    if (is_taken(pools, pool->ordinal, pool->name))
         return vpmm_error_set(VPMM_ERROR_INVALID_VALUE,
                               "vpmm_exporter_add: name '%s': a pool on device %d has it; each name is allowed once a "
                               "device",
-                              pool->name, pool->device.ordinal);
+                              pool->name, pool->ordinal);
     if (pools->count == VPMM_EXPORTER_POOLS)
         return vpmm_error_set(VPMM_ERROR_INVALID_VALUE,
                               "vpmm_exporter_add: '%s' would be pool %d; at most %d are allowed", pool->name,
@@ -86,6 +86,7 @@ static vpmm_status add_locked(struct pools *pools, const struct shown_pool *pool
 vpmm_status pools_add(struct pools *pools, vpmm_pool *pool, const char *name)
 {
     struct shown_pool shown = {.pool = pool};
+    vpmm_device device;
     if (!pool || !name)
         return vpmm_error_set(VPMM_ERROR_INVALID_VALUE, "vpmm_exporter_add: the %s is NULL", pool ? "name" : "pool");
     if (!pools_name_is_good(name))
@@ -93,7 +94,8 @@ vpmm_status pools_add(struct pools *pools, vpmm_pool *pool, const char *name)
                               "vpmm_exporter_add: name '%.128s': 1 to %d bytes of valid UTF-8 are allowed", name,
                               POOL_NAME_BYTES);
     snprintf(shown.name, sizeof shown.name, "%s", name);
-    vpmm_device_get(pool, &shown.device);
+    vpmm_device_get(pool, &device);
+    shown.ordinal = device.ordinal;
     pthread_mutex_lock(&pools->lock);
     vpmm_status status = add_locked(pools, &shown);
     pthread_mutex_unlock(&pools->lock);
@@ -119,7 +121,7 @@ vpmm_status pools_remove(struct pools *pools, vpmm_pool *pool)
 static void take(const struct shown_pool *pool, struct snapshot *out)
 {
     memcpy(out->name, pool->name, sizeof out->name);
-    out->device = pool->device;
+    vpmm_device_get(pool->pool, &out->device); /* its cap may have changed */
     vpmm_stats_get(pool->pool, &out->stats);
     vpmm_calls_get(pool->pool, out->calls);
     vpmm_latency_get(pool->pool, &out->latency);

@@ -30,7 +30,7 @@ struct snapshot {
 struct shown_pool {
     vpmm_pool *pool; /* NULL: the place is free */
     char name[POOL_NAME_BYTES + 1];
-    vpmm_device device;
+    int ordinal; /* of its device */
 };
 
 struct pools {

@@ -27,6 +27,12 @@ vpmm_exporter_config vpmm_exporter_config_default(void)
                                              .reaper_stall_ms = 10000}};
 }
 
+static vpmm_status no_memory(const char *field)
+{
+    return vpmm_error_set(VPMM_ERROR_HOST_MEMORY, "no host memory or no descriptor to read vpmm_exporter_config.%s",
+                          field);
+}
+
 /* ---- limits ---- */
 
 static vpmm_status check_limit(const char *field, unsigned value, unsigned least, unsigned most)
@@ -60,7 +66,7 @@ static vpmm_status check_limits(const vpmm_exporter_limits *limits)
 /* ---- address ---- */
 
 /* Of IPv4 all four numbers, which getaddrinfo does not ask for; of IPv6 with the interface of a link-local address. */
-static bool resolve(struct settings *settings, const char *address, uint16_t port)
+static vpmm_status resolve(struct settings *settings, const char *address, uint16_t port)
 {
     const struct addrinfo hints = {.ai_flags = AI_NUMERICHOST | AI_NUMERICSERV, .ai_socktype = SOCK_STREAM};
     struct addrinfo *found;
@@ -68,18 +74,23 @@ static bool resolve(struct settings *settings, const char *address, uint16_t por
     char service[8];
     snprintf(service, sizeof service, "%u", port);
     if (!address || strlen(address) >= sizeof settings->address ||
-        (!strchr(address, ':') && inet_pton(AF_INET, address, &v4) != 1) ||
-        getaddrinfo(address, service, &hints, &found) != 0)
-        return false;
+        (!strchr(address, ':') && inet_pton(AF_INET, address, &v4) != 1))
+        return VPMM_ERROR_INVALID_VALUE;
+    int error = getaddrinfo(address, service, &hints, &found);
+    if (error)
+        return error == EAI_MEMORY || error == EAI_SYSTEM ? VPMM_ERROR_HOST_MEMORY : VPMM_ERROR_INVALID_VALUE;
     memcpy(&settings->socket_address, found->ai_addr, found->ai_addrlen);
     settings->socket_address_bytes = found->ai_addrlen;
     freeaddrinfo(found);
-    return true;
+    return VPMM_SUCCESS;
 }
 
 static vpmm_status read_address(struct settings *settings, const vpmm_exporter_config *config)
 {
-    if (!resolve(settings, config->address, config->port))
+    vpmm_status status = resolve(settings, config->address, config->port);
+    if (status == VPMM_ERROR_HOST_MEMORY)
+        return no_memory("address");
+    if (status != VPMM_SUCCESS)
         return vpmm_error_set(
             VPMM_ERROR_INVALID_VALUE,
             "vpmm_exporter_config.address is '%.80s': a numeric IPv4 or IPv6 address is allowed, such "
@@ -104,14 +115,16 @@ static bool is_loopback(const struct settings *settings)
 
 enum { PEM_BYTES = 1 << 20 };
 
-/* What the file holds, at most a byte too much. NULL: *words says why. */
+/* What the file holds, at most a byte too much. NULL: *words says why, or is NULL for want of memory or descriptors. */
 static char *read_file(const char *path, const char **words)
 {
     FILE *file = fopen(path, "re");
+    bool had_room = file || (errno != ENOMEM && errno != EMFILE && errno != ENFILE);
     char *text = file ? calloc(1, PEM_BYTES + 2) : NULL;
     size_t count = text ? fread(text, 1, PEM_BYTES + 1, file) : 0;
-    *words = !file               ? strerror(errno)
-             : !text             ? "no host memory to read it"
+    *words = !had_room           ? NULL
+             : !file             ? strerror(errno)
+             : !text             ? NULL
              : ferror(file)      ? "it cannot be read"
              : count > PEM_BYTES ? "it is too long"
                                  : "it is empty";
@@ -123,18 +136,20 @@ static char *read_file(const char *path, const char **words)
     return NULL;
 }
 
-/* The text of a file, or a copy of the text that was given. NULL: the message is set. */
-static char *read_pem(const char *field, const char *given)
+/* The text of a file, or a copy of the text that was given, which may be a key: it is not shown. */
+static vpmm_status read_pem(const char *field, const char *given, char **text)
 {
-    const char *words = "no host memory to copy it";
-    bool is_text = !strncmp(given, "-----BEGIN", 10);
-    char *text = is_text ? strdup(given) : read_file(given, &words);
-    if (!text)
-        vpmm_error_set(
-            VPMM_ERROR_INVALID_VALUE,
-            "vpmm_exporter_config.%s is '%.200s': %s; a file in PEM of at most 1 MiB is allowed, or its text", field,
-            is_text ? "(text in PEM)" : given, words);
-    return text;
+    const char *words = NULL;
+    bool is_path = !strstr(given, "-----BEGIN");
+    *text = is_path ? read_file(given, &words) : strdup(given);
+    if (*text)
+        return VPMM_SUCCESS;
+    if (!words)
+        return no_memory(field);
+    return vpmm_error_set(
+        VPMM_ERROR_INVALID_VALUE,
+        "vpmm_exporter_config.%s is '%.200s': %s; a file in PEM of at most 1 MiB is allowed, or its text", field,
+        strchr(given, '\n') ? "(lines, not shown)" : given, words);
 }
 
 static vpmm_status check_pair(const struct settings *settings)
@@ -148,6 +163,8 @@ static vpmm_status check_pair(const struct settings *settings)
     gnutls_certificate_free_credentials(credentials);
     if (error >= 0)
         return VPMM_SUCCESS;
+    if (error == GNUTLS_E_MEMORY_ERROR)
+        return no_memory("tls_cert and tls_key");
     return vpmm_error_set(
         VPMM_ERROR_INVALID_VALUE,
         "vpmm_exporter_config.tls_cert and tls_key: %s; a certificate and its own key, both in PEM, are "
@@ -163,9 +180,10 @@ static vpmm_status read_tls(struct settings *settings, const vpmm_exporter_confi
         return vpmm_error_set(VPMM_ERROR_INVALID_VALUE,
                               "vpmm_exporter_config.%s is NULL and %s is not: both or neither are allowed",
                               config->tls_cert ? "tls_key" : "tls_cert", config->tls_cert ? "tls_cert" : "tls_key");
-    settings->cert = read_pem("tls_cert", config->tls_cert);
-    settings->key = settings->cert ? read_pem("tls_key", config->tls_key) : NULL;
-    return settings->key ? check_pair(settings) : VPMM_ERROR_INVALID_VALUE;
+    vpmm_status status = read_pem("tls_cert", config->tls_cert, &settings->cert);
+    if (status == VPMM_SUCCESS)
+        status = read_pem("tls_key", config->tls_key, &settings->key);
+    return status == VPMM_SUCCESS ? check_pair(settings) : status;
 }
 
 /* ---- authentication ---- */
@@ -183,7 +201,10 @@ static vpmm_status check_auth(struct settings *settings, const vpmm_exporter_con
         return vpmm_error_set(VPMM_ERROR_INVALID_VALUE,
                               "vpmm_exporter_config.auth_user is '%.130s': 1 to %zu bytes without a colon are allowed",
                               user, sizeof((struct auth *)NULL)->user - 1);
-    if (!auth_check_hash(hash)) /* which may be a password by mistake: its value is not shown */
+    vpmm_status status = auth_check_hash(hash);
+    if (status == VPMM_ERROR_HOST_MEMORY)
+        return no_memory("auth_hash");
+    if (status != VPMM_SUCCESS) /* it may be a password by mistake: its value is not shown */
         return vpmm_error_set(
             VPMM_ERROR_INVALID_VALUE,
             "vpmm_exporter_config.auth_hash is no hash of a password (%zu bytes, not shown): a whole hash "

@@ -19,7 +19,8 @@
  * call on the same exporter may run. One thread serves, with every signal blocked; it takes no lock of a pool, makes no
  * CUDA call and allocates within fixed bounds. Errors change nothing, and vpmm_last_error() names field, value and what
  * is allowed. Nothing is printed. After fork the child holds no socket of the parent's exporters, which answer
- * VPMM_ERROR_NOT_SUPPORTED there; it may start its own.
+ * VPMM_ERROR_NOT_SUPPORTED there; it may start its own. A fork waits until the thread has answered what it is at, which
+ * takes as long as a hash of auth_hash's method at most.
  */
 #ifndef VPMM_EXPORTER_H
 #define VPMM_EXPORTER_H
@@ -39,7 +40,8 @@ typedef struct vpmm_exporter_limits {
     unsigned deadline_ms;             /* a connection's whole life, whatever it does; 10000 (100 to 600000) */
     unsigned header_bytes;            /* of a request; 16384 (4096 to 1048576). Beyond: 431, or 414 */
     unsigned requests_per_second;     /* of one address, and as many at once; 50 (1 to 100000). Beyond: 429 */
-    unsigned passwords_per_second;    /* not seen before that are checked, of all clients; 4 (1 to 1000). Beyond: 429 */
+    unsigned passwords_per_second;    /* not seen before that are checked, of all clients, and no more than half of the
+                                         time; 4 (1 to 1000). Beyond: 429. The last is for who has not just failed */
     unsigned reaper_stall_ms;         /* reaper's age from which a pool is not ready; 10000 (1000 to 3600000) */
 } vpmm_exporter_limits;
 
@@ -50,7 +52,7 @@ typedef struct vpmm_exporter_config {
     /* Both or neither: files in PEM, or the PEM text itself. TLS 1.2 and 1.3 alone are spoken then. */
     const char *tls_cert, *tls_key;
 
-    /* Both or neither: basic authentication. The hash is crypt(5)'s: yescrypt, scrypt, bcrypt, SHA-512 or SHA-256
+    /* Both or neither: basic authentication, by a user and a password of at most 500 bytes together. The hash is crypt(5)'s: yescrypt, scrypt, bcrypt, SHA-512 or SHA-256
        (mkpasswd -m yescrypt). Without TLS, which would show the password to the network, allowed on loopback alone. */
     const char *auth_user, *auth_hash;
 

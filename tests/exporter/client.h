@@ -25,6 +25,14 @@ static inline uint64_t client_now_ms(void)
     return (uint64_t)now.tv_sec * 1000 + (uint64_t)now.tv_nsec / 1000000;
 }
 
+/* Processor time of this process, the server's thread included. */
+static inline double client_process_s(void)
+{
+    struct timespec now;
+    clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &now);
+    return (double)now.tv_sec + (double)now.tv_nsec / 1e9;
+}
+
 /* From 127.0.0.<host>, so that a test can be several addresses. -1: refused. */
 static inline int client_connect_from(unsigned host, uint16_t port)
 {

@@ -109,6 +109,21 @@ Test(exporter, starts_in_one_call_and_serves_what_the_pool_says)
     world_close(&w);
 }
 
+Test(exporter, a_cap_that_changes)
+{
+    struct world w;
+    world_open(&w, NULL);
+    vpmm_exporter *exporter = start(NULL);
+    must_work(vpmm_exporter_add(exporter, w.pool, "p"));
+    must_work(vpmm_pool_set_attribute(w.pool, VPMM_ATTRIBUTE_MAX_MAPPED, 64 * PAGE));
+    char *text = scrape(exporter);
+    cr_assert_eq(of_p(text, "vpmm_max_mapped_bytes"), (double)(64 * PAGE));
+    free(text);
+    must_work(vpmm_exporter_remove(exporter, w.pool));
+    must_work(vpmm_exporter_stop(exporter));
+    world_close(&w);
+}
+
 Test(exporter, the_identities_hold_at_rest)
 {
     struct world w;
@@ -752,11 +767,9 @@ Test(exporter, outlives_a_full_descriptor_table)
     for (last = -1; (fd = dup(0)) >= 0; last = fd)
         ;
     require(connect(client, (struct sockaddr *)&to, sizeof to) == 0, "the kernel accepts for it");
-    struct timespec before, after;
-    clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &before);
+    double before = client_process_s();
     usleep(500000);
-    clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &after);
-    double used = (double)(after.tv_sec - before.tv_sec) + (double)(after.tv_nsec - before.tv_nsec) / 1e9;
+    double used = client_process_s() - before;
     cr_assert_lt(used, 0.1, "%g s of 0.5 s were burnt", used);
     for (int i = 0; i < 8; i++)
         close(last - i);
@@ -829,6 +842,38 @@ Test(exporter, survives_fork_and_the_child_holds_nothing_of_it)
     kill(pid, SIGKILL);
     waitpid(pid, NULL, 0);
     world_close(&w);
+}
+
+static atomic_bool connected_enough;
+
+static void *connect_for_ever(void *port)
+{
+    while (!atomic_load(&connected_enough))
+        close(client_connect(*(const uint16_t *)port));
+    return NULL;
+}
+
+/* Also of a client that is just being accepted, or closed. */
+Test(exporter, forks_while_clients_come_and_go)
+{
+    enum { FORKS = 300 };
+    vpmm_exporter *exporter = start(NULL);
+    uint16_t port = vpmm_exporter_port(exporter);
+    pthread_t thread;
+    int holding = 0;
+    require(pthread_create(&thread, NULL, connect_for_ever, &port) == 0, "a thread");
+    for (int i = 0; i < FORKS; i++) {
+        int status = 0;
+        pid_t pid = fork();
+        if (!pid)
+            _exit(has_socket_of(port));
+        require(waitpid(pid, &status, 0) == pid, "a child");
+        holding += status != 0;
+    }
+    atomic_store(&connected_enough, true);
+    pthread_join(thread, NULL);
+    cr_assert_eq(holding, 0, "%d of %d children hold a client's socket", holding, FORKS);
+    must_work(vpmm_exporter_stop(exporter));
 }
 
 #if defined(__SANITIZE_ADDRESS__)

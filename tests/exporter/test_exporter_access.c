@@ -9,6 +9,7 @@
 #include <crypt.h>
 #include <gnutls/gnutls.h>
 #include <gnutls/x509.h>
+#include <sys/resource.h>
 
 #include <vpmm/exporter.h>
 
@@ -124,15 +125,17 @@ Test(exporter_access, an_address_that_is_not_ours_is_an_error)
     config.address = "192.0.2.1"; /* for documentation: nobody's */
     must_fail(VPMM_ERROR_NOT_SUPPORTED, vpmm_exporter_start(&config, &exporter));
     cr_assert(strstr(vpmm_last_error(), "192.0.2.1"));
+    config.address = "fe80::1"; /* of which interface? */
+    must_fail(VPMM_ERROR_NOT_SUPPORTED, vpmm_exporter_start(&config, &exporter));
 }
 
 /* ---- passwords ---- */
 
-static int status_with(uint16_t port, const char *credentials)
+static int status_with(unsigned host, uint16_t port, const char *credentials)
 {
     char header[256];
     snprintf(header, sizeof header, "Authorization: Basic %s\r\n", credentials);
-    struct reply reply = client_get(port, "/metrics", header);
+    struct reply reply = client_ask_from(host, port, "GET", "/metrics", header);
     int status = reply.status;
     reply_free(&reply);
     return status;
@@ -151,14 +154,14 @@ Test(exporter_access, passwords)
     cr_assert_eq(reply.status, 401);
     cr_assert(strstr(reply.bytes, "WWW-Authenticate: Basic realm=\"vpmm\""));
     reply_free(&reply);
-    cr_assert_eq(status_with(port, "c2NyYXBlcjpvcGVuIHNlc2FtZQ=="), 200); /* scraper:open sesame */
-    cr_assert_eq(status_with(port, "c2NyYXBlcjpvcGVuIHNlc2FtZQ=="), 200); /* known again */
-    cr_assert_eq(status_with(port, "c2NyYXBlcjpvcGVu"), 401);             /* scraper:open */
-    cr_assert_eq(status_with(port, "c2NyYXBlcg=="), 401);                 /* no colon */
-    cr_assert_eq(status_with(port, "c2NyYXBlOnJvcGVuIHNlc2FtZQ=="), 401); /* scrape:ropen sesame */
-    cr_assert_eq(status_with(port, "Om9wZW4gc2VzYW1l"), 401);             /* :open sesame */
-    cr_assert_eq(status_with(port, "%%%"), 401);
-    cr_assert_eq(status_with(port, ""), 401);
+    cr_assert_eq(status_with(1, port, "c2NyYXBlcjpvcGVuIHNlc2FtZQ=="), 200); /* scraper:open sesame */
+    cr_assert_eq(status_with(1, port, "c2NyYXBlcjpvcGVuIHNlc2FtZQ=="), 200); /* known again */
+    cr_assert_eq(status_with(1, port, "c2NyYXBlcjpvcGVu"), 401);             /* scraper:open */
+    cr_assert_eq(status_with(1, port, "c2NyYXBlcg=="), 401);                 /* no colon */
+    cr_assert_eq(status_with(1, port, "c2NyYXBlOnJvcGVuIHNlc2FtZQ=="), 401); /* scrape:ropen sesame */
+    cr_assert_eq(status_with(1, port, "Om9wZW4gc2VzYW1l"), 401);             /* :open sesame */
+    cr_assert_eq(status_with(1, port, "%%%"), 401);
+    cr_assert_eq(status_with(1, port, ""), 401);
     must_work(vpmm_exporter_stop(exporter));
 }
 
@@ -168,15 +171,77 @@ Test(exporter_access, guesses_are_counted)
     struct auth auth;
     const uint64_t second = 1000000000;
     cr_assert(auth_init(&auth, "u", hash_of("p"), 2));
-    cr_assert_eq(auth_check(&auth, "u", "p", second), AUTH_PASSED);
-    cr_assert_eq(auth_check(&auth, "u", "q", second), AUTH_REFUSED);
-    cr_assert_eq(auth_check(&auth, "u", "r", second), AUTH_TOO_OFTEN);
-    cr_assert_eq(auth_check(&auth, "u", "p", second), AUTH_PASSED);
-    cr_assert_eq(auth_check(&auth, NULL, NULL, second), AUTH_REFUSED);
-    cr_assert_eq(auth_check(&auth, "u", "r", 2 * second), AUTH_REFUSED);
-    cr_assert_eq(auth_check(&auth, "v", "p", 2 * second), AUTH_REFUSED);
-    cr_assert_eq(auth_check(&auth, "u", "p", 2 * second), AUTH_PASSED);
+    cr_assert_eq(auth_check(&auth, "u", "p", false, second), AUTH_PASSED);
+    cr_assert_eq(auth_check(&auth, "u", "q", false, second), AUTH_REFUSED);
+    cr_assert_eq(auth_check(&auth, "u", "r", false, second), AUTH_TOO_OFTEN);
+    cr_assert_eq(auth_check(&auth, "u", "p", false, second), AUTH_PASSED);
+    cr_assert_eq(auth_check(&auth, NULL, NULL, false, second), AUTH_REFUSED);
+    cr_assert_eq(auth_check(&auth, "u", "r", false, 2 * second), AUTH_REFUSED);
+    cr_assert_eq(auth_check(&auth, "v", "p", false, 2 * second), AUTH_REFUSED);
+    cr_assert_eq(auth_check(&auth, "u", "p", false, 2 * second), AUTH_PASSED);
     auth_free(&auth);
+}
+
+/* Who guesses leaves the last hash of a second to those who have not. */
+Test(exporter_access, guesses_keep_nobody_out)
+{
+    struct auth auth;
+    const uint64_t second = 1000000000;
+    cr_assert(auth_init(&auth, "u", hash_of("p"), 2));
+    cr_assert_eq(auth_check(&auth, "u", "q", true, second), AUTH_REFUSED);
+    cr_assert_eq(auth_check(&auth, "u", "r", true, second), AUTH_TOO_OFTEN);
+    cr_assert_eq(auth_check(&auth, "u", "p", false, second), AUTH_PASSED);
+    auth_free(&auth);
+    cr_assert(auth_init(&auth, "u", hash_of("p"), 1)); /* where there is but one it is everybody's */
+    cr_assert_eq(auth_check(&auth, "u", "p", true, second), AUTH_PASSED);
+    auth_free(&auth);
+}
+
+/* Half of the time at least, and three quarters of it beside guesses. */
+Test(exporter_access, slow_hashes_leave_time_for_others)
+{
+    struct auth auth;
+    const uint64_t second = 1000000000;
+    cr_assert(auth_init(&auth, "u", hash_of("p"), 10000000));
+    cr_assert_eq(auth_check(&auth, "u", "q", false, second), AUTH_REFUSED);
+    uint64_t end = auth.hashed_ns, took = auth.slow_ns;
+    cr_assert_gt(took, 0);
+    cr_assert_eq(end, second + took);
+    cr_assert_eq(auth_check(&auth, "u", "p", false, end + took - 1), AUTH_TOO_OFTEN);
+    cr_assert_eq(auth_check(&auth, "u", "p", true, end + 3 * took - 1), AUTH_TOO_OFTEN);
+    cr_assert_eq(auth_check(&auth, "u", "q", false, end + took), AUTH_REFUSED);
+    end = auth.hashed_ns, took = auth.slow_ns;
+    cr_assert_eq(auth_check(&auth, "u", "p", true, end + 3 * took), AUTH_PASSED);
+    auth_free(&auth);
+}
+
+static void begin_a_second(void)
+{
+    do
+        usleep(1000);
+    while (client_now_ms() % 1000 > 50);
+}
+
+/* From two addresses, in one second: the one that guesses is heard once, and the other one after it. */
+Test(exporter_access, a_wrong_password_is_remembered)
+{
+    enum { TRIES = 5 };
+    vpmm_exporter *exporter;
+    vpmm_exporter_config config = quiet_config();
+    config.auth_user = "scraper";
+    config.auth_hash = hash_of("open sesame");
+    config.limits.passwords_per_second = 2;
+    must_work(vpmm_exporter_start(&config, &exporter));
+    uint16_t port = vpmm_exporter_port(exporter);
+    bool left_one = false;
+    cr_assert_eq(status_with(1, port, "c2NyYXBlcjpvcGVu"), 401); /* scraper:open */
+    for (int i = 0; i < TRIES && !left_one; i++) {               /* the second may end meanwhile */
+        begin_a_second();
+        left_one = status_with(1, port, "c2NyYXBlcjpvcGVu") == 401 && status_with(1, port, "c2NyYXBlcjpvcGVu") == 429;
+        cr_assert_eq(status_with(2, port, "c2NyYXBlcjpvcGVuIHNlc2FtZQ=="), 200);
+    }
+    cr_assert(left_one, "who guesses takes all");
+    must_work(vpmm_exporter_stop(exporter));
 }
 
 Test(exporter_access, methods_of_hashes)
@@ -187,11 +252,11 @@ Test(exporter_access, methods_of_hashes)
         cr_assert(
             crypt_gensalt_rn(*prefix, **prefix == '$' && (*prefix)[1] == 'y' ? 1 : 0, NULL, 0, salt, sizeof salt));
         const char *made = crypt_r("password", salt, scratch);
-        require(made && auth_check_hash(made), "%s is not taken", made);
+        require(made && auth_check_hash(made) == VPMM_SUCCESS, "%s is not taken", made);
         char cut[CRYPT_OUTPUT_SIZE];
         strcpy(cut, made);
         cut[strlen(cut) - 1] = '\0';
-        require(!auth_check_hash(cut), "%s is taken", cut);
+        require(auth_check_hash(cut) == VPMM_ERROR_INVALID_VALUE, "%s is taken", cut);
     }
     free(scratch);
 }
@@ -311,6 +376,65 @@ Test(exporter_access, tls_with_a_password_on_every_interface)
     must_work(vpmm_exporter_stop(exporter));
     unlink(cert), unlink(key);
     free(pem_of_certificate), free(pem_of_key);
+}
+
+/* While it waits for the client libmicrohttpd wants to be called again at once. */
+Test(exporter_access, an_unfinished_handshake_costs_no_time)
+{
+    vpmm_exporter_config config = quiet_config();
+    vpmm_exporter *exporter;
+    make_certificate();
+    config.tls_cert = pem_of_certificate;
+    config.tls_key = pem_of_key;
+    must_work(vpmm_exporter_start(&config, &exporter));
+    int half = client_connect(vpmm_exporter_port(exporter));
+    client_send(half, "\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03", 11);
+    usleep(100000);
+    double before = client_process_s();
+    usleep(500000);
+    double used = client_process_s() - before;
+    cr_assert_lt(used, 0.1, "%g s of 0.5 s were burnt", used);
+    cr_assert_eq(tls_status(vpmm_exporter_port(exporter), "NORMAL", ""), 200);
+    must_work(vpmm_exporter_stop(exporter));
+    close(half);
+    free(pem_of_certificate), free(pem_of_key);
+}
+
+static char *behind(const char *lines, const char *pem)
+{
+    char *text = malloc(strlen(lines) + strlen(pem) + 1);
+    return strcat(strcpy(text, lines), pem);
+}
+
+/* As openssl writes them; and what is no PEM, but may be a key all the same, is not shown. */
+Test(exporter_access, texts_with_lines_before_them)
+{
+    vpmm_exporter_config config = quiet_config();
+    vpmm_exporter *exporter;
+    make_certificate();
+    char *cert = behind("\n", pem_of_certificate), *key = behind("Bag Attributes\n    x: 1\n", pem_of_key);
+    config.tls_cert = cert;
+    config.tls_key = key;
+    must_work(vpmm_exporter_start(&config, &exporter));
+    cr_assert_eq(tls_status(vpmm_exporter_port(exporter), "NORMAL", ""), 200);
+    must_work(vpmm_exporter_stop(exporter));
+    config.tls_key = "MHcCAQEEIsecret\nMHcCAQEEIsecret\n";
+    refused(&config, "tls_key", "not shown");
+    cr_assert_null(strstr(vpmm_last_error(), "secret"));
+    free(cert), free(key), free(pem_of_certificate), free(pem_of_key);
+}
+
+Test(exporter_access, no_descriptor_for_a_certificate)
+{
+    vpmm_exporter_config config = quiet_config();
+    vpmm_exporter *exporter;
+    struct rlimit limit = {32, 32};
+    config.tls_cert = config.tls_key = "/etc/passwd";
+    require(setrlimit(RLIMIT_NOFILE, &limit) == 0, "32 descriptors are allowed");
+    while (dup(0) >= 0)
+        ;
+    must_fail(VPMM_ERROR_HOST_MEMORY, vpmm_exporter_start(&config, &exporter));
+    cr_assert(strstr(vpmm_last_error(), "tls_cert"));
 }
 
 Test(exporter_access, a_key_of_another_certificate)

@@ -475,7 +475,8 @@ Test(exporter_clients, random_credentials)
             password[j] = (char)(next_random() | 1);
         user[counts[0] ? counts[0] - 1 : 0] = password[counts[1] ? counts[1] - 1 : 0] = '\0';
         uint64_t second = (uint64_t)(i / 1000) + 1; /* in each, one is hashed */
-        require(auth_check(&auth, user, password, second * 1000000000) != AUTH_PASSED, "random credentials pass");
+        require(auth_check(&auth, user, password, false, second * 1000000000) != AUTH_PASSED,
+                "random credentials pass");
     }
     auth_free(&auth);
 }
