@@ -7,8 +7,8 @@ usage: tests/install.sh BUILD_DIR
 
 Installs what is in BUILD_DIR into a folder that is then moved elsewhere, and builds and runs a program outside of this
 tree (examples/quickstart.c, on the simulated GPU) in each way that there is: find_package, pkg-config --static,
-add_subdirectory and FetchContent, which leave the program's own project as it is; one in C++, and one under the
-preload. No archive has a global symbol without the prefix vpmm_.
+add_subdirectory and FetchContent, which leave the program's own project as it is; one in C++, one with the exporter
+where that is built, and one under the preload. No archive has a global symbol without the prefix vpmm_.
 
 Exit status: 0 all of it works; 1 a line says what does not; 2 wrong usage.
 EOT
@@ -39,17 +39,18 @@ attempt() {
   fi
 }
 
-# program <folder> <source> <language> <line>...: an outside program's CMake project, with these lines to find vpmm.
+# program <folder> <source> <language> <target> <line>...: an outside program's CMake project, with these lines to find
+# vpmm. It links the one target, which brings what it stands on.
 program() {
   mkdir -p "$work/$1"
   cp "$2" "$work/$1/"
   {
     echo "cmake_minimum_required(VERSION 3.25)"
     echo "project(outside LANGUAGES C CXX)"
-    printf '%s\n' "${@:4}"
+    printf '%s\n' "${@:5}"
     echo "add_executable(outside $(basename "$2"))"
     echo "target_compile_features(outside PRIVATE $3)"
-    echo "target_link_libraries(outside PRIVATE vpmm::vpmm_sim vpmm::vpmm)"
+    echo "target_link_libraries(outside PRIVATE $4)"
   } >"$work/$1/CMakeLists.txt"
 }
 
@@ -57,6 +58,26 @@ program() {
 runs() {
   cmake -S "$work/$1" -B "$work/$1/build" -DCMAKE_PREFIX_PATH="$work/moved" &&
     cmake --build "$work/$1/build" --parallel 2 --target outside && "$work/$1/build/outside" "${@:2}"
+}
+
+# A program that serves its metrics, of no pool.
+write_exporter() {
+  cat >"$work/metrics.c" <<'EOT'
+#include <vpmm/exporter.h>
+int main(void)
+{
+    vpmm_exporter_config config = vpmm_exporter_config_default();
+    vpmm_exporter *exporter;
+    config.port = 0;
+    return vpmm_exporter_start(&config, &exporter) != VPMM_SUCCESS || vpmm_exporter_stop(exporter) != VPMM_SUCCESS;
+}
+EOT
+}
+
+exporter_by_pkg_config() {
+  export PKG_CONFIG_PATH=$work/moved/lib/pkgconfig
+  # shellcheck disable=SC2046 # words, as pkg-config gives them
+  cc -std=c11 "$work/metrics.c" -o "$work/metrics" $(pkg-config --cflags --libs vpmm_exporter) && "$work/metrics"
 }
 
 by_pkg_config() {
@@ -111,12 +132,13 @@ cmake --install "$build" --prefix "$work/installed" >"$work/said" || { cat "$wor
 mv "$work/installed" "$work/moved"
 
 quickstart=$root/examples/quickstart.c
-program package "$quickstart" c_std_11 "find_package(vpmm 0.1 REQUIRED)"
-program cpp "$root/tests/cpp/ownership.cpp" cxx_std_17 "find_package(vpmm REQUIRED)"
+in_tree="add_subdirectory($root vpmm EXCLUDE_FROM_ALL)"
+program package "$quickstart" c_std_11 vpmm::vpmm_sim "find_package(vpmm 0.1 REQUIRED)"
+program cpp "$root/tests/cpp/ownership.cpp" cxx_std_17 vpmm::vpmm_sim "find_package(vpmm REQUIRED)"
 cp "$root/tests/cpp/need.hpp" "$work/cpp/"
-program tree "$quickstart" c_std_11 "add_subdirectory($root vpmm EXCLUDE_FROM_ALL)" \
+program tree "$quickstart" c_std_11 vpmm::vpmm_sim "set(CMAKE_UNITY_BUILD ON)" "$in_tree" \
   "if(TARGET relacy_handovers OR CMAKE_BUILD_TYPE)" "message(FATAL_ERROR \"vpmm's tests, or its type of build\")" "endif()"
-program fetched "$quickstart" c_std_11 "include(FetchContent)" "FetchContent_Declare(vpmm SOURCE_DIR $root)" \
+program fetched "$quickstart" c_std_11 vpmm::vpmm_sim "include(FetchContent)" "FetchContent_Declare(vpmm SOURCE_DIR $root)" \
   "FetchContent_MakeAvailable(vpmm)"
 
 attempt "every global symbol begins with vpmm_" only_prefixed
@@ -128,4 +150,12 @@ attempt "find_package" runs package --sim
 attempt "find_package, in C++" runs cpp
 attempt "add_subdirectory" runs tree --sim
 attempt "FetchContent" runs fetched --sim
+if [ -e "$work/moved/lib/libvpmm_exporter.a" ]; then
+  write_exporter
+  program exporter_package "$work/metrics.c" c_std_11 vpmm::vpmm_exporter "find_package(vpmm REQUIRED)"
+  program exporter_tree "$work/metrics.c" c_std_11 vpmm::vpmm_exporter "$in_tree"
+  attempt "the exporter, pkg-config" exporter_by_pkg_config
+  attempt "the exporter, find_package" runs exporter_package
+  attempt "the exporter, add_subdirectory" runs exporter_tree
+fi
 exit "$failed"
