@@ -52,6 +52,9 @@ class memory_resource
     explicit memory_resource(pool &of, CUstream stream = nullptr, const vpmm_driver *driver = vpmm_driver_cuda())
         : resource_(of, stream), driver_(driver)
     {
+        vpmm_device device;
+        throw_if(vpmm_device_get(of.get(), &device));
+        ordinal_ = device.ordinal;
     }
 
     void *allocate_async(std::size_t bytes, std::size_t alignment, ::cuda::stream_ref stream)
@@ -116,8 +119,34 @@ class memory_resource
     friend void get_property(const memory_resource &, ::cuda::mr::device_accessible) noexcept {}
 
   private:
-    /* In relaxed mode: beside another thread's capture the driver else refuses, and ends the capture. */
     CUresult wait() const
+    {
+        CUcontext context = nullptr;
+        driver_->cuCtxGetCurrent(&context);
+        return context != nullptr ? wait_here() : wait_in_context();
+    }
+
+    /* Of a thread that has none: in the device's primary one, which is the pool's. */
+    CUresult wait_in_context() const
+    {
+        CUdevice device = 0;
+        CUcontext context = nullptr;
+        CUresult result = driver_->cuDeviceGet(&device, ordinal_);
+        if (result == CUDA_SUCCESS)
+            result = driver_->cuDevicePrimaryCtxRetain(&context, device);
+        if (result != CUDA_SUCCESS)
+            return result;
+        result = driver_->cuCtxPushCurrent(context);
+        if (result == CUDA_SUCCESS) {
+            result = wait_here();
+            driver_->cuCtxPopCurrent(&context);
+        }
+        driver_->cuDevicePrimaryCtxRelease(device);
+        return result;
+    }
+
+    /* In relaxed mode: beside another thread's capture the driver else refuses, and ends the capture. */
+    CUresult wait_here() const
     {
         CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_RELAXED;
         driver_->cuThreadExchangeStreamCaptureMode(&mode);
@@ -146,6 +175,7 @@ class memory_resource
 
     resource resource_;
     const vpmm_driver *driver_;
+    int ordinal_ = 0;
 };
 
 #ifdef CUDA_API_PER_THREAD_DEFAULT_STREAM

@@ -85,6 +85,23 @@ static void waits(vpmm::pool &pool, CUstream stream, const vpmm_driver *driver)
     resource.deallocate(reinterpret_cast<void *>(static_cast<std::size_t>(busy)), 1 << 20);
 }
 
+/* Without a context of its own, for a stream of the program's and for the default ones. */
+static void any_thread(vpmm::pool &pool, CUstream stream, const vpmm_driver *driver)
+{
+    for (CUstream of : {stream, CUstream(nullptr), CU_STREAM_LEGACY, CU_STREAM_PER_THREAD})
+        std::thread([&] {
+            CUcontext context = nullptr;
+            try {
+                vpmm::memory_resource resource(pool, of, driver);
+                resource.deallocate(resource.allocate(100), 100);
+            } catch (const vpmm::error &error) {
+                need(false, error.what());
+            }
+            driver->cuCtxGetCurrent(&context);
+            need(context == nullptr, "the thread's context is as before");
+        }).join();
+}
+
 /* Another thread's capture goes on. */
 static void waits_beside_a_capture(vpmm::pool &pool, CUcontext context, CUstream stream, CUstream other,
                                    const vpmm_driver *driver)
@@ -126,6 +143,7 @@ int main()
         stream_first(resource, pool, stream);
         refusals(resource, pool, stream);
         waits(pool, stream, driver);
+        any_thread(pool, stream, driver);
         pool.release_stream(stream); /* before it captures */
         waits_beside_a_capture(pool, context, stream, other, driver);
     }
