@@ -319,6 +319,7 @@ vpmm_status vpmm_trim(vpmm_pool *pool, size_t keep_bytes, size_t *released)
         return status;
     if (pool->paged && !pool->config.graph) {
         tiers_flush(&pool->arena);
+        pass_refresh(&pool->arena, NULL); /* marks what has none yet, which on an idle device passes in microseconds */
         status = pass_now(&pool->arena);
         if (status == VPMM_SUCCESS && streams_unmarkable(&pool->arena.streams))
             pass_wait_for_contexts(&pool->arena); /* what cannot be waited for now stays */

@@ -313,6 +313,7 @@ void tiers_release_pages(struct arena *arena)
     if (device_enter(arena->device, &scope) != VPMM_SUCCESS)
         return;
     tiers_flush(arena);
+    pass_refresh(arena, NULL); /* as vpmm_trim */
     pass_now(arena);
     pass_release(arena, 0, &released);
     device_leave(arena->device, &scope);

@@ -365,6 +365,29 @@ Test(idle, marks_do_not_wait_where_no_reaper_looks)
     world_close(&w);
 }
 
+/* Nor does a trim leave anything that has ended because nobody has marked it yet. */
+Test(idle, a_trim_takes_what_is_not_marked, .timeout = 60)
+{
+    needs_simulator();
+    for (int reaper = 0; reaper < 2; reaper++)
+        for (int i = 0; i < 10; i++) {
+            struct setup setup = alone(false);
+            struct world w;
+            setup.sim.stepped = false;
+            setup.pool.reaper = reaper;
+            setup.pool.cache_bytes = reaper ? 0 : setup_default().pool.cache_bytes;
+            world_open(&w, &setup);
+            CUstream s = world_stream(&w);
+            CUdeviceptr p = take(&w, 8, s), q = take(&w, 8, s);
+            give(&w, p, s);
+            give(&w, q, s);
+            cr_assert_eq(w.driver->cuStreamSynchronize(s), CUDA_SUCCESS);
+            must_work(vpmm_trim(w.pool, 0, NULL));
+            cr_expect_eq(stats_of(&w).mapped_bytes, 0, "with%s a reaper", reaper ? "" : "out");
+            world_close(&w);
+        }
+}
+
 /* Where others than its calls may mark, nothing stays unmarked, although the program does nothing more. */
 Test(idle, marks_that_waited_are_the_reapers, .timeout = 60)
 {
