@@ -73,6 +73,9 @@
       (CUmemLocation * location, CUmemAllocationType type, CUmemoryPool pool))                                         \
     /* what ends, and what begins to be shared */                                                                      \
     X(enable_peer, "cuCtxEnablePeerAccess", "cuCtxEnablePeerAccess", (CUcontext peer, unsigned int flags))             \
+    X(primary_retain, "cuDevicePrimaryCtxRetain", "cuDevicePrimaryCtxRetain", (CUcontext * context, CUdevice device))  \
+    X(primary_release_v1, "cuDevicePrimaryCtxRelease", "cuDevicePrimaryCtxRelease", (CUdevice device))                 \
+    X(primary_release, "cuDevicePrimaryCtxRelease_v2", "cuDevicePrimaryCtxRelease", (CUdevice device))                 \
     X(stream_destroy_v1, "cuStreamDestroy", "cuStreamDestroy", (CUstream stream))                                      \
     X(stream_destroy, "cuStreamDestroy_v2", "cuStreamDestroy", (CUstream stream))                                      \
     X(device_reset_v1, "cuDevicePrimaryCtxReset", "cuDevicePrimaryCtxReset", (CUdevice device))                        \
@@ -80,26 +83,28 @@
 
 /*
  * The driver's other memory: tried once more without what vpmm keeps free, as the driver gives back what its own pools
- * keep. X(our name, the symbol, the name in cuGetProcAddress, (parameters), (arguments))
+ * keep. X(our name, the symbol, the name in cuGetProcAddress, (parameters), the device (memory.h), (arguments))
  */
 #define PRELOAD_RETRIED(X)                                                                                             \
     X(alloc_pitch, "cuMemAllocPitch_v2", "cuMemAllocPitch",                                                            \
-      (CUdeviceptr * memory, size_t * pitch, size_t width, size_t height, unsigned int element),                       \
+      (CUdeviceptr * memory, size_t * pitch, size_t width, size_t height, unsigned int element), memory_device(),      \
       (memory, pitch, width, height, element))                                                                         \
     X(alloc_from_pool, "cuMemAllocFromPoolAsync", "cuMemAllocFromPoolAsync",                                           \
-      (CUdeviceptr * memory, size_t bytes, CUmemoryPool pool, CUstream stream), (memory, bytes, pool, stream))         \
+      (CUdeviceptr * memory, size_t bytes, CUmemoryPool pool, CUstream stream), MEMORY_ANY_DEVICE,                     \
+      (memory, bytes, pool, stream))                                                                                   \
     X(alloc_from_pool_ptsz, "cuMemAllocFromPoolAsync_ptsz", "cuMemAllocFromPoolAsync",                                 \
-      (CUdeviceptr * memory, size_t bytes, CUmemoryPool pool, CUstream stream), (memory, bytes, pool, stream))         \
+      (CUdeviceptr * memory, size_t bytes, CUmemoryPool pool, CUstream stream), MEMORY_ANY_DEVICE,                     \
+      (memory, bytes, pool, stream))                                                                                   \
     X(create, "cuMemCreate", "cuMemCreate",                                                                            \
       (CUmemGenericAllocationHandle * handle, size_t bytes, const CUmemAllocationProp *prop,                           \
        unsigned long long flags),                                                                                      \
-      (handle, bytes, prop, flags))                                                                                    \
+      device_of_location(prop), (handle, bytes, prop, flags))                                                          \
     X(array_create, "cuArrayCreate_v2", "cuArrayCreate", (CUarray * array, const CUDA_ARRAY_DESCRIPTOR *descriptor),   \
-      (array, descriptor))                                                                                             \
+      memory_device(), (array, descriptor))                                                                            \
     X(array_3d_create, "cuArray3DCreate_v2", "cuArray3DCreate",                                                        \
-      (CUarray * array, const CUDA_ARRAY3D_DESCRIPTOR *descriptor), (array, descriptor))                               \
+      (CUarray * array, const CUDA_ARRAY3D_DESCRIPTOR *descriptor), memory_device(), (array, descriptor))              \
     X(mipmap_create, "cuMipmappedArrayCreate", "cuMipmappedArrayCreate",                                               \
-      (CUmipmappedArray * array, const CUDA_ARRAY3D_DESCRIPTOR *descriptor, unsigned int levels),                      \
+      (CUmipmappedArray * array, const CUDA_ARRAY3D_DESCRIPTOR *descriptor, unsigned int levels), memory_device(),     \
       (array, descriptor, levels))
 
 /* What is only called. */

@@ -10,7 +10,7 @@
 #include <string.h>
 #include <unistd.h>
 
-enum { LANES = 64, LINE = 64 };
+enum { LANES = 64, LINE = 64, OPEN_US = 1000 };
 
 static struct lane {
     _Alignas(LINE) _Atomic(uint32_t) inside;
@@ -48,13 +48,35 @@ void lane_leave(void)
     atomic_fetch_sub_explicit(&own_lane()->inside, 1, memory_order_release);
 }
 
+static bool is_anybody_inside(void)
+{
+    for (size_t i = 0; i < LANES; i++)
+        if (atomic_load(&lanes[i].inside))
+            return true;
+    return false;
+}
+
+static bool becomes_empty(void)
+{
+    enum { LOOKS = 1000 };
+    for (int i = 0; i < LOOKS; i++) {
+        if (!is_anybody_inside())
+            return true;
+        sched_yield();
+    }
+    return false;
+}
+
 void lane_shut(void)
 {
     pthread_mutex_lock(&shutting);
     atomic_store(&shut, true);
-    for (size_t i = 0; i < LANES; i++)
-        while (atomic_load(&lanes[i].inside))
-            sched_yield();
+    while (!becomes_empty()) {
+        lane_open();
+        usleep(OPEN_US);
+        pthread_mutex_lock(&shutting);
+        atomic_store(&shut, true);
+    }
 }
 
 void lane_open(void)
@@ -82,9 +104,19 @@ static uint64_t sum(enum count count)
     return all;
 }
 
+static bool is_any_counted(void)
+{
+    for (int i = 0; i < COUNT_COUNT; i++)
+        if (sum(i))
+            return true;
+    return false;
+}
+
 static void say(void)
 {
     uint64_t left = 0;
+    if (!is_any_counted()) /* the child of a fork, which has asked for nothing */
+        return;
     for (int i = COUNT_left_capture; i <= COUNT_left_unserved; i++)
         left += sum(i);
     char line[1200];
@@ -103,11 +135,10 @@ static void say(void)
     dprintf(STDERR_FILENO, "%s\n", line);
 }
 
-/* After fork: none of the threads that were inside, or shut the lanes, is in the child. */
+/* After fork: none of the threads that were inside, or shut the lanes, is in the child; and the counts are the parent's. */
 static void begin_in_child(void)
 {
-    for (size_t i = 0; i < LANES; i++)
-        atomic_store(&lanes[i].inside, 0);
+    memset(lanes, 0, sizeof lanes);
     atomic_store(&shut, false);
     pthread_mutex_init(&shutting, NULL);
     pthread_mutex_init(&explaining, NULL);

@@ -6,7 +6,9 @@
  * lanes, a cache line or two each, so that none writes what others read all the time.
  *
  *   lane_enter    one sequentially consistent addition, and a load of what shuts them
- *   lane_shut     stores it, and then reads the lanes: so either it sees who is inside, or that thread sees it
+ *   lane_shut     stores it, and then reads the lanes: so either it sees who is inside, or that thread sees it. Who is
+ *                 inside may wait for work of the GPU that a thread has to let go on which is about to enter: so where
+ *                 somebody stays, the lanes are opened for a while, and shut again
  *
  * A thread inside enters no second time, and does not shut. After fork the child has one thread, which is outside: its
  * lanes are made empty and open, once anything has been counted, whatever the parent's other threads were doing there.

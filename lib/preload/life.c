@@ -1,8 +1,11 @@
 /*
  * life.c - what the program does with devices, contexts, streams and pools that vpmm must know of.
  */
+#include "book.h"
 #include "real.h"
 #include "served.h"
+
+#include <stdatomic.h>
 
 /* ---- pools, and who may use their memory ---- */
 
@@ -91,6 +94,41 @@ CUresult preload_stream_destroy_v1(CUstream stream)
 {
     forget(stream);
     return REAL(stream_destroy_v1, stream);
+}
+
+/* How often the program has retained a device's primary context and not released it. */
+static _Atomic(int) retained[BOOK_DEVICES];
+
+CUresult preload_primary_retain(CUcontext *context, CUdevice device)
+{
+    CUresult result = REAL(primary_retain, context, device);
+    if (result == CUDA_SUCCESS && device >= 0 && device < BOOK_DEVICES)
+        atomic_fetch_add(&retained[device], 1);
+    return result;
+}
+
+/* False: the program retains it no more, and what is retained is the pool's. */
+static bool may_release(CUdevice device)
+{
+    if (device < 0 || device >= BOOK_DEVICES)
+        return true;
+    int count = atomic_load(&retained[device]);
+    while (count > 0 && !atomic_compare_exchange_weak(&retained[device], &count, count - 1))
+        ;
+    lane_enter();
+    bool may = count > 0 || !served_on(device);
+    lane_leave();
+    return may;
+}
+
+CUresult preload_primary_release(CUdevice device)
+{
+    return may_release(device) ? REAL(primary_release, device) : CUDA_ERROR_INVALID_CONTEXT;
+}
+
+CUresult preload_primary_release_v1(CUdevice device)
+{
+    return may_release(device) ? REAL(primary_release_v1, device) : CUDA_ERROR_INVALID_CONTEXT;
 }
 
 CUresult preload_device_reset(CUdevice device)

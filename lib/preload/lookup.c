@@ -13,6 +13,8 @@
 #include <dlfcn.h>
 #include <string.h>
 
+#include <vpmm/driver.h>
+
 void *preload_answer(void *handle, const char *name) __attribute__((visibility("hidden")));
 
 static const struct known {
@@ -37,6 +39,16 @@ static void *ours(size_t index)
     return function;
 }
 
+/*
+ * For who is about to call it. Where vpmm finds the driver's entries is then known: to look for them takes the loader's
+ * lock, which a thread may hold that runs a library's constructor, and waits there for the one that calls.
+ */
+static void *ours_now(size_t index)
+{
+    vpmm_driver_cuda();
+    return ours(index);
+}
+
 static bool is_drivers(const struct real *real, size_t index, void *function)
 {
     return memcmp((const char *)real + known[index].offset, &function, sizeof function) == 0;
@@ -59,16 +71,19 @@ void *preload_answer(void *handle, const char *name)
     real_find_dlsym();
     size_t i = name && name[0] == 'c' && name[1] == 'u' ? find_symbol(name) : KNOWN;
     void *function = i < KNOWN && handle != RTLD_DEFAULT && handle != RTLD_NEXT ? real_dlsym(handle, name) : NULL;
-    return function && is_drivers(real_entries_if_loaded(), i, function) ? ours(i) : NULL;
+    return function && is_drivers(real_entries_if_loaded(), i, function) ? ours_now(i) : NULL;
 }
 
-static void replace(const char *base, void **function)
+/* The driver knows entries by their names without a version; one that takes them with it is followed too. */
+static void replace(const char *name, void **function)
 {
-    for (size_t i = 0; i < KNOWN; i++)
-        if (strcmp(known[i].base, base) == 0 && is_drivers(real_entries(), i, *function)) {
-            *function = ours(i);
+    for (size_t i = 0; i < KNOWN; i++) {
+        bool is_named = strcmp(known[i].base, name) == 0 || strcmp(known[i].symbol, name) == 0;
+        if (is_named && is_drivers(real_entries(), i, *function)) {
+            *function = ours_now(i);
             return;
         }
+    }
 }
 
 CUresult preload_get_proc_address(const char *symbol, void **function, int version, cuuint64_t flags)

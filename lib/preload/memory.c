@@ -384,26 +384,40 @@ CUresult preload_free(CUdeviceptr memory)
 
 /* ---- the driver's other memory ---- */
 
-bool memory_trim(void)
+int memory_device(void)
 {
-    bool trimmed = false;
+    CUdevice device;
+    const vpmm_driver *driver = vpmm_driver_cuda();
+    return driver && driver->cuCtxGetDevice(&device) == CUDA_SUCCESS ? device : MEMORY_ANY_DEVICE;
+}
+
+bool memory_trim(int device)
+{
+    bool tried = false, trimmed = false;
     lane_enter();
-    for (int device = 0; device < BOOK_DEVICES; device++) {
+    for (int i = 0; i < BOOK_DEVICES; i++) {
         size_t released = 0;
-        struct served *served = served_on(device);
-        if (served && vpmm_trim(served->pool, 0, &released) == VPMM_SUCCESS && released)
-            trimmed = true;
+        struct served *served = device == MEMORY_ANY_DEVICE || device == i ? served_on(i) : NULL;
+        if (served && vpmm_trim(served->pool, 0, &released) == VPMM_SUCCESS) {
+            tried = true;
+            trimmed |= released > 0;
+        }
     }
     lane_leave();
     if (trimmed)
         lane_count(COUNT_trims);
-    return trimmed;
+    return tried;
 }
 
-#define RETRY(name, symbol, base, parameters, arguments)                                                               \
+static int device_of_location(const CUmemAllocationProp *prop)
+{
+    return prop && prop->location.type == CU_MEM_LOCATION_TYPE_DEVICE ? prop->location.id : MEMORY_ANY_DEVICE;
+}
+
+#define RETRY(name, symbol, base, parameters, device, arguments)                                                       \
     CUresult preload_##name parameters                                                                                 \
     {                                                                                                                  \
-        return MEMORY_RETRIED(REAL(name, UNPACKED arguments));                                                         \
+        return MEMORY_RETRIED_ON(device, REAL(name, UNPACKED arguments));                                              \
     }
 #define UNPACKED(...) __VA_ARGS__
 PRELOAD_RETRIED(RETRY)

@@ -6,19 +6,25 @@
 
 #include "served.h"
 
-/*
- * Gives the devices what vpmm keeps free on them: which of them the request was for only the driver knows. True: it was
- * something. Outside of the lanes.
- */
-bool memory_trim(void);
+/* The current context's device; MEMORY_ANY_DEVICE: there is none. */
+enum { MEMORY_ANY_DEVICE = -1 };
+int memory_device(void);
 
-/* `call` once more if there was no memory, and vpmm could give some back. */
-#define MEMORY_RETRIED(call)                                                                                           \
+/*
+ * Gives a device what vpmm keeps free there, for which its work may be waited for: so no other device is asked, but
+ * where the request's is not known. True: it was tried, and the request may find memory now, if not for this trim then for
+ * another thread's, or a pass, which has left nothing to this one. Outside of the lanes.
+ */
+bool memory_trim(int device);
+
+/* `call` once more, of a request for memory of the device, if there was none and vpmm may have given some back. */
+#define MEMORY_RETRIED_ON(device, call)                                                                                \
     ({                                                                                                                 \
         CUresult retried_ = (call);                                                                                    \
-        if (retried_ == CUDA_ERROR_OUT_OF_MEMORY && memory_trim())                                                     \
+        if (retried_ == CUDA_ERROR_OUT_OF_MEMORY && memory_trim(device))                                               \
             retried_ = (call);                                                                                         \
         retried_;                                                                                                      \
     })
+#define MEMORY_RETRIED(call) MEMORY_RETRIED_ON(memory_device(), call)
 
 #endif

@@ -4,7 +4,8 @@
  * A pool is made for the first request on a primary context, from vpmm's defaults, what the program has said of the
  * device's default pool, and the VPMM_* variables. Two defaults are others here, because the program does not know
  * vpmm: `captures` is on, for it will capture streams that nobody has released; and `exportable` is off, for what a
- * handle holds may be others' memory as well, and the driver's default pool does not export either.
+ * handle holds may be others' memory as well, and the driver's default pool does not export either. And `streams` is not
+ * TRUSTED, for a program destroys streams as they capture, which cannot be released before.
  *
  *   primary   the context. A request is served if its stream's context, or the current one for a default stream, is one
  *   quiet     a stream of ours, non-blocking, which never has work of the program's. Synchronous requests are made on
@@ -12,7 +13,8 @@
  *   standard  the device's default pool: what the program thinks its memory is of
  *
  * A program's cuDevicePrimaryCtxReset ends the pool with all that is live in it, as it ends the driver's; the next
- * request makes another one. Its last cuDevicePrimaryCtxRelease ends nothing: the pool retains the context.
+ * request makes another one. Its last cuDevicePrimaryCtxRelease ends nothing: the pool retains the context, and one
+ * more, which the driver would take for the pool's, is refused as where nothing is retained (life.c).
  *
  * Who may do what. A served device is made under a lock, and published by its context; it is ended with the lanes shut.
  * What this header gives is used between lane_enter and lane_leave.

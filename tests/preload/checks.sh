@@ -47,6 +47,10 @@ check() {
 
 declare -A settings=(
   [memory]=FAKE_MEMORY=67108864
+  [race_for_memory]=FAKE_MEMORY=67108864
+  [other_device]=FAKE_DEVICES=2
+  [reset_beside]=FAKE_DEVICES=2
+  [destroyed_in_capture]=VPMM_STREAMS=trusted
   [unused]="FAKE_MEMORY=67108864 FAKE_STEPPED=1 VPMM_CACHE_BYTES=0"
   [refused]=VPMM_PAGE_SIZE=odd
   [dependencies]="FAKE_STEPPED=1 VPMM_CACHE_BYTES=0"
@@ -54,7 +58,8 @@ declare -A settings=(
   [threshold]="VPMM_DECAY_MS=50 VPMM_CAPTURES=off"
 )
 cases=(serve drivers capture beside_capture pools shared context questions threshold dependencies constructor
-  memory refused failing reset streams default_stream threads at_once unused fork names)
+  constructor_thread memory race_for_memory other_device reset_beside destroyed_in_capture released_wholly refused
+  failing reset streams default_stream threads at_once unused fork child names)
 
 for name in "${cases[@]}"; do
   [ -z "$only" ] || [ "$only" = "$name" ] || continue
@@ -66,6 +71,8 @@ for name in "${cases[@]}"; do
   done
 done
 [ -z "$only" ] || exit "$failed"
+check "memory, without captures" FAKE_MEMORY=67108864 VPMM_CAPTURES=off "$here/preload_loaded" asked memory
+check "questions, without captures" VPMM_CAPTURES=off "$here/preload_loaded" asked questions
 
 # says <what> <expected> <variable>=<value>... <command>...: a line of what it says.
 says() {
@@ -84,6 +91,9 @@ says "what was captured is said" 'left to the driver 1, 1 captured, 1 frees' \
   VPMM_PRELOAD_VERBOSE=1 "$here/preload_loaded" asked capture
 says "why nothing was is said" 'left to the driver 2, 2 on a device without a pool of vpmm.s, .*VPMM_PAGE_SIZE' \
   VPMM_PRELOAD_VERBOSE=1 VPMM_PAGE_SIZE=odd "$here/preload_loaded" asked refused
+
+says "a child says nothing of its parent's" 'vpmm: served 1 mallocs' \
+  VPMM_PRELOAD_VERBOSE=1 "$here/preload_loaded" asked child
 
 check "without CUDA" LD_LIBRARY_PATH= "$here/preload_loaded" none without_cuda
 check "RTLD_NEXT of other libraries" "$here/preload_next"

@@ -30,6 +30,7 @@
 #define ENTRIES(X)                                                                                                     \
     X(init, "cuInit", "cuInit", 2000, (unsigned int))                                                                  \
     X(retain, "cuDevicePrimaryCtxRetain", "cuDevicePrimaryCtxRetain", 7000, (CUcontext *, CUdevice))                   \
+    X(release, "cuDevicePrimaryCtxRelease_v2", "cuDevicePrimaryCtxRelease", 11000, (CUdevice))                         \
     X(reset, "cuDevicePrimaryCtxReset_v2", "cuDevicePrimaryCtxReset", 11000, (CUdevice))                               \
     X(set_current, "cuCtxSetCurrent", "cuCtxSetCurrent", 4000, (CUcontext))                                            \
     X(synchronize, "cuCtxSynchronize", "cuCtxSynchronize", 2000, (void))                                               \
@@ -42,6 +43,7 @@
     X(graph_destroy, "cuGraphDestroy", "cuGraphDestroy", 10000, (CUgraph))                                             \
     X(fill, "cuMemsetD8Async", "cuMemsetD8Async", 3020, (CUdeviceptr, unsigned char, size_t, CUstream))                \
     X(read, "cuMemcpyDtoHAsync", "cuMemcpyDtoHAsync", 3020, (void *, CUdeviceptr, size_t, CUstream))                   \
+    X(launch, "cuLaunchHostFunc", "cuLaunchHostFunc", 10000, (CUstream, CUhostFn, void *))                             \
     X(alloc_async, "cuMemAllocAsync", "cuMemAllocAsync", 11020, (CUdeviceptr *, size_t, CUstream))                     \
     X(free_async, "cuMemFreeAsync", "cuMemFreeAsync", 11020, (CUdeviceptr, CUstream))                                  \
     X(alloc, "cuMemAlloc_v2", "cuMemAlloc", 3020, (CUdeviceptr *, size_t))                                             \
@@ -426,11 +428,19 @@ static void case_dependencies(void)
     OK(cu.stream_destroy(other));
 }
 
-static atomic_bool is_in_constructor;
+static void (*constructor_calls)(void);
 
-/* Called by constructor.c, while the loader's lock is held: another thread's first request waits for it meanwhile. */
+/* Called by constructor.c, while the loader's lock is held. */
 void in_constructor(void);
 void in_constructor(void)
+{
+    constructor_calls();
+}
+
+static atomic_bool is_in_constructor;
+
+/* Another thread's first request waits for the lock meanwhile. */
+static void request_late(void)
 {
     atomic_store(&is_in_constructor, true);
     usleep(200000);
@@ -448,11 +458,198 @@ static void *open_constructor(void *data)
 static void case_constructor(void)
 {
     pthread_t thread;
+    constructor_calls = request_late;
     EXPECT(pthread_create(&thread, NULL, open_constructor, NULL) == 0);
     while (!atomic_load(&is_in_constructor))
         usleep(1000);
     OK(cu.free_async(served(1000, stream), stream));
     pthread_join(thread, NULL);
+}
+
+static void *request_once(void *unused)
+{
+    (void)unused;
+    OK(cu.set_current(context));
+    OK(cu.free_async(served(1000, stream), stream));
+    return NULL;
+}
+
+static void request_by_a_thread(void)
+{
+    pthread_t thread;
+    EXPECT(pthread_create(&thread, NULL, request_once, NULL) == 0);
+    pthread_join(thread, NULL);
+}
+
+/* The first request is made by a thread for which a constructor waits, and with it the loader. */
+static void case_constructor_thread(void)
+{
+#ifdef LINKED
+    request_by_a_thread(); /* nobody has asked for the entries before */
+#endif
+    constructor_calls = request_by_a_thread;
+    open_constructor(NULL);
+}
+
+static pthread_barrier_t together;
+static atomic_int refusals;
+
+static void *ask_together(void *unused)
+{
+    CUdeviceptr memory;
+    (void)unused;
+    OK(cu.set_current(context));
+    pthread_barrier_wait(&together);
+    CUresult result = cu.alloc(&memory, 20 << 20);
+    pthread_barrier_wait(&together);
+    if (result == CUDA_SUCCESS)
+        OK(cu.free(memory));
+    else
+        atomic_fetch_add(&refusals, 1);
+    return NULL;
+}
+
+/* Two requests for what vpmm keeps: one of them finds that the other one's trim has left nothing to its own. */
+static void case_race_for_memory(void)
+{
+    pthread_t threads[2];
+    pthread_barrier_init(&together, NULL, 2);
+    for (int i = 0; i < 100; i++) {
+        OK(cu.free_async(served(56 << 20, stream), stream)); /* of 64 MiB */
+        OK(cu.stream_wait(stream));
+        for (int k = 0; k < 2; k++)
+            EXPECT(pthread_create(&threads[k], NULL, ask_together, NULL) == 0);
+        for (int k = 0; k < 2; k++)
+            pthread_join(threads[k], NULL);
+    }
+    EXPECT(atomic_load(&refusals) == 0);
+}
+
+/* ---- work that waits for this process ---- */
+
+static atomic_bool goes_on;
+
+static void CUDA_CB wait_on_host(void *unused)
+{
+    (void)unused;
+    while (!atomic_load(&goes_on))
+        usleep(1000);
+}
+
+static CUcontext second_context;
+static CUstream second_stream, idle_stream;
+static CUdeviceptr on_second;
+
+static void open_second(void)
+{
+    OK(cu.retain(&second_context, 1));
+    OK(cu.set_current(second_context));
+    OK(cu.stream_create(&second_stream, CU_STREAM_NON_BLOCKING));
+    OK(cu.stream_create(&idle_stream, CU_STREAM_NON_BLOCKING));
+    on_second = served(1000, second_stream);
+    OK(cu.launch(second_stream, wait_on_host, NULL));
+}
+
+static void close_second(void)
+{
+    OK(cu.set_current(second_context));
+    OK(cu.stream_wait(second_stream));
+    OK(cu.stream_destroy(second_stream));
+    OK(cu.stream_destroy(idle_stream));
+}
+
+/* A request for one device waits for no other's work. */
+static void case_other_device(void)
+{
+    CUdeviceptr memory;
+    OK(cu.free_async(served(1000, stream), stream));
+    open_second();
+    OK(cu.free_async(on_second, second_stream));
+    OK(cu.set_current(context));
+    EXPECT(cu.alloc(&memory, (size_t)1 << 40) == CUDA_ERROR_OUT_OF_MEMORY);
+    EXPECT(!atomic_load(&goes_on));
+    atomic_store(&goes_on, true);
+    close_second();
+    OK(cu.set_current(context));
+}
+
+static void *free_on_second(void *unused)
+{
+    (void)unused;
+    OK(cu.set_current(second_context));
+    OK(cu.free(on_second));
+    return NULL;
+}
+
+static void *reset_first(void *unused)
+{
+    (void)unused;
+    OK(cu.set_current(context));
+    OK(cu.reset(0));
+    return NULL;
+}
+
+/* A free that waits for the work of one device, beside a reset of another, and a request that lets the work go on. */
+static void case_reset_beside(void)
+{
+    pthread_t freeing, resetting;
+    OK(cu.free_async(served(1000, stream), stream));
+    OK(cu.stream_destroy(stream));
+    open_second();
+    EXPECT(pthread_create(&freeing, NULL, free_on_second, NULL) == 0);
+    usleep(100000);
+    EXPECT(pthread_create(&resetting, NULL, reset_first, NULL) == 0);
+    usleep(100000);
+    CUdeviceptr memory = served(1000, idle_stream);
+    atomic_store(&goes_on, true);
+    pthread_join(freeing, NULL);
+    pthread_join(resetting, NULL);
+    OK(cu.free_async(memory, idle_stream));
+    OK(cu.stream_wait(idle_stream));
+    close_second();
+    OK(cu.retain(&context, 0));
+    OK(cu.set_current(context));
+    OK(cu.stream_create(&stream, CU_STREAM_DEFAULT));
+}
+
+/* Also where VPMM_STREAMS says that it does not happen: a stream ends in a capture, and another one has its handle. */
+static void case_destroyed_in_capture(void)
+{
+    CUstream brief, next;
+    OK(cu.stream_create(&brief, CU_STREAM_NON_BLOCKING));
+    CUdeviceptr memory = served(3 << 20, brief);
+    OK(cu.launch(brief, wait_on_host, NULL));
+    OK(cu.fill(memory, 1, 3 << 20, brief));
+    OK(cu.free_async(memory, brief));
+    OK(cu.capture(brief, CU_STREAM_CAPTURE_MODE_RELAXED));
+    cu.stream_destroy(brief);
+    OK(cu.stream_create(&next, CU_STREAM_NON_BLOCKING));
+    EXPECT(next == brief);
+    CUdeviceptr other = served(3 << 20, next);
+    OK(cu.fill(other, 2, 3 << 20, next));
+    OK(cu.stream_wait(next));
+    atomic_store(&goes_on, true);
+    OK(cu.free_async(other, next));
+    OK(cu.stream_destroy(next));
+}
+
+/* As a program does it that does not know how often the context was retained. */
+static void case_released_wholly(void)
+{
+    for (int round = 0; round < 3; round++) {
+        CUdeviceptr memory = served(3 << 20, stream);
+        int releases = 0;
+        OK(cu.fill(memory, 1, 3 << 20, stream));
+        OK(cu.stream_wait(stream));
+        OK(cu.free_async(memory, stream));
+        OK(cu.stream_destroy(stream));
+        while (cu.release(0) == CUDA_SUCCESS)
+            releases++;
+        EXPECT(releases == 1);
+        OK(cu.retain(&context, 0));
+        OK(cu.set_current(context));
+        OK(cu.stream_create(&stream, CU_STREAM_DEFAULT));
+    }
 }
 
 static void case_memory(void)
@@ -685,6 +882,17 @@ static void case_fork(void)
     OK(cu.free_async(served(4 << 20, stream), stream));
 }
 
+/* A child that ends as programs do. */
+static void case_child(void)
+{
+    int status;
+    OK(cu.free_async(served(1000, stream), stream));
+    pid_t child = fork();
+    if (child == 0)
+        exit(0);
+    EXPECT(waitpid(child, &status, 0) == child && status == 0);
+}
+
 /* Whatever dlsym is asked by, it is the same entry; what the driver does not have stays missing. */
 static void case_names(void)
 {
@@ -744,7 +952,13 @@ static const struct {
     {"threshold", case_threshold, false},
     {"dependencies", case_dependencies, false},
     {"constructor", case_constructor, false},
+    {"constructor_thread", case_constructor_thread, false},
     {"memory", case_memory, false},
+    {"race_for_memory", case_race_for_memory, false},
+    {"other_device", case_other_device, true},
+    {"reset_beside", case_reset_beside, true},
+    {"destroyed_in_capture", case_destroyed_in_capture, true},
+    {"released_wholly", case_released_wholly, false},
     {"refused", case_refused, false},
     {"failing", case_failing, false},
     {"reset", case_reset, true},
@@ -754,6 +968,7 @@ static const struct {
     {"at_once", case_at_once, false},
     {"unused", case_unused, false},
     {"fork", case_fork, true},
+    {"child", case_child, true},
     {"names", case_names, false},
 };
 
