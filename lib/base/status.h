@@ -17,4 +17,10 @@
 
 __attribute__((format(printf, 2, 3))) vpmm_status fail(vpmm_status status, const char *format, ...);
 
+/* Of a call that asks for no memory: where the driver had none for itself, that is a failure of the driver's. */
+static inline vpmm_status without_shortage(vpmm_status status)
+{
+    return status == VPMM_ERROR_OUT_OF_MEMORY ? VPMM_ERROR_DRIVER : status;
+}
+
 #endif

@@ -281,7 +281,7 @@ vpmm_status vpmm_pool_destroy(vpmm_pool *pool)
         status = device_lost_status();
     reaper_stop(process_remove(&pool->process));
     vpmm_status closed = close_pool(pool);
-    return lost ? status : closed;
+    return lost ? status : without_shortage(closed);
 }
 
 /* ---- giving back ---- */
@@ -300,7 +300,7 @@ vpmm_status vpmm_stream_release(vpmm_pool *pool, CUstream handle)
         return status;
     status = stream_release(&pool->arena.streams, handle, close_caches, pool);
     bell_ring(&pool->arena.bell); /* also if it failed: what others left unmarked meanwhile is the reaper's */
-    return status;
+    return without_shortage(status);
 }
 
 vpmm_status vpmm_stream_release_ptsz(vpmm_pool *pool, CUstream handle)
@@ -316,7 +316,7 @@ vpmm_status vpmm_trim(vpmm_pool *pool, size_t keep_bytes, size_t *released)
     if (status == VPMM_SUCCESS)
         status = device_enter(&pool->device, &scope);
     if (status != VPMM_SUCCESS)
-        return status;
+        return without_shortage(status);
     if (pool->paged && !pool->config.graph) {
         tiers_flush(&pool->arena);
         pass_refresh(&pool->arena, NULL); /* marks what has none yet, which on an idle device passes in microseconds */
@@ -332,7 +332,7 @@ vpmm_status vpmm_trim(vpmm_pool *pool, size_t keep_bytes, size_t *released)
     device_leave(&pool->device, &scope);
     if (released)
         *released = (size_t)pages * pool->config.page_size;
-    return status;
+    return without_shortage(status);
 }
 
 /* ---- parking ---- */
@@ -345,7 +345,7 @@ static vpmm_status enter_to_park(vpmm_pool *pool, const char *function, struct d
                       "%s: only a pool with `graph` in its configuration keeps each address "
                       "in its place, and can be parked",
                       function);
-    return status == VPMM_SUCCESS ? device_enter(&pool->device, scope) : status;
+    return status == VPMM_SUCCESS ? without_shortage(device_enter(&pool->device, scope)) : status;
 }
 
 vpmm_status vpmm_park(vpmm_pool *pool)
@@ -356,7 +356,7 @@ vpmm_status vpmm_park(vpmm_pool *pool)
         return status;
     status = park(&pool->arena);
     device_leave(&pool->device, &scope);
-    return status;
+    return without_shortage(status);
 }
 
 vpmm_status vpmm_wake(vpmm_pool *pool)
@@ -375,5 +375,5 @@ vpmm_status vpmm_poll(vpmm_pool *pool)
     vpmm_status status = pool_check(pool, "vpmm_poll");
     if (status != VPMM_SUCCESS || !pool->paged)
         return status;
-    return pass_try(&pool->arena);
+    return without_shortage(pass_try(&pool->arena));
 }

@@ -261,5 +261,5 @@ static vpmm_status use_checked(vpmm_pool *pool, CUdeviceptr address, CUstream ha
 
 vpmm_status slow_use(vpmm_pool *pool, CUdeviceptr address, CUstream handle)
 {
-    return answer(pool, use_checked(pool, address, handle));
+    return answer(pool, without_shortage(use_checked(pool, address, handle)));
 }

@@ -10,6 +10,7 @@
 #include "remap/mapping.h"
 #include "remap/park.h"
 #include "remap/zombie.h"
+#include "space/context.h"
 
 #include <stdlib.h>
 
@@ -282,6 +283,7 @@ static vpmm_status create_handles(struct build *build)
 {
     if (build->moved == build->extents)
         return VPMM_SUCCESS;
+    context_keep_missing_blocks(&build->arena->streams); /* before this takes the last of the device's memory */
     calls_begin(build);
     vpmm_status status = create_all(build);
     calls_end(build);

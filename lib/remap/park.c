@@ -150,6 +150,7 @@ vpmm_status park_wake(struct arena *arena)
     lock_take(&arena->pass_lock);
     struct access_list list = access_read(&arena->access); /* it does not change under the pass lock */
     if (arena_is_parked(arena)) {
+        context_keep_missing_blocks(&arena->streams); /* else it could not be parked again on a device that it fills */
         if (!step_all(arena, &list))
             status = park_again(arena);
         else

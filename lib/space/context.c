@@ -65,6 +65,8 @@ static void keep_block(struct streams *streams, struct wait_holder *holder, CUco
             make_block(streams, holder, context);
             device_leave(streams->device, &scope);
         }
+        if (!holder->block)
+            store_relaxed_u32(&streams->lacks_block, 1);
     }
 }
 
@@ -82,6 +84,19 @@ void context_keep_block_if_free(struct streams *streams, struct wait_holder *hol
         return;
     }
     keep_block(streams, holder, context);
+    pthread_mutex_unlock(&streams->wait_lock);
+}
+
+void context_keep_missing_blocks(struct streams *streams)
+{
+    if (!load_relaxed_u32(&streams->lacks_block) || !lock_try(&streams->wait_lock))
+        return;
+    store_relaxed_u32(&streams->lacks_block, 0);
+    for (uint32_t slot = 0; slot < load_acquire_u32(&streams->slots); slot++) {
+        struct wait_holder *holder = holder_at(streams, slot);
+        if (holder->is_kept && !holder->block && !device_context_is_gone(streams->device, holder->context))
+            keep_block(streams, holder, holder->context);
+    }
     pthread_mutex_unlock(&streams->wait_lock);
 }
 

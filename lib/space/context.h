@@ -9,8 +9,9 @@
  *            have when it is needed, with the device full: so one is made with a pool whose streams may all leave memory
  *            unmarked, before the pool has memory of its own; where another such stream is first met, or, if another
  *            thread is at the blocks then, after the next wait for its context; and after each wait the next one. It
- *            goes with its context. A pool that fills the device first, and then meets its first default stream, has
- *            none: it can be waited for when somebody has given memory back
+ *            goes with its context. Where there was no memory for one, it is made before the pool next takes memory of
+ *            the device. A pool that fills the device, and then meets its first default stream, has none: it can be
+ *            waited for when somebody has given memory back
  *   holder   where a block stands: in a stream's record, whichever stream that is of, or in the registry
  *
  * Holders are under wait_lock, which is held over the driver calls, and taken before the event lock: only others who
@@ -29,6 +30,9 @@ void context_keep_block(struct streams *, struct wait_holder *, CUcontext);
 
 /* The same, by who waits for nobody: where another thread is at the blocks, the next wait for the context makes one. */
 void context_keep_block_if_free(struct streams *, struct wait_holder *, CUcontext);
+
+/* Those that could not be had and can be now, by who is about to take memory of the device. Waits for nobody. */
+void context_keep_missing_blocks(struct streams *);
 
 /* At the pool's end: frees all blocks. The first refusal; a block that went with its context is none. */
 CUresult context_free_blocks(struct streams *);

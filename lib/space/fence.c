@@ -189,10 +189,14 @@ void stream_mark_by_other(struct streams *streams, struct stream *stream)
         mark(streams, stream, true);
 }
 
-/* Where no mark may ever wait, unmarked_most is 0. */
+/*
+ * What a private stream leaves without a mark only a wait for its context ends, for which there has to be a block
+ * (context.h). Where no mark may ever wait, unmarked_most is 0.
+ */
 static bool may_wait(const struct streams *streams, const struct stream *stream)
 {
     return streams_has_one(streams) && !stream_is_brief(streams, stream) &&
+           !(stream_is_private(stream) && load_relaxed_u32(&streams->lacks_block)) &&
            load_relaxed_u64(&stream->unmarked_bytes) < load_relaxed_u64(&stream->unmarked_most) &&
            clock_now_ns() - load_relaxed_u64(&stream->marked_at_ns) < MARK_ALONE_NS;
 }

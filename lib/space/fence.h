@@ -68,11 +68,14 @@ static inline bool fence_usable(const struct streams *streams, struct fence fenc
 
 /* ---- marks ---- */
 
-/* So much has been freed to all behind a fence that may be without a mark. */
+/* So much has been freed to all behind a fence, or is left of what was: it counts while the fence has no mark. */
 static inline void fence_count_bytes(const struct streams *streams, struct fence fence, uint64_t bytes)
 {
-    if (streams->marks_may_wait && fence.stream && streams_has_one(streams))
-        fetch_add_relaxed_u64(&stream_at(streams, fence.stream)->unmarked_bytes, bytes);
+    if (!streams->marks_may_wait || !fence.stream || !streams_has_one(streams))
+        return;
+    struct stream *stream = stream_at(streams, fence.stream);
+    if (fence.number > load_relaxed_u64(&stream->recorded))
+        fetch_add_relaxed_u64(&stream->unmarked_bytes, bytes);
 }
 
 enum { MARK_ALONE_NS = 500000, MARK_ALONE_BYTES = 128 << 20, MARK_ALONE_PART = 8 };

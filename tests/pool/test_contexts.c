@@ -175,3 +175,26 @@ Test(contexts, the_end_of_a_pool_bears_a_free_that_is_refused)
     close_stage(&k);
     cr_assert_not(driver.refuses, "no block was given back");
 }
+
+/*
+ * What the only stream leaves without a mark others get by a wait for its context alone. On a device that the pool has
+ * filled there is no block for that, so it is marked.
+ */
+Test(contexts, nothing_is_left_unmarked_that_cannot_be_waited_for)
+{
+    needs_simulator();
+    struct setup setup = setup_default();
+    struct world w;
+    enum { MEMORY = 64, LONG = 56 };
+    setup.sim.memory_bytes = MEMORY * PAGE;
+    setup.sim.stepped = false;
+    setup.pool.initial_pages = MEMORY;
+    setup.pool.reaper = true;
+    world_open(&w, &setup);
+    for (int i = 0; i < 2; i++)
+        give(&w, take(&w, LONG, NULL), NULL);
+    cr_assert_eq(w.driver->cuStreamSynchronize(NULL), CUDA_SUCCESS);
+    CUstream s = world_stream(&w);
+    give(&w, take(&w, LONG, s), s);
+    world_close(&w);
+}

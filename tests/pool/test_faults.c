@@ -195,6 +195,13 @@ static bool worked(struct run *r, vpmm_status status)
     return false;
 }
 
+/* The same of one that asks for no memory: nobody would know what to do about a want of it. */
+static bool worked_without_memory(struct run *r, vpmm_status status)
+{
+    run_assert(r, status != VPMM_ERROR_OUT_OF_MEMORY, "a want of memory where none is asked for");
+    return worked(r, status);
+}
+
 /* The driver would not wait: the pool is as it was. */
 static void note_busy(struct run *r)
 {
@@ -234,13 +241,13 @@ static void try_free(struct run *r, int i)
 static void try_poll(struct run *r)
 {
     clear_words();
-    (void)worked(r, vpmm_poll(r->w.pool));
+    (void)worked_without_memory(r, vpmm_poll(r->w.pool));
 }
 
 static void try_trim(struct run *r)
 {
     clear_words();
-    (void)worked(r, vpmm_trim(r->w.pool, 0, NULL));
+    (void)worked_without_memory(r, vpmm_trim(r->w.pool, 0, NULL));
 }
 
 static void settle(struct run *r)
@@ -293,7 +300,7 @@ static void create_and_destroy(struct run *r)
     }
     r->w.pool = NULL; /* gone all the same */
     if (status != VPMM_SUCCESS)
-        r->given_up = !worked(r, status) && may_be_lost_in(r);
+        r->given_up = !worked_without_memory(r, status) && may_be_lost_in(r);
 }
 
 static void growth(struct run *r)
@@ -325,7 +332,7 @@ static void try_use_and_free(struct run *r, size_t bytes, CUstream by)
         return;
     keep_busy(&r->w, by);
     clear_words();
-    (void)worked(r, vpmm_use(r->w.pool, r->held[last].pointer, by));
+    (void)worked_without_memory(r, vpmm_use(r->w.pool, r->held[last].pointer, by));
     try_free(r, last);
 }
 
@@ -337,7 +344,7 @@ static void using(struct run *r)
         try_use_and_free(r, kinds[i], r->b);
     try_malloc(r, 4 * PAGE, r->a);
     clear_words();
-    (void)worked(r, vpmm_stream_release(r->w.pool, r->b));
+    (void)worked_without_memory(r, vpmm_stream_release(r->w.pool, r->b));
     settle(r);
     try_use_and_free(r, 2 * PAGE, r->b);
     try_trim(r);
@@ -372,7 +379,7 @@ static void releasing(struct run *r)
     try_free(r, 0);
     if (stats_of(&r->w).mallocs > 0) {
         clear_words();
-        (void)worked(r, vpmm_stream_release(r->w.pool, r->a));
+        (void)worked_without_memory(r, vpmm_stream_release(r->w.pool, r->a));
     }
     try_malloc(r, 4 * PAGE, r->b);
     settle(r);
@@ -452,7 +459,7 @@ static void try_park(struct run *r)
     clear_words();
     vpmm_status status = vpmm_park(r->w.pool);
     if (status != VPMM_ERROR_BUSY) {
-        (void)worked(r, status);
+        (void)worked_without_memory(r, status);
         return;
     }
     note_busy(r);
@@ -542,7 +549,7 @@ static void close_pool(struct run *r)
     run_assert(r, status != VPMM_ERROR_BUSY, "destroy finds live memory");
     r->w.pool = NULL;
     if (status != VPMM_SUCCESS)
-        (void)worked(r, status);
+        (void)worked_without_memory(r, status);
     run_assert(r, status == VPMM_SUCCESS || r->lost, "destroy");
 }
 

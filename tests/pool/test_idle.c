@@ -339,6 +339,22 @@ Test(idle, marks_of_one_stream_wait, .timeout = 60)
     world_close(&w);
 }
 
+/* What is left of free memory that a malloc takes a part of is freed once, also while its stream stands still. */
+Test(idle, marks_of_one_stream_wait_beside_much_that_is_free, .timeout = 60)
+{
+    needs_simulator();
+    enum { FREE = 2 * MARK_ALONE_BYTES / PAGE };
+    struct setup setup = alone(true);
+    struct world w;
+    world_open(&w, &setup);
+    CUstream s = world_stream(&w);
+    CUdeviceptr much = take(&w, FREE, s);
+    cr_assert_eq(w.driver->cuMemsetD32Async(much, 1, 1, s), CUDA_SUCCESS);
+    give(&w, much, s);
+    cr_expect_lt(fewest_marks(&w, s), FREES / 2);
+    world_close(&w);
+}
+
 Test(idle, marks_do_not_wait_where_the_stream_may_go, .timeout = 60)
 {
     needs_simulator();

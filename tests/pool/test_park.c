@@ -384,6 +384,38 @@ Test(park, on_a_full_device_that_had_no_room_before)
     park_on_a_full_device(true);
 }
 
+/* The program had the whole device when the pool met its first stream, and then the pool has it. */
+Test(park, on_a_device_that_was_full_and_that_it_fills)
+{
+    needs_simulator();
+    struct setup setup = setup_default();
+    struct world w;
+    CUdeviceptr rest = 0, p[64];
+    int count = 0;
+    setup.sim.memory_bytes = 64 * PAGE;
+    setup.pool.graph = true;
+    world_open_without_pool(&w, &setup);
+    setup.pool.driver = w.driver;
+    cr_assert_eq(w.driver->cuMemAlloc(&rest, 64 * PAGE - vpmm_sim_used_bytes(w.sim)), CUDA_SUCCESS);
+    must_work(vpmm_pool_create(&setup.pool, &w.pool));
+    CUstream s = world_stream(&w);
+    must_fail(VPMM_ERROR_OUT_OF_MEMORY, vpmm_malloc(w.pool, PAGE, s, &p[0]));
+    cr_assert_eq(w.driver->cuMemFree(rest), CUDA_SUCCESS);
+    while (count < 64 && vpmm_malloc(w.pool, PAGE, s, &p[count]) == VPMM_SUCCESS)
+        count++;
+    while (count)
+        give(&w, p[--count], s);
+    vpmm_sim_fail(w.sim, "cuMemAlloc", 1, CUDA_ERROR_OUT_OF_MEMORY, false); /* of the next block */
+    must_work(vpmm_park(w.pool));
+    must_work(vpmm_wake(w.pool)); /* which makes it first */
+    size_t left = 64 * PAGE - vpmm_sim_used_bytes(w.sim);
+    rest = 0;
+    cr_assert(!left || w.driver->cuMemAlloc(&rest, left) == CUDA_SUCCESS);
+    must_work(vpmm_park(w.pool));
+    cr_assert(!left || w.driver->cuMemFree(rest) == CUDA_SUCCESS);
+    world_close(&w);
+}
+
 /* It could never be parked, nor destroyed. */
 Test(park, a_pool_that_leaves_no_room_for_that_is_not_made)
 {
