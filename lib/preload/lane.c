@@ -1,5 +1,7 @@
 #include "lane.h"
 
+#include "book.h"
+
 #include <pthread.h>
 #include <sched.h>
 #include <stdatomic.h>
@@ -15,6 +17,7 @@ enum { LANES = 64, LINE = 64, OPEN_US = 1000 };
 static struct lane {
     _Alignas(LINE) _Atomic(uint32_t) inside;
     _Atomic(uint64_t) counts[COUNT_COUNT];
+    _Atomic(int64_t) beyond[BOOK_DEVICES];
 } lanes[LANES];
 
 static atomic_bool shut;
@@ -85,6 +88,28 @@ void lane_open(void)
     pthread_mutex_unlock(&shutting);
 }
 
+/* ---- what pools count ---- */
+
+void lane_add_beyond(int device, int64_t bytes)
+{
+    if (bytes)
+        atomic_fetch_add_explicit(&own_lane()->beyond[device], bytes, memory_order_relaxed);
+}
+
+int64_t lane_beyond(int device)
+{
+    int64_t all = 0;
+    for (size_t i = 0; i < LANES; i++)
+        all += atomic_load_explicit(&lanes[i].beyond[device], memory_order_relaxed);
+    return all;
+}
+
+void lane_clear_beyond(int device)
+{
+    for (size_t i = 0; i < LANES; i++)
+        atomic_store_explicit(&lanes[i].beyond[device], 0, memory_order_relaxed);
+}
+
 /* ---- the line at the exit ---- */
 
 static const char *const words[] = {
@@ -138,7 +163,11 @@ static void say(void)
 /* After fork: none of the threads that were inside, or shut the lanes, is in the child; and the counts are the parent's. */
 static void begin_in_child(void)
 {
-    memset(lanes, 0, sizeof lanes);
+    for (size_t i = 0; i < LANES; i++) {
+        atomic_store(&lanes[i].inside, 0);
+        for (int count = 0; count < COUNT_COUNT; count++)
+            atomic_store_explicit(&lanes[i].counts[count], 0, memory_order_relaxed);
+    }
     atomic_store(&shut, false);
     pthread_mutex_init(&shutting, NULL);
     pthread_mutex_init(&explaining, NULL);

@@ -16,6 +16,8 @@
 #ifndef VPMM_PRELOAD_LANE_H
 #define VPMM_PRELOAD_LANE_H
 
+#include <stdint.h>
+
 /* X(name, what the line at the exit says) */
 #define COUNTS(X)                                                                                                      \
     X(served, "mallocs")                                                                                               \
@@ -49,6 +51,14 @@ void lane_open(void);
 
 /* The first call makes sure that VPMM_PRELOAD_VERBOSE=1 has its line at the exit. */
 void lane_count(enum count);
+
+/*
+ * What the pool of a device counts as used beyond what the program sees of the default pool: bytes that requests were
+ * rounded up by, and what was asked for at once. Less where that is freed.
+ */
+void lane_add_beyond(int device, int64_t bytes);
+int64_t lane_beyond(int device);
+void lane_clear_beyond(int device); /* the pool has ended; with the lanes shut */
 
 /* The first reason why a device has no pool, for the line: it is copied. */
 void lane_explain(const char *reason);

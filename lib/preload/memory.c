@@ -60,6 +60,11 @@ static CUresult refused(vpmm_status status, enum count *why)
     return CUDA_ERROR_OUT_OF_MEMORY;
 }
 
+static int64_t beyond(struct allocation allocation)
+{
+    return (int64_t)(rounded(allocation.bytes) - (allocation.at_once ? 0 : allocation.bytes));
+}
+
 /* Memory of vpmm's on a stream, in the book. Any count but COUNT_served says why not. */
 static CUresult take(struct served *served, CUdeviceptr *memory, size_t bytes, CUstream stream, bool at_once,
                      enum count *why)
@@ -73,6 +78,7 @@ static CUresult take(struct served *served, CUdeviceptr *memory, size_t bytes, C
         vpmm_free(served->pool, start, stream);
         return refused(VPMM_ERROR_HOST_MEMORY, why);
     }
+    lane_add_beyond(served->device, beyond(allocation));
     *memory = start;
     *why = COUNT_served;
     return CUDA_SUCCESS;
@@ -157,10 +163,12 @@ static CUresult wait_for_stream(const vpmm_driver *driver, CUstream stream)
 static CUresult give(struct served *served, CUdeviceptr start, struct allocation allocation, CUstream stream)
 {
     vpmm_status status = vpmm_free(served->pool, start, stream);
-    if (status == VPMM_SUCCESS)
+    if (status == VPMM_SUCCESS) {
+        lane_add_beyond(served->device, -beyond(allocation));
         lane_count(COUNT_freed);
-    else
+    } else {
         book_add(start, allocation); /* its tables are there */
+    }
     return result_of(status);
 }
 
@@ -286,8 +294,8 @@ static CUresult take_at_once(const vpmm_driver *driver, struct served *served, C
         *why = COUNT_served_at_once;
     } else {
         *why = COUNT_left_busy;
-        if (book_take(start, &allocation))
-            vpmm_free(served->pool, start, served->quiet);
+        if (book_take(start, &allocation) && vpmm_free(served->pool, start, served->quiet) == VPMM_SUCCESS)
+            lane_add_beyond(served->device, -beyond(allocation));
     }
     return result;
 }

@@ -100,8 +100,14 @@ CUresult preload_pointer_attributes(unsigned int count, CUpointer_attribute *att
 
 /* ---- the default pool ---- */
 
-/* As the driver counts: what is used are lengths before rounding. */
-static uint64_t ours_of(CUmemPool_attribute attribute, const vpmm_stats *stats)
+/* As the driver counts: what is used are lengths before rounding; not what was asked for at once. */
+static uint64_t used(const struct served *served, const vpmm_stats *stats)
+{
+    int64_t beyond = lane_beyond(served->device), bytes = (int64_t)stats->requested_bytes - beyond;
+    return bytes > 0 ? (uint64_t)bytes : 0; /* other threads' requests change the one and then the other */
+}
+
+static uint64_t ours_of(CUmemPool_attribute attribute, const struct served *served, const vpmm_stats *stats)
 {
     switch ((int)attribute) {
     case CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT:
@@ -109,7 +115,7 @@ static uint64_t ours_of(CUmemPool_attribute attribute, const vpmm_stats *stats)
     case CU_MEMPOOL_ATTR_RESERVED_MEM_HIGH:
         return stats->peak_mapped_bytes;
     case CU_MEMPOOL_ATTR_USED_MEM_CURRENT:
-        return stats->requested_bytes;
+        return used(served, stats);
     case CU_MEMPOOL_ATTR_USED_MEM_HIGH:
         return stats->peak_requested_bytes;
     default:
@@ -125,9 +131,10 @@ CUresult preload_pool_get_attribute(CUmemoryPool pool, CUmemPool_attribute attri
     if (result != CUDA_SUCCESS)
         return result;
     lane_enter();
-    if (stats_of(served_by_standard(pool), &stats) && ours_of(attribute, &stats)) {
+    const struct served *served = served_by_standard(pool);
+    if (stats_of(served, &stats) && ours_of(attribute, served, &stats)) {
         memcpy(&sum, value, sizeof sum);
-        sum += ours_of(attribute, &stats);
+        sum += ours_of(attribute, served, &stats);
         memcpy(value, &sum, sizeof sum);
     }
     lane_leave();

@@ -260,6 +260,7 @@ static void end_served(const vpmm_driver *driver, struct device *device)
     vpmm_stream_release(served->pool, served->quiet);
     driver->cuStreamDestroy(served->quiet);
     vpmm_pool_destroy(served->pool);
+    lane_clear_beyond(served->device);
 }
 
 /*

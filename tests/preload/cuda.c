@@ -209,10 +209,17 @@ CUresult fake_alloc_from_pool_async_ptsz(CUdeviceptr *memory, size_t bytes, CUme
 
 /* ---- contexts ---- */
 
+/* A reset leaves the count of retains as it is (an H200, driver 580), of a context that is no more. */
+static int retained_before[DEVICES];
+
 DECLARE(release, "cuDevicePrimaryCtxRelease_v2", (CUdevice device))
 CUresult fake_release(CUdevice device)
 {
-    return driver()->cuDevicePrimaryCtxRelease(device);
+    pthread_mutex_lock(&lock);
+    bool is_of_former = !retained[device] && retained_before[device];
+    retained_before[device] -= is_of_former;
+    pthread_mutex_unlock(&lock);
+    return is_of_former ? CUDA_SUCCESS : driver()->cuDevicePrimaryCtxRelease(device);
 }
 
 DECLARE(primary_state, "cuDevicePrimaryCtxGetState", (CUdevice device, unsigned int *flags, int *active))
@@ -228,8 +235,12 @@ CUresult fake_primary_state(CUdevice device, unsigned int *flags, int *active)
 DECLARE(reset, "cuDevicePrimaryCtxReset_v2", (CUdevice device))
 CUresult fake_reset(CUdevice device)
 {
-    while (fake_release(device) == CUDA_SUCCESS)
-        continue;
+    int count = 0;
+    while (driver()->cuDevicePrimaryCtxRelease(device) == CUDA_SUCCESS)
+        count++;
+    pthread_mutex_lock(&lock);
+    retained_before[device] += count;
+    pthread_mutex_unlock(&lock);
     return CUDA_SUCCESS;
 }
 
