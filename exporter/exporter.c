@@ -2,8 +2,8 @@
  * exporter.c - the public functions, and what a fork does to exporters.
  *
  * Every exporter of the process stands in a list, whose lock fork takes, and each one's round (http.h) and pools' lock
- * after it: no connection comes or goes, and no pool is being read, added or removed, when the process is copied. In the
- * child the copied descriptors are closed, so that
+ * after it: no connection comes or goes, and no pool is being read, added or removed, when the process is copied. In
+ * the child the copied descriptors are closed, so that
  * the parent's port is the parent's alone, and the list is emptied; what was in it belongs to another process.
  */
 #include "http.h"
@@ -58,9 +58,11 @@ static void after_fork_in_child(void)
     pthread_mutex_unlock(&lock);
 }
 
+static int set_up_error;
+
 static void set_up(void)
 {
-    pthread_atfork(before_fork, after_fork_in_parent, after_fork_in_child);
+    set_up_error = pthread_atfork(before_fork, after_fork_in_parent, after_fork_in_child);
 }
 
 /* Under the lock, so that no fork sees sockets of an exporter that is not in the list. */
@@ -120,9 +122,10 @@ vpmm_status vpmm_exporter_start(const vpmm_exporter_config *given, vpmm_exporter
     struct vpmm_exporter *exporter = calloc(1, sizeof *exporter);
     if (!exporter)
         return vpmm_error_set(VPMM_ERROR_HOST_MEMORY, "no host memory for an exporter of %zu bytes", sizeof *exporter);
-    pthread_once(&once, set_up);
     pools_init(&exporter->pools);
-    vpmm_status status = start(exporter, &config);
+    pthread_once(&once, set_up);
+    vpmm_status status = set_up_error ? vpmm_error_set(VPMM_ERROR_HOST_MEMORY, "no host memory to watch for forks")
+                                      : start(exporter, &config);
     if (status != VPMM_SUCCESS) {
         pools_free(&exporter->pools);
         free(exporter);

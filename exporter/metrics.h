@@ -7,7 +7,7 @@
  * The families of pools are made of VPMM_STATS, row by row: what its kind column says (see vpmm.h) is a family's type,
  * and whether it has a label. The rest comes from vpmm/observe.h and from the process. Every label's values are known
  * beforehand but for the pools' names, so that every series is there from the first scrape, as 0, and their number is
- * bounded: about 210 a pool.
+ * bounded: about 240 a pool.
  *
  * Threads: the exporter's alone.
  */

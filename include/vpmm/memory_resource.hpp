@@ -48,9 +48,9 @@ class memory_resource
   public:
     static constexpr std::size_t default_alignment = resource::default_alignment;
 
-    /* `stream`: for what is allocated without one. `driver`: whose streams they are; the pool's. */
-    explicit memory_resource(pool &of, CUstream stream = nullptr, const vpmm_driver *driver = vpmm_driver_cuda())
-        : resource_(of, stream), driver_(driver)
+    /* `stream`: for what is allocated without one. `driver`: whose streams they are; NULL: as the pool's. */
+    explicit memory_resource(pool &of, CUstream stream = nullptr, const vpmm_driver *driver = nullptr)
+        : resource_(of, stream), driver_(driver != nullptr ? driver : vpmm_pool_driver(of.get()))
     {
         vpmm_device device;
         throw_if(vpmm_device_get(of.get(), &device));
@@ -82,7 +82,7 @@ class memory_resource
     void *allocate_sync(std::size_t bytes, std::size_t alignment = default_alignment)
     {
         void *address = resource_.allocate(bytes, alignment);
-        CUresult result = driver_ ? wait() : CUDA_ERROR_NOT_INITIALIZED;
+        CUresult result = wait();
         if (result == CUDA_SUCCESS)
             return address;
         deallocate_sync(address, bytes, alignment);

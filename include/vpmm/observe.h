@@ -17,8 +17,8 @@ extern "C" {
 #endif
 
 /*
- * One entry of the driver table, as this pool has used it: but for calls that look which context is current, which count
- * only if they fail, and those that clean up after another has failed.
+ * One entry of the driver table, as this pool has used it: but for calls that look which context is current, which
+ * count only if they fail, and those that clean up after another has failed.
  */
 typedef struct vpmm_call_counts {
     const char *call;      /* "cuMemMap"; constant */
@@ -46,7 +46,8 @@ typedef struct vpmm_latency {
 vpmm_status vpmm_latency_get(vpmm_pool *, vpmm_latency *);
 
 typedef struct vpmm_health {
-    bool lost;              /* the driver has failed for good: no fence passes any more, every call answers DRIVER */
+    bool lost;              /* the driver has failed for good, or shuts down: no fence passes any more, and calls that
+                               need it answer DRIVER */
     bool reaper;            /* the pool has a thread that makes passes; else the program calls vpmm_poll */
     uint64_t reaper_age_ns; /* since the latest pass ended, by that thread or by hand; 0 while the thread sleeps because
                                nothing is pending, in a graph's pool, which has nothing to look for, and in a pool that
@@ -84,8 +85,8 @@ typedef struct vpmm_range {
  * Calls visit, on this thread, for each mapped range, in ascending order within each chunk of address space; `data` is
  * the caller's. Two free ranges may be neighbours. It may call any function of the pool but vpmm_pool_destroy. Beside
  * other threads' calls each range is as it was at one instant, and two of them may be of different ones: a range that
- * changes meanwhile may be missed, or be there twice. Takes as long as there are regions, holes included. A pool without
- * pages has none, and a parked one (vpmm_park).
+ * changes meanwhile may be missed, or be there twice. Takes as long as there are regions, holes included. A pool
+ * without pages has none, and a parked one (vpmm_park).
  */
 vpmm_status vpmm_ranges_visit(vpmm_pool *, void (*visit)(void *data, const vpmm_range *), void *data);
 

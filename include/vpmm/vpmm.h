@@ -51,8 +51,8 @@
  *                                     INVALID_POINTER. Two vpmm_use of one pointer: safe
  *   vpmm_malloc, vpmm_free            on one stream, by any number of threads: safe. Their points of the stream are in
  *                                     the order in which the calls return, where one returns before the other begins
- *   vpmm_stream_release               during mallocs, frees and uses on the same stream: safe. Each counts as before the
- *                                     release, which then covers it, or as after: then the pool has met the stream
+ *   vpmm_stream_release               during mallocs, frees and uses on the same stream: safe. Each counts as before
+ *                                     the release, which then covers it, or as after: then the pool has met the stream
  *                                     anew, and it needs another release. During another release of the stream: safe,
  *                                     the second answers SUCCESS, or INVALID_VALUE if it found the stream released
  *   cuStreamDestroy                   during no call that was given the stream; with CHECKED and TRUSTED after a
@@ -173,9 +173,9 @@ typedef enum vpmm_streams {
  * the first second), and nothing can be seen beforehand. So a program releases a stream before it captures on it, or
  * chooses EAGER, or sets `captures`: then nobody but calls that are given a stream touches its handle, front caches
  * stay, and memory that lies in them goes to other streams when a later call on its own stream has gone past the cache,
- * or by a wait for the device, before a request fails and in vpmm_trim. Where a pool has met one stream alone, and has a
- * reaper, that is so too of what the stream has freed last: within half a millisecond, of 128 MiB or an eighth of what is
- * mapped at most. It stays the stream's own to use, and does not decay before its next such call.
+ * or by a wait for the device, before a request fails and in vpmm_trim. Where a pool has met one stream alone, and has
+ * a reaper, that is so too of what the stream has freed last: within half a millisecond, of 128 MiB or an eighth of
+ * what is mapped at most. It stays the stream's own to use, and does not decay before its next such call.
  */
 /*
  * Graphs. A pool with `graph` is the pool of a captured graph, or of several that never replay at once (a MemPool of
@@ -247,7 +247,7 @@ typedef struct vpmm_pool vpmm_pool;
  * INVALID_VALUE: a NULL output or a wrong setting. NO_DRIVER: no libcuda, or no such device. DRIVER, OUT_OF_MEMORY,
  * OUT_OF_ADDRESS_SPACE, HOST_MEMORY: what was made before is given back.
  * A device without virtual memory management is served by its memory pools alone; so is a page_size above the
- * device's memory. NOT_SUPPORTED: a `graph` pool there.
+ * device's memory. NOT_SUPPORTED: a `graph` pool there, a device that has neither, EAGER with a driver before CUDA 12.
  */
 vpmm_status vpmm_pool_create(const vpmm_config *, vpmm_pool **);
 
@@ -257,7 +257,8 @@ vpmm_status vpmm_pool_default(int device, vpmm_pool **);
 /*
  * Waits for the work on freed memory, unmaps, and frees the pool. BUSY: allocations are live, or the driver would not
  * wait; nothing is changed, and the pool can be destroyed again. DRIVER: the driver refused to take something back; the
- * message says what, and the pool is gone all the same. vpmm_pool_destroy(NULL) is a no-op.
+ * message says what, and the pool is gone all the same. NOT_SUPPORTED: the child of a fork, whose pool it is not.
+ * vpmm_pool_destroy(NULL) is a no-op.
  */
 vpmm_status vpmm_pool_destroy(vpmm_pool *);
 
@@ -302,8 +303,8 @@ vpmm_status vpmm_pool_get_attribute(vpmm_pool *, vpmm_attribute, uint64_t *value
  * the pool's (see vpmm_malloc): their work with memory is ordered before its free by the program, by events.
  * INVALID_VALUE: a NULL pool, its own device, none that there is, other flags. NOT_SUPPORTED: the device cannot reach
  * the pool's memory (cuDeviceCanAccessPeer); VPMM_SMALL_ASYNC, or a device without pages; the child of a fork; 31 other
- * devices have access. DRIVER, OUT_OF_MEMORY: the driver refuses; what had new rights by then has the former ones again,
- * as far as the driver lets it. Rights are not taken from memory that is in use: the program waits before.
+ * devices have access. DRIVER, OUT_OF_MEMORY: the driver refuses; what had new rights by then has the former ones
+ * again, as far as the driver lets it. Rights are not taken from memory that is in use: the program waits before.
  */
 vpmm_status vpmm_pool_set_access(vpmm_pool *, int device, CUmemAccess_flags);
 
@@ -314,7 +315,9 @@ vpmm_status vpmm_pool_set_access(vpmm_pool *, int device, CUmemAccess_flags);
  * INVALID_VALUE: zero bytes, a size that overflows when rounded, a NULL pool or output, a stream of another device.
  * OUT_OF_MEMORY: the message says how much was asked, mapped, live and reusable. The thread has waited for all that had
  * been freed when nothing else was left to try, and tried again with each bit of it that had passed; what is freed
- * during that wait need not have been waited for. NOT_SUPPORTED: the stream captures, or the pool is parked.
+ * during that wait need not have been waited for. OUT_OF_ADDRESS_SPACE: of the device, or the request is longer than
+ * va_size. DRIVER: the driver refused a call, or the device is lost. NOT_SUPPORTED: the stream captures, the pool is
+ * parked, or the process is the child of a fork.
  * HOST_MEMORY: also CU_STREAM_PER_THREAD, where other libraries have taken all pthread keys of the process.
  * The output is written on success only. A capture is looked for where the call goes past the thread's front cache: a
  * hit succeeds on a capturing stream with VPMM_STREAMS_TRUSTED, and with CHECKED fails and ends the capture, as
@@ -326,8 +329,9 @@ vpmm_status vpmm_malloc(vpmm_pool *, size_t bytes, CUstream stream, CUdeviceptr 
  * Ends the use of an allocation at this point of `stream`, which need not be the stream that it was allocated on:
  * every earlier use elsewhere must be ordered before this point, or said with vpmm_use. 0 is a no-op.
  * INVALID_POINTER: not the start of a live allocation of this pool, also if it was freed before and not handed out
- * since. Others as for malloc; a free into the thread's front cache makes no driver call, on a default stream but one
- * for the current context. With VPMM_SMALL_ASYNC DRIVER may also say that the driver refused the free itself: it may be
+ * since. Others as for malloc, but for a want of memory or addresses. A free into the thread's front cache makes no
+ * driver call, on a default stream but one for the current context; where what has lain there longest makes room for
+ * it, it records an event. With VPMM_SMALL_ASYNC DRIVER may also say that the driver refused the free itself: it may be
  * tried again until a malloc has been given the same address, and does not keep the pool busy if it is not.
  */
 vpmm_status vpmm_free(vpmm_pool *, CUdeviceptr, CUstream stream);
@@ -380,9 +384,10 @@ vpmm_status vpmm_stream_release_ptsz(vpmm_pool *, CUstream);
 /*
  * Gives wholly free extents back to the device until at most keep_bytes are mapped, or nothing more can be given. What
  * is in front caches counts as free, and so does a cut page without a live piece. Memory whose fence has not passed
- * stays. With keep_bytes 0 the driver's pool of VPMM_SMALL_ASYNC is trimmed too. What was given back stays given back
- * until a malloc has to make memory.
+ * stays; where its end cannot be recorded (Captures) the call waits for the device. With keep_bytes 0 the driver's pool
+ * of VPMM_SMALL_ASYNC is trimmed too. What was given back stays given back until a malloc has to make memory.
  * `released` (may be NULL): bytes of extents that the driver has taken back.
+ * INVALID_VALUE: a NULL pool. DRIVER, HOST_MEMORY: less was given back. NOT_SUPPORTED: the child of a fork.
  */
 vpmm_status vpmm_trim(vpmm_pool *, size_t keep_bytes, size_t *released);
 
@@ -393,11 +398,12 @@ vpmm_status vpmm_trim(vpmm_pool *, size_t keep_bytes, size_t *released);
  * pool was given; other contexts' work with its memory must have ended. No capture is harmed.
  * From the call on until vpmm_wake has succeeded nothing on the device may use the pool's memory (a graph that is
  * launched faults). Mallocs answer NOT_SUPPORTED; one under way may still be served, and its memory is parked with the
- * rest. Frees and uses are as ever. parked_bytes says how much is to come back, mapped_bytes falls by it, and max_mapped
- * has room for it all the while. The pool can be destroyed. A call for a parked pool tries again what the driver has
- * refused, if it has. It waits for mallocs under way, if they map memory.
+ * rest. Frees and uses are as ever. parked_bytes says how much is to come back, mapped_bytes falls by it, and
+ * max_mapped has room for it all the while. The pool can be destroyed. A call for a parked pool tries again what the
+ * driver has refused, if it has. It waits for mallocs under way, if they map memory.
  * NOT_SUPPORTED: a pool without `graph`. BUSY: the device cannot be waited for now; nothing has changed. DRIVER: the
- * driver would not take all back; the pool is parked all the same, and its contents are lost. INVALID_VALUE: a NULL pool.
+ * driver would not take all back; the pool is parked all the same, and its contents are lost. INVALID_VALUE: a NULL
+ * pool.
  */
 vpmm_status vpmm_park(vpmm_pool *);
 
@@ -506,14 +512,15 @@ vpmm_status vpmm_stats_get(vpmm_pool *, vpmm_stats *);
 
 /*
  * Writes the statistics, a line each, then every region in ascending address order, in the specification's notation
- * (counts of pages): [X] live, [-X] reusable, [*X] hole, [~X] pending unmap. Live pages that are cut follow, a line for
- * each run of them, in granules: (X) live, (-X) free, (/X) a slab; then how many slices of each size are free.
+ * (counts of pages): [X] live, [-X] reusable, [*X] hole, [~X] pending unmap; [?X] is in the hands of a call. Live pages
+ * that are cut follow, a line for each run of them, in granules: (X) live, (-X) free, (/X) a slab; then how many slices
+ * of each size are free.
  */
 vpmm_status vpmm_dump(vpmm_pool *, FILE *);
 
 /*
  * One pass of the reaper by hand: publishes passed fences, unmaps what is due, and gives back what decays. It makes no
- * memory.
+ * memory. INVALID_VALUE: a NULL pool. DRIVER: the device is lost. NOT_SUPPORTED: the child of a fork.
  */
 vpmm_status vpmm_poll(vpmm_pool *);
 

@@ -31,6 +31,7 @@ static inline void clock_yield(void)
 #endif
 }
 
+/* For less than a second. */
 static inline void clock_sleep_us(long us)
 {
 #ifdef VPMM_SCHEDULE_POINTS

@@ -1,10 +1,10 @@
 /*
  * lock.h - the locks that a malloc or free may meet are taken through here, so that a debug build can count them.
  *
- * Tiers 1 to 4 promise to take none. A build with VPMM_DEBUG_CHECKS counts, in each thread for itself, every lock that
- * the thread has taken, try-locks included where they were won; vpmm-pairs shows the difference over its timed loop.
- * The reaper is a thread of its own, so what it takes is not in the figures of the threads that allocate. Other builds
- * count nothing and pay nothing.
+ * Tier 1 takes none, and tiers 2 and 3 none that others wait for (lib/README.md). A build with VPMM_DEBUG_CHECKS
+ * counts, in each thread for itself, every lock that the thread has taken, try-locks included where they were won;
+ * vpmm-pairs shows the difference over its timed loop. The reaper is a thread of its own, so what it takes is not in
+ * the figures of the threads that allocate. Other builds count nothing and pay nothing.
  */
 #ifndef VPMM_LIB_LOCK_H
 #define VPMM_LIB_LOCK_H

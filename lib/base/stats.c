@@ -12,7 +12,8 @@ unsigned stats_stripe(void)
     return own_stripe - 1;
 }
 
-unsigned stats_stripes_used(void)
+/* Stripes that any thread of the process has taken. */
+static unsigned stripes_used(void)
 {
     uint32_t seen = load_relaxed_u32(&threads_seen);
     return seen < STATS_STRIPES ? seen : STATS_STRIPES;
@@ -43,7 +44,7 @@ uint64_t stats_sum(const struct stats *stats, enum stat which)
     uint64_t of_tallies[STATS_COUNT] = {0};
     add_tallies(stats, of_tallies);
     uint64_t sum = of_tallies[which];
-    for (unsigned i = 0, n = stats_stripes_used(); i < n; i++)
+    for (unsigned i = 0, n = stripes_used(); i < n; i++)
         sum += load_relaxed_u64(&stats->stripe[i].value[which]);
     return sum;
 }
@@ -79,7 +80,7 @@ void stats_count_failure(struct stats *stats, vpmm_status status)
         [VPMM_ERROR_OUT_OF_MEMORY] = STAT_failed_out_of_memory,
         [VPMM_ERROR_OUT_OF_ADDRESS_SPACE] = STAT_failed_address_space,
         [VPMM_ERROR_NOT_SUPPORTED] = STAT_failed_not_supported,
-        [VPMM_ERROR_NO_DRIVER] = STAT_failed_driver, /* only creation answers NO_DRIVER and only destruction BUSY */
+        [VPMM_ERROR_NO_DRIVER] = STAT_failed_driver, /* not counted here: of a creation */
         [VPMM_ERROR_DRIVER] = STAT_failed_driver,
         [VPMM_ERROR_BUSY] = STAT_failed_driver,
         [VPMM_ERROR_HOST_MEMORY] = STAT_failed_host_memory,
@@ -348,7 +349,7 @@ void stats_note_peak_mapped(struct stats *stats)
     raise_relaxed_u64(&stats->peak_mapped, stats_level(stats, STAT_mapped_bytes));
 }
 
-/* The peak first: who looks after its mark was set sees the new one. */
+/* Beside other threads' calls either may be seen first: what vpmm.h says of these attributes allows for it. */
 void stats_reset_peak(struct stats *stats, enum peak which)
 {
     store_relaxed_u64(&stats->shared[which].peak, checked_level(stats, which));
@@ -372,7 +373,7 @@ void stats_read_calls(const struct stats *stats, vpmm_call_counts out[VPMM_DRIVE
         out[i] = (vpmm_call_counts){.call = name[i]};
     for (const struct stats_tally *tally = load_acquire_ptr(&stats->tallies); tally; tally = tally->next)
         out[ENTRY_cuStreamGetId].made += load_relaxed_u64(&tally->driver_calls);
-    for (unsigned s = 0, n = stats_stripes_used(); s < n; s++)
+    for (unsigned s = 0, n = stripes_used(); s < n; s++)
         for (unsigned i = 0; i < VPMM_DRIVER_CALLS; i++) {
             out[i].made += load_relaxed_u64(&stats->stripe[s].calls[i]);
             out[i].failed += load_relaxed_u64(&stats->stripe[s].errors[i]);
@@ -382,7 +383,7 @@ void stats_read_calls(const struct stats *stats, vpmm_call_counts out[VPMM_DRIVE
 void stats_read_latency(const struct stats *stats, vpmm_latency *out)
 {
     *out = (vpmm_latency){0};
-    for (unsigned s = 0, n = stats_stripes_used(); s < n; s++) {
+    for (unsigned s = 0, n = stripes_used(); s < n; s++) {
         for (unsigned i = 0; i < VPMM_LATENCY_BUCKETS; i++)
             out->count[i] += load_relaxed_u64(&stats->stripe[s].latency[i]);
         out->sum_ns += load_relaxed_u64(&stats->stripe[s].latency_ns);
@@ -403,7 +404,7 @@ void stats_read(const struct stats *stats, vpmm_stats *out)
 {
     uint64_t sum[STATS_COUNT] = {0};
     add_tallies(stats, sum);
-    for (unsigned i = 0, n = stats_stripes_used(); i < n; i++)
+    for (unsigned i = 0, n = stripes_used(); i < n; i++)
         for (unsigned which = 0; which < STATS_COUNT; which++)
             sum[which] += load_relaxed_u64(&stats->stripe[i].value[which]);
 #define STATS_SUM(name, kind, help) out->name = level(sum[STAT_##name]);

@@ -125,8 +125,7 @@ struct stats {
     _Atomic(uint64_t) peak_mapped;
 };
 
-unsigned stats_stripe(void);       /* the calling thread's */
-unsigned stats_stripes_used(void); /* stripes that any thread of the process has taken */
+unsigned stats_stripe(void); /* the calling thread's */
 
 static inline void stats_add(struct stats *stats, enum stat which, uint64_t amount)
 {

@@ -6,6 +6,7 @@
 #include "base/reserve.h"
 #include "cache/regions.h"
 #include "cache/slices.h"
+#include "space/identity.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -478,7 +479,7 @@ static struct cache *attach(struct front *front, struct stream *stream)
     fetch_add_sc_u32(&stream->caches[front->fronts->space->level], 1);
     cache->id = stream->id;
     cache->check_id = stream->has_id && front->fronts->check_ids;
-    cache->is_default = !stream->handle || stream->handle == CU_STREAM_LEGACY;
+    cache->is_default = handle_is_legacy(stream->handle);
     cache->is_attached = true;
     cache->slot = stream->slot;
     store_sc_ptr(&cache->stream, stream); /* before anything is noted: see cache_flush */

@@ -13,12 +13,15 @@
  * stand in slots of several threads, and in slots that it has left; whoever exchanges the word has the region.
  *   (1) every CACHED region stands in a slot of a cache of its stream: its freer fills the slot before it exchanges
  *       the word, and overwrites a slot only when it has seen its unit not CACHED for this stream
- *   (2) the bin of such a slot is noted, but for the moment in which its freer is about to note it
+ *   (2) the bin of such a slot is noted, but while its freer is about to note it, and while a flusher that has taken
+ *   the
+ *       bits is at its bin
  *   (3) cached bytes = bytes of CACHED regions, when no one is inside a call
  *
  * Who may do what
  *   take, give     the front's thread: no lock, no driver call but that for the stream's id or context, no write to a
- *                  line that others write but the unit's descriptor. Wait-free: at most a bin's slots are tried
+ *                  line that others write but the unit's descriptor. Wait-free: at most a bin's slots are tried. Only
+ *                  a give to a full bin or cache does more: it flushes what has lain there longest
  *   steal          another thread with the same stream: by exchange of CACHED words, found by reading slots
  *   flush          any thread: takes a cache's regions by exchange, and publishes them behind one fence
  *   attach, detach the front's thread: which stream a cache is of. A record that has caches attached is not used again
@@ -70,7 +73,7 @@ enum {
 
 enum cached { CACHED_REGIONS, CACHED_SLICES, CACHED_KINDS };
 
-/* What a pair of a thread and a stream costs while it is quiet: this, and as much for pieces, and half of it more. */
+/* What a pair of a thread and a stream costs while it is quiet: this for pages, as much for granules, 128 B for slices. */
 struct cache {
     _Alignas(64) _Atomic(void *) handle; /* CUstream; CACHE_CLOSED: not to be filled any more */
     _Atomic(void *) stream;              /* the record that it is attached to; NULL: none, or it was released */

@@ -5,7 +5,7 @@
  * says of a word holds for that of a region's first unit. Another thread with the same stream may steal a region, and
  * copies the addresses of some more into its own slots, as hints.
  *
- *   take, give   the front's thread; wait-free: at most a bin's slots are tried
+ *   take, give   the front's thread; wait-free: at most a bin's slots are tried, but where a give has to make room
  *   steal        any thread whose cache is of the same stream: by exchange of CACHED words, found by reading slots
  */
 #ifndef VPMM_LIB_REGIONS_H

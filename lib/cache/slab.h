@@ -9,7 +9,9 @@
  *   set      of a stream: for each class a tree of its slabs that have free slices (tree.h), the lowest taken first
  *
  * The word of a slab is free:32 | owner:20, the slot of the stream's record | epoch:12, raised with each owner:
- *   (1) bit i of free is set  <=>  slice i's own word is FREE, and work on the owner's stream may use it at once
+ *   (1) bit i of free is set  =>  slice i's own word is FREE, and work on the owner's stream may use it at once; also
+ *   the
+ *       other way round, but while a thread is between the two words
  *   (2) free slices behind other fences are in `deferred`, and get their bit when they have passed
  *   (3) number(slab) >= the fence number, on the owner's stream, of every free slice. It stands beside the epoch that
  *       it is of, and is raised for no other: a thread that comes late from an earlier owner leaves it alone
@@ -35,8 +37,8 @@
  * A word read before such a change does not match after it: the epoch differs, for 4096 changes of one slab in the
  * midst of one operation.
  *
- * Everything is lock-free but slabs_pass, which is under the event lock. A failed exchange is another thread's
- * progress.
+ * Everything is lock-free but slabs_pass, which is under the event lock, and a use beside another one of the same
+ * slice, which waits while the word is NOTING. A failed exchange is another thread's progress.
  */
 #ifndef VPMM_LIB_SLAB_H
 #define VPMM_LIB_SLAB_H
@@ -61,8 +63,8 @@ enum {
 enum slice_state { SLICE_FREE, SLICE_LIVE, SLICE_CACHED, SLICE_OWN, SLICE_USED, SLICE_NOTING, SLICE_ENDING };
 
 /*
- * A line each: the slices of a slab may be in caches of several threads, each of which writes its slices' words in every
- * hit. Side by side they made a malloc and a free by sixteen threads on an H200 take 200 ns instead of 45.
+ * A line each: the slices of a slab may be in caches of several threads, each of which writes its slices' words in
+ * every hit. Side by side they made a malloc and a free by sixteen threads on an H200 take 200 ns instead of 45.
  */
 struct slice {
     _Alignas(64) _Atomic(uint64_t) word;

@@ -42,7 +42,7 @@ static bool undo(const struct cache *cache, uint32_t class, uint64_t slot, uint6
 
 const struct cached_kind cached_slices = {SLICE_CLASSES, begin, claim, publish, undo};
 
-struct slice_cache *slices_of(struct cache *cache)
+static struct slice_cache *slices_of(struct cache *cache)
 {
     const struct fronts *fronts = cache->front->fronts;
     struct slice_cache *slices = load_relaxed_ptr(&cache->slices);

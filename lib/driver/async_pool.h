@@ -16,6 +16,7 @@
  *   live, refused -> freeing   by a free, which is then the only one that may end the record
  *   freeing -> gone            by that free, when the driver has freed it, or the record was replaced
  *   freeing -> refused         by that free, when the driver has refused
+ *   freeing -> live            by that free, when the driver could not be called
  *   freeing -> replaced        by a malloc that was given the address: so the free has taken effect, whatever is said
  *   live, refused -> gone      by a malloc that was given the address: so it was freed
  *

@@ -89,7 +89,7 @@ struct look {
     uint64_t left_ns;
 };
 
-/* Under the lock. Any that waits passes by: the next one may stand still as well. */
+/* Under the lock. Every waiter may pass the holder by, not the next in line alone, which may itself stand still. */
 static struct look look(const struct burst *burst, uint64_t asked_ns)
 {
     struct look look = {.come = has_come(burst), .left_ns = patience_left(asked_ns)};

@@ -1,9 +1,11 @@
 /*
  * device.h - one device as the pool drives it: the driver table, the context, and what every call needs around it.
  *
- * Each call goes through device_call(), which counts it, keeps its name and result for the error message, and notices
- * a device that is lost. A lost device answers errors that are about the device and not about the call; from then on
- * no fence passes, nothing is unmapped, and calls answer VPMM_ERROR_DRIVER.
+ * Calls go through device_call(), which counts them, keeps the name and result for the error message, and notices a
+ * driver that shuts down (`gone`). Only what is asked on a hit, and what is taken back where a failure is reported
+ * already, is called directly. A device is lost when it answers a question about an event with an error that is about
+ * the device and not about the call (fence.c); from then on no fence passes, nothing is unmapped, and calls answer
+ * DRIVER.
  *
  * Driver calls are made between device_enter and device_leave, which
  *   - make a context of the device current if the thread has none of it (push and pop do not scale over threads, so
@@ -39,11 +41,11 @@ struct device_scope {
     bool pushed, exchanged;
 };
 
-/* NO_DRIVER, NOT_SUPPORTED, DRIVER; nothing is kept on failure. */
+/* INVALID_VALUE: the table lacks an entry. NO_DRIVER, NOT_SUPPORTED, DRIVER, OUT_OF_MEMORY: nothing is kept. */
 vpmm_status device_open(struct device *, const vpmm_driver *, int ordinal, struct stats *);
 vpmm_status device_close(struct device *);
 
-vpmm_status device_enter(struct device *, struct device_scope *); /* DRIVER, and then nothing is to be left */
+vpmm_status device_enter(struct device *, struct device_scope *); /* DRIVER, OUT_OF_MEMORY: nothing is to be left */
 /* The same with one certain context current: for events, which belong to a context, and for stream 0 and its like. */
 vpmm_status device_enter_context(struct device *, CUcontext, struct device_scope *);
 void device_leave(struct device *, struct device_scope *);

@@ -19,7 +19,8 @@
  *
  * Pools that may be shared with other processes are not kept: their handles would show the next owner's memory.
  *
- * Any thread. One mutex guards the list; no driver call is made under it: who works on a pool has taken its record out.
+ * Any thread. One mutex guards both lists; no driver call is made under it: who works on a pool has taken its record
+ * out.
  */
 #ifndef VPMM_LIB_KEPT_POOLS_H
 #define VPMM_LIB_KEPT_POOLS_H

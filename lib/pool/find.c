@@ -1,6 +1,6 @@
 #include "pool/find.h"
 
-/* What is found by less than a full search is asked for with room for its alignment. */
+/* join, part and waiting do not align what they find: they are asked for `align - 1` units more. */
 enum region_source find_free(struct space *space, struct stream *stream, struct want want, bool may_wait,
                              bool every_bin, struct region *region)
 {

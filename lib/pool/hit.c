@@ -1,7 +1,7 @@
 /*
  * hit.c - vpmm_malloc and vpmm_free, as far as the calling thread's own cache serves them: no lock, no write to a line
  * that other threads write but the region's own descriptor, and no driver call but the check of the stream's id, or on
- * a default stream of the current context.
+ * a default stream of the current context. (free_hit may give older regions up to make room: it then marks the stream.)
  *
  *   vpmm_malloc ─┬─ a piece of a page ──> malloc_piece ─┬─ trusted ──────────> malloc_piece_at_once ─┬─ slices
  *                │                                      └─ checked: same id ─> malloc_piece_checked ─┘  or granules

@@ -1,6 +1,6 @@
 /*
- * observe.c - what the library says of itself, its version, and a pool: statistics, its address map, its audit, and what
- * an exporter asks.
+ * observe.c - what the library says of itself, its version, and a pool: statistics, its address map, its audit, and
+ * what an exporter asks.
  */
 #include "base/lock.h"
 #include "pool/audit.h"
@@ -52,7 +52,7 @@ vpmm_status vpmm_dump(vpmm_pool *pool, FILE *file)
 #define DUMP_LINE(name, kind, help) fprintf(file, "%-20s %20" PRIu64 "  %s\n", #name, stats.name, help);
     VPMM_STATS(DUMP_LINE)
 #undef DUMP_LINE
-    fprintf(file, "regions of %zu-byte pages: [X] live, [-X] reusable, [*X] hole, [~X] pending unmap\n",
+    fprintf(file, "regions of %zu-byte pages: [X] live, [-X] reusable, [*X] hole, [~X] pending unmap, [?X] in a call\n",
             pool->config.page_size);
     if (pool->paged)
         dump_regions(&pool->arena, file);

@@ -127,7 +127,7 @@ static vpmm_status fill_pool(struct vpmm_pool *pool)
         status = init_small(pool);
     if (status == VPMM_SUCCESS)
         status = init_fronts(pool);
-    arena_set_up(&pool->arena, &pool->config);
+    arena_set_up(&pool->arena, &pool->config, pool->device.granularity);
     pool->arena.async = &pool->async;
     if (status == VPMM_SUCCESS && pool->paged)
         status = arena_init(&pool->arena, &pool->device, &pool->stats, &pool->config);
@@ -247,17 +247,15 @@ static uint64_t live_bytes(struct vpmm_pool *pool)
  */
 static vpmm_status wait_for_all(struct vpmm_pool *pool)
 {
-    char words[256];
     vpmm_status status = !pool->paged         ? VPMM_SUCCESS
                          : pool->config.graph ? streams_wait_for_all(&pool->arena.streams)
                                               : settle(&pool->arena);
     if (status == VPMM_SUCCESS || device_dead(&pool->device))
         return VPMM_SUCCESS;
-    snprintf(words, sizeof words, "%s", vpmm_last_error());
     return fail(VPMM_ERROR_BUSY,
                 "the work on freed memory cannot be waited for now, so nothing is unmapped; destroy the "
                 "pool again: %s",
-                words);
+                vpmm_last_error());
 }
 
 vpmm_status vpmm_pool_destroy(vpmm_pool *pool)

@@ -230,7 +230,7 @@ static vpmm_status free_checked(vpmm_pool *pool, CUdeviceptr address, CUstream h
 
 vpmm_status slow_free(vpmm_pool *pool, CUdeviceptr address, CUstream handle)
 {
-    return answer(pool, free_checked(pool, address, handle));
+    return answer(pool, without_shortage(free_checked(pool, address, handle)));
 }
 
 /* ---- use ---- */

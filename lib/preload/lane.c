@@ -155,12 +155,12 @@ static void say(void)
             length += snprintf(line + length, sizeof line - length, ", %llu %s", (unsigned long long)sum(i), words[i]);
     pthread_mutex_lock(&explaining);
     if (explanation[0])
-        length += snprintf(line + length, sizeof line - length, " (%s)", explanation);
+        snprintf(line + length, sizeof line - length, " (%s)", explanation);
     pthread_mutex_unlock(&explaining);
     dprintf(STDERR_FILENO, "%s\n", line);
 }
 
-/* After fork: none of the threads that were inside, or shut the lanes, is in the child; and the counts are the parent's. */
+/* After fork: no thread that was inside, or shut the lanes, is in the child; and the counts are the parent's. */
 static void begin_in_child(void)
 {
     for (size_t i = 0; i < LANES; i++) {

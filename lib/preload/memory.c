@@ -192,7 +192,7 @@ static bool free_async(CUdeviceptr memory, CUstream stream, CUresult *result)
     CUcontext context = driver ? context_of(driver, stream, &why) : NULL;
     if (!context || !book_take(memory, &allocation))
         return false;
-    struct served *served = served_on(allocation.device);
+    struct served *served = served_on((int)allocation.device);
     if (!served) {
         *result = CUDA_ERROR_INVALID_VALUE; /* the device was reset beside this call */
     } else if (context == served->primary) {
@@ -365,7 +365,7 @@ static bool free_at_once(CUdeviceptr memory, CUresult *result)
     struct allocation allocation;
     if (!book_take(memory, &allocation))
         return false;
-    struct served *served = served_on(allocation.device);
+    struct served *served = served_on((int)allocation.device);
     *result = CUDA_ERROR_INVALID_VALUE;
     if (!served) /* the device was reset beside this call */
         return true;

@@ -59,7 +59,7 @@ CUresult preload_get_address_range(CUdeviceptr *start, size_t *bytes, CUdevicept
 static void correct(CUpointer_attribute attribute, uint64_t start, struct allocation allocation, void *data)
 {
     lane_enter();
-    struct served *served = served_on(allocation.device);
+    struct served *served = served_on((int)allocation.device);
     CUdeviceptr begins = start;
     size_t bytes = allocation.bytes;
     CUmemoryPool pool = served && !allocation.at_once ? served->standard : NULL;

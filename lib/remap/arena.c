@@ -35,11 +35,11 @@ static vpmm_status init_cut(struct arena *arena, const vpmm_config *config)
     return status == VPMM_SUCCESS ? slabs_init(&arena->slabs, &arena->cut) : status;
 }
 
-void arena_set_up(struct arena *arena, const vpmm_config *config)
+void arena_set_up(struct arena *arena, const vpmm_config *config, size_t granularity)
 {
     store_relaxed_u32(&arena->reuse, (uint32_t)config->reuse);
     store_relaxed_u64(&arena->max_mapped, config->max_mapped);
-    decay_init(&arena->decay, config);
+    decay_init(&arena->decay, config, granularity);
 }
 
 vpmm_status arena_init(struct arena *arena, struct device *device, struct stats *stats, const vpmm_config *config)

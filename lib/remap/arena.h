@@ -25,11 +25,12 @@
  * that find no hole for their request at the same time one reserves, and the others wait for that and look again. It is
  * taken before the plan lock, never inside it, and only by who needs a chunk: no other build meets it.
  *
- * The pass lock is held by whoever makes a pass (the pool's thread, vpmm_poll, reclaim) or gives memory back (trim):
- * one at a time unmaps zombies and releases extents. Whoever has it may wait for the turn, and for a burst
- * (driver/burst.h); nobody who has either takes it. The event lock is held by whoever asks the driver about events: a
- * pass, or a malloc that is about to build. It is held over no wait for the GPU: a pass would wait with it, and whoever
- * waits for a pass. No malloc or free of tiers 1 to 4 takes any of the three.
+ * The pass lock is held by whoever makes a pass (the pool's thread, vpmm_poll, reclaim), gives memory back (trim),
+ * parks or wakes the pool, or changes its access: one at a time unmaps zombies and releases extents. Whoever has it may
+ * wait for the turn, and for a burst (driver/burst.h); nobody who has either takes it. The event lock is held by
+ * whoever asks the driver about events: a pass, or a malloc that is about to build. It is held over no wait for the
+ * GPU: a pass would wait with it, and whoever waits for a pass. No malloc or free of tiers 1 to 3 takes the plan, the
+ * pass or the event lock.
  */
 #ifndef VPMM_LIB_ARENA_H
 #define VPMM_LIB_ARENA_H
@@ -108,7 +109,7 @@ struct arena {
 };
 
 /* What vpmm_pool_set_attribute changes later. A pool without pages keeps its attributes here too, and nothing else. */
-void arena_set_up(struct arena *, const vpmm_config *);
+void arena_set_up(struct arena *, const vpmm_config *, size_t granularity);
 
 /* HOST_MEMORY. What was made is given back by arena_free, also after a failure. The arena is zero-filled before. */
 vpmm_status arena_init(struct arena *, struct device *, struct stats *, const vpmm_config *);

@@ -442,8 +442,8 @@ static void count_commit(struct build *build)
 }
 
 /*
- * False: the rights that were given are not those of the pool any more, and nothing has happened. Else memory has moved,
- * and nothing can fail from here on.
+ * False: the rights that were given are not those of the pool any more, and nothing has happened. Else memory has
+ * moved, and nothing can fail from here on.
  */
 static bool commit(struct build *build, bool waited, struct region *result)
 {
@@ -754,8 +754,8 @@ static vpmm_status no_room(const struct arena *arena, uint64_t pages)
 {
     return fail(VPMM_ERROR_OUT_OF_ADDRESS_SPACE,
                 "%llu bytes were asked for, and a chunk of address space has %llu: raise VPMM_VA_SIZE",
-                (unsigned long long)(pages << arena->space.units.unit_shift),
-                (unsigned long long)(arena->space.units.chunk_units << arena->space.units.unit_shift));
+                (unsigned long long)pages << arena->space.units.unit_shift,
+                (unsigned long long)arena->space.units.chunk_units << arena->space.units.unit_shift);
 }
 
 vpmm_status build_region(struct arena *arena, struct stream *stream, uint64_t pages, struct build_limits *limits,

@@ -4,9 +4,11 @@
 #include "remap/build.h"
 #include "remap/cut.h"
 
-void decay_init(struct decay *decay, const vpmm_config *config)
+/* What is mapped at the beginning are whole multiples of the granularity. */
+void decay_init(struct decay *decay, const vpmm_config *config, size_t granularity)
 {
-    uint64_t initial = (uint64_t)config->initial_pages * config->page_size;
+    uint64_t pages = (uint64_t)config->initial_pages * config->page_size;
+    uint64_t initial = (pages + granularity - 1) / granularity * granularity;
     store_relaxed_u64(&decay->release_threshold,
                       config->release_threshold > initial ? config->release_threshold : initial);
     store_relaxed_u64(&decay->ms, config->decay_ms);

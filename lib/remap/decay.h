@@ -67,7 +67,7 @@ struct decay {
     uint64_t publications; /* when so many regions had been published */
 };
 
-void decay_init(struct decay *, const vpmm_config *);
+void decay_init(struct decay *, const vpmm_config *, size_t granularity);
 
 /* Any thread; the reaper is rung for. */
 void decay_set_release_threshold(struct arena *, uint64_t bytes);

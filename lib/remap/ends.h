@@ -22,7 +22,7 @@
 /* What a request of so many pages takes of an owned region, and what lies after that. What lies before is published. */
 struct region ends_choose(struct arena *, struct region, uint64_t pages);
 
-/* That the calling thread builds, for itself or for another. Under the plan lock. Whether several threads do by now. */
+/* Notes that this thread builds, for itself or for another. Under the plan lock. True: several threads have by now. */
 bool ends_note_builder(struct arena *, bool for_another);
 
 #endif

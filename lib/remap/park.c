@@ -113,9 +113,7 @@ static void end_builds(struct arena *arena)
 
 static vpmm_status cannot_wait(void)
 {
-    char words[256];
-    snprintf(words, sizeof words, "%s", vpmm_last_error());
-    return fail(VPMM_ERROR_BUSY, "the device cannot be waited for now, so nothing is parked: %s", words);
+    return fail(VPMM_ERROR_BUSY, "the device cannot be waited for now, so nothing is parked: %s", vpmm_last_error());
 }
 
 vpmm_status park(struct arena *arena)

@@ -88,7 +88,7 @@ enum { ROOM_TIMES = 3 };    /* room before a fresh place, where several build: s
 
 enum { HANDLE_LONGEST = 48 }; /* pages of a handle, however short the time for it, */
 enum { GROWTH_HANDLES = 64 }; /* or this part of the growth */
-enum { CANDIDATES = 32 };     /* runs looked at for extension, the longest: a bound; 16, all: the same */
+enum { CANDIDATES = 32 };     /* runs that are looked at for extension, the longest; 16, or all of them, do as well */
 
 /*
  * The cost model: h200.md's driver prices, linear between the measured sizes.

@@ -7,8 +7,8 @@
  *   look       publishes what has passed (pass.h)
  *   patience   how long there are looks alone, a little later each time, while nothing passes: so whichever stream is
  *              first ends the wait. When it is over the thread waits on the host for the next mark of the stream with
- *              the fewest fences to go, in case the streams go on only while somebody does. A pool without a thread of
- *              its own, whose program says when it looks, has none
+ *              the fewest fences to go, in case the streams go on only while somebody does. Without a reaper there is
+ *              no patience, because nobody would look meanwhile: the thread waits on the host at once
  *
  * No lock is held over a wait but, over that for a context, streams.wait_lock, whose other takers wait for the same or
  * meet a stream for the first time; and who settles waits for no pass of another thread's before everything has passed.

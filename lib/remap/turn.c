@@ -111,8 +111,11 @@ void turn_read(const struct turn *turn, struct turn_place *place)
     place->seen = await_read(turn->await, place->at);
 }
 
-/* The patience begins again whenever the turn has changed hands. One thread's end of it is everybody's: each would only
- * find out once more, and who gives memory back takes turns as often as it has extents. */
+/*
+ * The patience begins again whenever the turn has changed hands. When one waiter's ends, it ends for all who wait for
+ * that holder: each would only find out the same for itself. Who gives memory back takes turns as often as it has
+ * extents, and would lose its patience each time.
+ */
 static uint64_t patience_left(struct turn *turn, struct turn_place *place)
 {
     uint64_t now = clock_now_ns(), ended = load_relaxed_u64(&turn->ended);

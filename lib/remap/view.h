@@ -2,8 +2,8 @@
  * view.h - what the policy is shown: the free runs, the extents that can move, and the holes, as they stand now.
  *
  * Made under the plan lock from the hints. Runs are seen, not claimed: a malloc or free elsewhere may change one at
- * any moment, which the claim by its word then finds out. Extents are changed under the plan lock alone, so those of a
- * run that is claimed are as they were seen.
+ * any moment, which the claim by its word then finds out. Extents change only while somebody owns their pages, which of
+ * free pages is by a claim under the plan lock: so those of a run that is claimed are as they were seen.
  */
 #ifndef VPMM_LIB_VIEW_H
 #define VPMM_LIB_VIEW_H
@@ -45,8 +45,8 @@ struct view {
 };
 
 /*
- * `stream` may be NULL but for VIEW_USABLE. `every_bin`: also regions whose bins are just being emptied or filled, for a
- * last look before giving up: it reads fifteen lines of each stream, which other threads write, and else one. Holes
+ * `stream` may be NULL but for VIEW_USABLE. `every_bin`: also regions whose bins are just being emptied or filled, for
+ * a last look before giving up: it reads fifteen lines of each stream, which other threads write, and else one. Holes
  * shorter than `hole_pages` are left out, since there may be thousands; where none is as long, all but the longest are.
  * false: no host memory.
  */

@@ -118,7 +118,8 @@ static bool insert_reservation(vpmm_sim *sim, struct sim_reservation made)
     return true;
 }
 
-CUresult sim_reserve(vpmm_sim *sim, size_t size, size_t alignment, CUdeviceptr wish, bool internal, CUdeviceptr *base)
+static CUresult sim_reserve(vpmm_sim *sim, size_t size, size_t alignment, CUdeviceptr wish, bool internal,
+                            CUdeviceptr *base)
 {
     CUdeviceptr from = internal ? SIM_PLAIN_BASE : SIM_VA_BASE;
     CUdeviceptr to = internal ? SIM_VA_BASE : SIM_VA_BASE + sim->config.va_bytes;
@@ -135,7 +136,7 @@ CUresult sim_reserve(vpmm_sim *sim, size_t size, size_t alignment, CUdeviceptr w
     return CUDA_SUCCESS;
 }
 
-void sim_unreserve(vpmm_sim *sim, CUdeviceptr base)
+static void sim_unreserve(vpmm_sim *sim, CUdeviceptr base)
 {
     size_t at = reservation_after(sim, base);
     struct sim_reservation *r = &sim->reservations[at];

@@ -56,7 +56,7 @@ static void end_events(vpmm_sim *sim, struct sim_context *context)
             sim_event_free(sim, event);
 }
 
-void sim_context_end(vpmm_sim *sim, struct sim_context *context)
+static void sim_context_end(vpmm_sim *sim, struct sim_context *context)
 {
     sim_drain_context(sim, context);
     while (context->lanes)

@@ -138,9 +138,9 @@ struct sim_mapping {
     CUdeviceptr base;
     size_t size;
     struct sim_handle *handle;
-    uint64_t serial; /* never used again */
-    uint64_t since;  /* host time of the last change of access: work queued before it must not rely on it */
-    void *owned_by;  /* a pool's block; of plain memory the context that it was allocated in */
+    uint64_t serial;                /* never used again */
+    uint64_t since;                 /* host time of its first access: work queued before it must not rely on it */
+    void *owned_by;                 /* a pool's block; of plain memory the context that it was allocated in */
     struct sim_mapping *next_plain; /* of the context's */
     enum sim_owner owner;
     uint8_t access[SIM_MAX_DEVICES]; /* CUmemAccess_flags of each device */
@@ -405,14 +405,12 @@ void sim_object_remove(vpmm_sim *sim, enum sim_kind kind, uint64_t handle);
 void *sim_object_next(vpmm_sim *sim, enum sim_kind kind, uint32_t *cursor);
 uint32_t sim_object_index(uint64_t handle);
 uint64_t sim_stream_handle(vpmm_sim *sim, uint32_t index); /* streams have no generation */
-const char *sim_kind_name(enum sim_kind kind);
 
 /* ---- context.c ---- */
 
 CUresult sim_current(vpmm_sim *sim, struct sim_context **context);
 struct sim_context *sim_context_of_step(vpmm_sim *sim);
 bool sim_device_valid(vpmm_sim *sim, CUdevice device);
-void sim_context_end(vpmm_sim *sim, struct sim_context *context);
 
 /* ---- physical.c ---- */
 
@@ -425,8 +423,6 @@ size_t sim_handle_bytes(const struct sim_handle *handle);
 /* ---- address.c ---- */
 
 struct sim_mapping *sim_mapping_at(vpmm_sim *sim, CUdeviceptr address);
-CUresult sim_reserve(vpmm_sim *sim, size_t size, size_t alignment, CUdeviceptr wish, bool internal, CUdeviceptr *base);
-void sim_unreserve(vpmm_sim *sim, CUdeviceptr base);
 struct sim_mapping *sim_map(vpmm_sim *sim, CUdeviceptr base, struct sim_handle *handle);
 void sim_unmap(vpmm_sim *sim, struct sim_mapping *mapping);
 
@@ -438,7 +434,6 @@ void sim_plain_end(vpmm_sim *sim, struct sim_context *context); /* frees what cu
 /* ---- stream.c ---- */
 
 CUresult sim_lane_of(vpmm_sim *sim, CUstream stream, struct sim_lane **lane);
-struct sim_lane *sim_lane_open(vpmm_sim *sim, struct sim_context *context);
 void sim_lane_close(vpmm_sim *sim, struct sim_lane *lane);
 struct sim_op *sim_op_new(enum sim_op_kind kind);
 void sim_op_depend(struct sim_op *op, struct sim_record *record);
@@ -488,7 +483,6 @@ bool sim_clock_knows(const struct sim_clock *clock, uint32_t lane, uint64_t numb
 void sim_clock_join(struct sim_clock **into, struct sim_clock *other);
 void sim_clock_learn(struct sim_clock **into, uint32_t lane, uint64_t number);
 struct sim_site *sim_site_new(CUstream stream, CUdeviceptr address, size_t bytes);
-void sim_site_hold(struct sim_site *site);
 void sim_site_drop(struct sim_site *site);
 void sim_race_access(vpmm_sim *sim, const struct sim_lane *lane, struct sim_shadow *page, struct sim_access use);
 void sim_race_early(vpmm_sim *sim, const struct sim_op *op, const struct sim_mapping *mapping);

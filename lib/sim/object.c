@@ -17,11 +17,6 @@ static const char *const kind_names[SIM_KINDS] = {
     [SIM_HANDLE] = "physical handle", [SIM_POOL] = "pool",   [SIM_GRAPH] = "graph",
 };
 
-const char *sim_kind_name(enum sim_kind kind)
-{
-    return kind_names[kind];
-}
-
 static uint64_t handle_of(vpmm_sim *sim, enum sim_kind kind, uint32_t index, uint16_t generation)
 {
     return (uint64_t)kind << 44 | (uint64_t)generation << 28 | (uint64_t)sim->slot << 24 | (uint64_t)index << 4;

@@ -99,7 +99,7 @@ struct sim_site *sim_site_new(CUstream stream, CUdeviceptr address, size_t bytes
     return site;
 }
 
-void sim_site_hold(struct sim_site *site)
+static void sim_site_hold(struct sim_site *site)
 {
     site->references++;
 }

@@ -370,7 +370,7 @@ static struct sim_lane *new_lane(vpmm_sim *sim)
     return lane;
 }
 
-struct sim_lane *sim_lane_open(vpmm_sim *sim, struct sim_context *context)
+static struct sim_lane *sim_lane_open(vpmm_sim *sim, struct sim_context *context)
 {
     struct sim_lane *lane = reusable_lane(sim);
     if (!lane)

@@ -230,11 +230,13 @@ static void complete(struct waiting *waiting, CUcontext context)
     pthread_mutex_unlock(waiting->event_lock);
 }
 
-/* Waits for one context and completes what was published on its streams before. With a context went its work. */
-static vpmm_status synchronise_context(struct waiting *waiting, CUcontext context)
+/*
+ * Waits for one context. With a context went its work. `waiting`: not if another thread's wait has shown what it is for;
+ * and completes what was published on the context's streams before. NULL: for all, and nothing is completed.
+ */
+static vpmm_status wait_in_context(struct streams *streams, uint32_t slots, CUcontext context, struct waiting *waiting)
 {
     struct device_scope scope;
-    struct streams *streams = waiting->streams;
     bool gone = device_context_is_gone(streams->device, context);
     struct wait_holder *kept = NULL;
     vpmm_status status = gone ? VPMM_SUCCESS : device_enter_context(streams->device, context, &scope);
@@ -243,9 +245,9 @@ static vpmm_status synchronise_context(struct waiting *waiting, CUcontext contex
     lock_take(&streams->wait_lock);
     if (gone)
         forget_context(streams, context);
-    else if (!has_passed(waiting, context))
-        status = wait_by_block(streams, waiting->slots, context, &kept);
-    if (status == VPMM_SUCCESS)
+    else if (!waiting || !has_passed(waiting, context))
+        status = wait_by_block(streams, slots, context, &kept);
+    if (waiting && status == VPMM_SUCCESS)
         complete(waiting, context); /* before the next one looks whether it has to wait */
     pthread_mutex_unlock(&streams->wait_lock);
     if (kept)
@@ -278,7 +280,7 @@ vpmm_status streams_synchronise(struct streams *streams, pthread_mutex_t *event_
     take_snapshot(&waiting);
     for (uint32_t slot = 1; slot < waiting.slots; slot++) {
         CUcontext context = waiting.snapshot[slot].context;
-        vpmm_status one = context ? synchronise_context(&waiting, context) : VPMM_SUCCESS;
+        vpmm_status one = context ? wait_in_context(streams, waiting.slots, context, &waiting) : VPMM_SUCCESS;
         status = status == VPMM_SUCCESS ? one : status;
         for (uint32_t other = slot; context && other < waiting.slots; other++)
             if (waiting.snapshot[other].context == context)
@@ -311,27 +313,6 @@ static CUcontext *contexts_met(struct streams *streams, uint32_t slots, uint32_t
     return list;
 }
 
-static vpmm_status wait_for_work(struct streams *streams, uint32_t slots, CUcontext context)
-{
-    struct device_scope scope;
-    bool gone = device_context_is_gone(streams->device, context); /* with it went its work */
-    struct wait_holder *kept = NULL;
-    vpmm_status status = gone ? VPMM_SUCCESS : device_enter_context(streams->device, context, &scope);
-    if (status != VPMM_SUCCESS)
-        return status;
-    lock_take(&streams->wait_lock);
-    if (gone)
-        forget_context(streams, context);
-    else
-        status = wait_by_block(streams, slots, context, &kept);
-    pthread_mutex_unlock(&streams->wait_lock);
-    if (kept)
-        context_keep_block(streams, kept, context); /* for the next time */
-    if (!gone)
-        device_leave(streams->device, &scope);
-    return status;
-}
-
 vpmm_status streams_wait_for_all(struct streams *streams)
 {
     uint32_t slots = load_acquire_u32(&streams->slots), contexts;
@@ -340,7 +321,7 @@ vpmm_status streams_wait_for_all(struct streams *streams)
         return fail(VPMM_ERROR_HOST_MEMORY, "no host memory for a list of contexts");
     vpmm_status status = VPMM_SUCCESS;
     for (uint32_t i = 0; i < contexts && status == VPMM_SUCCESS; i++)
-        status = wait_for_work(streams, slots, context[i]);
+        status = wait_in_context(streams, slots, context[i], NULL);
     free(context);
     return status;
 }

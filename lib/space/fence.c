@@ -318,9 +318,10 @@ static vpmm_status await_event(struct streams *streams, CUevent event, const str
 }
 
 /*
- * Counted among the waiters before completed is read: a mark that is chosen then is not recorded again under it. Who waits
- * on the host leaves the stream's users first: a release of the stream waits for these, and not for its work. The waiters
- * keep the record, and so its events, for this stream.
+ * Counted among the waiters before completed is read: a mark that is chosen then is not recorded again under it by
+ * another, whose record might be a capture's; by the stream's own calls it may be, at a later point that covers it. Who
+ * waits on the host leaves the stream's users first: a release of the stream waits for these, and not for its work. The
+ * waiters keep the record, and so its events, for this stream.
  */
 static vpmm_status wait_counted(struct streams *streams, struct stream *stream, uint64_t number,
                                 const struct stream *waiter, bool *is_inside)

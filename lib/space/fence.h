@@ -5,9 +5,10 @@
  *   published   fence numbers given out: memory freed on the stream takes published + 1
  *   recorded    the highest number that an event covers
  *   completed   the highest number whose event has passed
- *               completed <= recorded <= published, and all three only grow, also when a record is used again for
- *               another stream: so a fence (slot, n) has passed if and only if n <= completed, for ever, and no
- *               serial number is needed against slots that come back
+ *               completed <= recorded <= published at rest, and all three only grow, also when a record is used again
+ *               for another stream (a mark may be seen to have passed before it counts as recorded): so a fence (slot,
+ *               n) has passed if and only if n <= completed, for ever, and no serial number is needed against slots
+ *               that come back
  *   mark        reads n = published, then records an event, then appends (n, event) to the ring. What was freed with
  *               a number up to n was freed before n was read, so its stream's work is before the event.
  *               A number is never published for a point that is not yet recorded; a late mark only waits longer
@@ -24,17 +25,17 @@
  * record's stream, so that a late waiter waits for a later point of the same stream. A place's word is number:62 |
  * state:2:
  *   FREE       its mark has passed, or it never had one           -> RECORDED by a marker
- *   RECORDED   the event covers the number, and will pass         -> FREE by the reaper, in the order of marking; BUSY
+ *   RECORDED   the event covers the number, and will pass         -> FREE by a pass, in the order of marking; BUSY
  *   BUSY       it is the newest, and is being recorded again      -> RECORDED, with a higher number
  * When every place is RECORDED a call that was given the stream records the newest again, at a later point: so its mark
- * is never refused for want of a place. The reaper reads the word before it asks the event, and frees the place by
+ * is never refused for want of a place. A pass reads the word before it asks the event, and frees the place by
  * exchange of what it has read: a mark that was raised in between is asked again.
  * While a pool has met one stream alone nobody but its reaper waits for what passes there, which looks every few
- * milliseconds; the stream itself need not. So if the pool has a reaper, marks wait until MARK_ALONE_NS are over since the
- * latest, or more than MARK_ALONE_BYTES and an eighth of what is mapped was freed. What then stays unmarked as the program
- * falls silent is marked by the reaper, or, of a private stream, lies as what is in its caches does: until the stream's
- * next call, or a wait for its context. With a mark at each free, training a ResNet under PyTorch recorded, and asked for,
- * 320 events a step, and was 14 % slower (an H200).
+ * milliseconds; the stream itself need not. So if the pool has a reaper, marks wait until MARK_ALONE_NS are over since
+ * the latest, or more than MARK_ALONE_BYTES and an eighth of what is mapped was freed. What then stays unmarked as the
+ * program falls silent is marked by the reaper, or, of a private stream, lies as what is in its caches does: until the
+ * stream's next call, or a wait for its context. With a mark at each free, training a ResNet under PyTorch recorded,
+ * and asked for, 320 events a step, and was 14 % slower (an H200).
  * `waiters` counts threads between the choice of an event and the end of their wait for it, for which the record stays
  * the stream's. Who marks for another records nothing while there are any: the place it would take may be one that a
  * waiter has chosen before it passed.
@@ -107,10 +108,7 @@ void stale_events_destroy(struct streams *, const struct stale_events *);
 
 /* ---- waits ---- */
 
-/*
- * Whether a wait for it is possible: not for what an orphaned stream left unmarked, nor for what another thread's
- * per-thread stream did.
- */
+/* Whether a wait for it is possible: not for what an orphaned stream left unmarked, nor for what a private one did. */
 bool fence_waitable(const struct streams *, struct fence);
 
 /* The same without a call of the driver, for who holds a lock: the stream may turn out to capture. */

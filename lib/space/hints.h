@@ -2,22 +2,23 @@
  * hints.h - a set of regions by length, to be found and not to be believed.
  *
  * The table of units is the truth about a region; a hint says where to look. Whoever makes a region FREE enters its
- * hint first, so that a FREE region is always hinted; whoever takes it removes the hint after. In between, a search
- * meets hints of regions that are no longer free, and passes over them.
+ * hint first, so that a FREE region is hinted (but where the arena of hints is exhausted); whoever takes it removes the
+ * hint after. In between, a search meets hints of regions that are no longer free, and passes over them.
  *
  *   bin     regions of one length (up to 64 units), or of an eighth of a doubling beyond
  *   block   up to 60 hints of one bin; a chain of blocks a bin. Blocks never leave their bin before the set is freed,
  *           so a reader may follow `next` at any time: no ABA, nothing is reclaimed under it
  *   where   what the owner keeps of its hint, to remove it without a search: block address | slot
  *
- *   count(bin) >= hints entered in the bin and not yet removed;   bit(bin) set  or  a remove is about to set it
+ *   count(bin) >= hints entered in the bin and not yet removed
+ *   count(bin) > 0  =>  bit(bin) is set, or an enter or a remove is about to set it
  *
  * enter, remove and search are lock-free against one another, any number of threads. Insertion begins where room was
  * last seen, and adds a block only when more than half of all slots of the bin are taken: otherwise it walks on, past
  * full blocks of which there are then fewer than of others. Blocks come from an arena that is reserved ahead: freeing
  * memory needs no memory.
  *
- *   blocks(bin) <= 1 + the peak of count(bin) / 30
+ *   blocks(bin) <= 1 + the peak of count(bin) / 30 + threads that enter at once
  *
  * Blocks stay with their bins (and are not recycled through a stack): every walk is safe by construction.
  */
@@ -78,8 +79,8 @@ static inline uint64_t want_place(struct want want, uint64_t unit)
 
 /*
  * The shortest region that the want fits into and in state `state` among those seen: exact up to 64 units; beyond,
- * the shortest of the first 64 of its bin. `every_bin` ignores the bits: for a last look before giving up, which a
- * bit that is just being cleared must not spoil. false: none.
+ * the shortest of the first 64 of its bin. `every_bin` ignores the bits and looks at the whole bin: for a last look
+ * before giving up, which a bit that is just being cleared must not spoil. false: none.
  */
 bool hints_best(const struct hints *, const struct units *, enum unit_state state, struct want, bool every_bin,
                 struct seen_region *best);

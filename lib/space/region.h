@@ -9,7 +9,7 @@
  * with one stream, from 1.05 to 1.11 with four.) Idle memory is not made to look busy by it, because a region remembers
  * its spans: runs of it whose fences passed or will pass on their own. Another stream finds the passed ones
  * (region_take_part) before it waits or builds.
- *   sum of the spans' units = the region's units; the region's fence is the latest of the spans'
+ *   sum of the spans' units = the region's units; the region's fence is no earlier than the latest of the spans'
  * Spans are chained by length from the region's first unit; merging leaves them as they are, and a region that has
  * passed is a single one. That two neighbours which are published at the same time do not both miss each other is
  * argued at take_again (region.c).

@@ -11,8 +11,8 @@
  *            state after that, and who takes a record out of use changes the state before it looks at the count (all
  *            sequentially consistent): one of the two sees the other
  *   unused   a record is used again for another stream when all of its fences have passed (completed = published,
- *            fence.h), no front cache is attached to it, no live memory names it as a user (use.h), and nobody is
- *            counted in
+ *            fence.h), no front cache is attached to it, no live memory names it as a user (use.h), no mark of it is to
+ *            be seen yet, no free region is hinted under it, and nobody is counted in or waits for one of its events
  *
  * Whose handle. A handle is the program's: it destroys the stream, or begins a capture on it, as soon as no call that
  * was given the stream is under way. The library therefore uses a handle in two ways, and in no third:
@@ -35,15 +35,16 @@
  *                                           - the legacy stream: to record on it destroys each capture on a blocking
  *                                             stream of its context;
  *                                           - with `captures` in the configuration every stream: to record on it while
- *                                             the program begins or ends a capture there crashes the driver. While it is
- *                                             the pool's only stream a little may stay unmarked, too: fence.h
+ *                                             the program begins or ends a capture there crashes the driver. While it
+ *                                             is the pool's only stream a little may stay unmarked, too: fence.h
  *   by name                               in the pool of a graph nobody uses a handle, nor asks for an id: a record is
  *                                         that of its handle, nothing is marked, and nothing passes before the end
  * What nobody can mark any more (of an orphan; of a private stream if the driver refused) passes when the context has
  * been waited for, before a request fails, and in vpmm_trim (context.h).
  *
  * Who may do what
- *   enter, leave                any thread, lock-free but for the first sight of a stream
+ *   enter, leave                any thread, lock-free but for the first sight of a stream, or of its handle's next one;
+ *                               enter waits while the record is RELEASING
  *   orphan, a change of state   under the registry's lock
  *   release                     one thread at a time for a record: who finds it RELEASING waits. It first makes the
  *                               record RELEASING, so that nobody else is counted in for good, and waits until it alone
@@ -119,7 +120,7 @@ struct stream {
     _Atomic(uint64_t) unmarked_most;        /* and how much that may be */
     _Atomic(uint32_t) waiters;
     struct mark mark[STREAM_MARKS];
-    struct ring *pending; /* of struct mark, from the marker to the reaper */
+    struct ring *pending; /* of struct mark, from the marker to a pass */
     _Atomic(uint32_t) outstanding;
     uint32_t taken_marks;             /* under the event lock, as is the next */
     struct mark *taken[STREAM_MARKS]; /* from the ring, oldest first, not yet seen to have passed */
@@ -244,7 +245,7 @@ static inline void stream_end_use(struct stream *stream)
 
 /*
  * Everything marked, out of the registry, and no thread inside. `flush` is called when this thread alone is counted in:
- * what has no fence yet takes one. Of two at once the later one waits for the earlier, and has its answer.
+ * what has no fence yet takes one. Of two at once the later one waits for the earlier, and tries itself if that failed.
  * INVALID_VALUE: not known. DRIVER: the end cannot be recorded now; the record is as before.
  */
 vpmm_status stream_release(struct streams *, CUstream, void (*flush)(struct stream *, void *data), void *data);

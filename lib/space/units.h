@@ -60,7 +60,7 @@ enum unit_state {
 };
 
 enum { UNIT_STATE_BITS = 4, UNIT_COUNT_BITS = 26, UNIT_GENERATION_BITS = 34, UNITS_MAX_CHUNKS = 1024 };
-#define UNITS_A_CHUNK_MAX ((UINT64_C(1) << UNIT_COUNT_BITS) - 1)
+#define UNITS_A_CHUNK_MAX ((UINT64_C(1) << UNIT_COUNT_BITS) - 1) /* of pages: so long a region can be */
 
 /* A point in a stream: `stream` is the slot of its record, 0 for memory that waits for nothing. */
 struct fence {
@@ -78,9 +78,10 @@ enum extent_memory {
 };
 
 /*
- * A physical handle and where it is mapped. Written by the owner of the pages that it is mapped at. Its memory is held
- * until its last mapping is gone and its handle is released: old addresses count as holders beside its present place,
- * and who lets go of it last releases the handle (zombie.h).
+ * A physical handle and where it is mapped. Written by the owner of the pages that it is mapped at, and in a graph's
+ * pool by who parks or wakes it, under the pass lock, while nobody builds. Its memory is held until its last mapping is
+ * gone and its handle is released: old addresses count as holders beside its present place, and who lets go of it last
+ * releases the handle (zombie.h).
  */
 struct extent {
     _Atomic(uint64_t) page;

@@ -92,7 +92,7 @@ static void any_thread(vpmm::pool &pool, CUstream stream, const vpmm_driver *dri
         std::thread([&] {
             CUcontext context = nullptr;
             try {
-                vpmm::memory_resource resource(pool, of, driver);
+                vpmm::memory_resource resource(pool, of); /* the driver is the pool's */
                 resource.deallocate(resource.allocate(100), 100);
             } catch (const vpmm::error &error) {
                 need(false, error.what());

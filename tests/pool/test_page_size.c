@@ -92,6 +92,9 @@ Test(page_size, initial_pages_are_rounded_up_to_a_handle)
     struct world w;
     world_open(&w, &setup);
     cr_expect_eq(mapped_of(&w), 2 * PAGE);
+    uint64_t stays = 0;
+    must_work(vpmm_pool_get_attribute(w.pool, VPMM_ATTRIBUTE_RELEASE_THRESHOLD, &stays));
+    cr_expect_eq(stays, 2 * PAGE);
     world_close(&w);
 }
 
