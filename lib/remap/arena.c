@@ -42,6 +42,12 @@ void arena_set_up(struct arena *arena, const vpmm_config *config, size_t granula
     decay_init(&arena->decay, config, granularity);
 }
 
+void arena_quarantine(struct arena *arena, uint64_t pages)
+{
+    arena->quarantined_pages += pages;
+    stats_add(arena->stats, STAT_quarantined_bytes, pages << arena->space.units.unit_shift);
+}
+
 vpmm_status arena_init(struct arena *arena, struct device *device, struct stats *stats, const vpmm_config *config)
 {
     size_t step = config->page_size < device->granularity ? device->granularity / config->page_size : 1;

@@ -121,6 +121,9 @@ vpmm_status arena_init(struct arena *, struct device *, struct stats *, const vp
  */
 vpmm_status arena_give_back(struct arena *);
 
+/* So many pages are out of the budget, and not yet back with the device. Under the plan lock. */
+void arena_quarantine(struct arena *, uint64_t pages);
+
 /* The host's records. */
 void arena_free(struct arena *);
 

@@ -108,15 +108,6 @@ static vpmm_status no_host_memory(void)
 
 /* ---- claiming, under the plan lock ---- */
 
-static void publish_part(struct arena *arena, struct region whole, uint64_t from, uint64_t to)
-{
-    if (from == to)
-        return;
-    stats_count(arena->stats, STAT_splits);
-    unit_set(unit_at(&arena->space.units, from), UNIT_OWN, to - from);
-    region_publish(&arena->space, (struct region){from, to - from, whole.fence, false});
-}
-
 /* As contiguous() has counted: extents of one run with no gap are one donor. */
 static void donor_add(struct build *build, struct extent *extent, uint64_t page, struct fence fence, size_t index,
                       bool first_of_run)
@@ -147,10 +138,10 @@ static void divide(struct build *build, const struct view *view, const struct po
         const struct policy_extent *seen = &view->extent[plan->move[i]];
         donor_add(build, unit_extent(unit_at(&arena->space.units, seen->page)), seen->page, region.fence, i,
                   i == first);
-        publish_part(arena, region, done, seen->page);
+        region_publish_part(&arena->space, region, done, seen->page);
         done = seen->page + seen->pages;
     }
-    publish_part(arena, region, done, end);
+    region_publish_part(&arena->space, region, done, end);
     for (size_t i = 0; i < build->donors; i++) {
         struct region *donor = &build->donor[i].region;
         if (donor->first >= region.first && donor->first < end)
@@ -499,12 +490,6 @@ static bool unmap_target(struct build *build)
 }
 
 /* Under the plan lock: what was made leaves the budget only as the driver takes it. */
-static void quarantine(struct arena *arena, uint64_t pages)
-{
-    arena->quarantined_pages += pages;
-    stats_add(arena->stats, STAT_quarantined_bytes, pages << arena->space.units.unit_shift);
-}
-
 /* The created extents go to the spare zombie's parts; the place that they would have had holds them no longer. */
 static void disown_created(struct build *build)
 {
@@ -549,7 +534,7 @@ static void unwind(struct build *build)
     vpmm_assert(made <= build->new_pages && build->new_pages <= arena->budgeted_pages);
     if (gone)
         hole_add(arena, build->target.first, build->target.units);
-    quarantine(arena, made);
+    arena_quarantine(arena, made);
     arena->budgeted_pages -= build->new_pages;
     pthread_mutex_unlock(&arena->plan_lock);
     give_up_target(build, gone);
@@ -802,146 +787,4 @@ vpmm_status build_initial(struct arena *arena, uint64_t pages)
     if (status == VPMM_SUCCESS)
         region_publish(&arena->space, region);
     return status;
-}
-
-/* ---- giving back ---- */
-
-static void count_removed(struct arena *arena, uint64_t pages)
-{
-    stats_sub(arena->stats, STAT_mapped_bytes, pages << arena->space.units.unit_shift);
-    stats_count(arena->stats, STAT_extents_released);
-    lock_take(&arena->plan_lock);
-    vpmm_assert(pages <= arena->budgeted_pages);
-    arena->budgeted_pages -= pages;
-    quarantine(arena, pages);
-    pthread_mutex_unlock(&arena->plan_lock);
-}
-
-static void forget_extent(struct arena *arena, uint64_t page, uint64_t pages)
-{
-    for (uint64_t i = page; i < page + pages; i++)
-        store_relaxed_ptr(&unit_at(&arena->space.units, i)->extent, NULL);
-}
-
-enum removal {
-    REMOVED,       /* the memory is the device's, the pages are in the caller's hands, */
-    REMOVED_PLACE, /* these alone: old mappings are left, or the release was refused, */
-    REMOVED_NONE,  /* and neither: it may be unmapped all the same, and the reaper tries until it surely is */
-};
-
-/* Of an extent that is unmapped where it is. */
-static enum removal release_removed(struct arena *arena, struct extent *extent, struct zombie *spare)
-{
-    bool last = load_acquire_u32(&extent->holders) == 1;
-    spare->unmapped = 1;
-    if (!zombie_let_go(arena, spare)) {
-        zombie_push(arena, spare);
-        return REMOVED_PLACE;
-    }
-    free(spare);
-    return last ? REMOVED : REMOVED_PLACE;
-}
-
-/* Unmaps and releases a claimed extent, which is the spare zombie's from here on. */
-static enum removal remove_extent(struct arena *arena, struct extent *extent, struct zombie *spare)
-{
-    uint64_t page = load_relaxed_u64(&extent->page);
-    uint32_t pages = extent->pages;
-    bool unmapped = mapping_unmap(arena, page, pages) == CUDA_SUCCESS;
-    spare->part[0] = (struct zombie_part){pages, extent};
-    count_removed(arena, pages);
-    if (unmapped) {
-        forget_extent(arena, page, pages);
-        return release_removed(arena, extent, spare);
-    }
-    stats_count(arena->stats, STAT_unmap_failures);
-    spare->page = page;
-    spare->pages = pages;
-    zombie_push(arena, spare);
-    return REMOVED_NONE;
-}
-
-/* Claims the run of one extent under the plan lock, and keeps the extent alone. */
-static struct extent *claim_extent(struct arena *arena, const struct view *view, uint32_t index, struct region *kept)
-{
-    const struct policy_extent *seen = &view->extent[index];
-    struct region region;
-    if (!view_claim_run(view, arena, seen->run, &region))
-        return NULL;
-    struct extent *extent = unit_extent(unit_at(&arena->space.units, seen->page));
-    *kept = (struct region){seen->page, seen->pages, region.fence, false};
-    publish_part(arena, region, region.first, seen->page);
-    unit_set(unit_at(&arena->space.units, seen->page), UNIT_OWN, seen->pages);
-    publish_part(arena, region, seen->page + seen->pages, region.first + region.units);
-    return extent;
-}
-
-/* One extent out. How many pages the driver has taken back. */
-static uint32_t release_extent(struct arena *arena, struct region kept, struct extent *extent, struct zombie *spare)
-{
-    enum removal removal = remove_extent(arena, extent, spare);
-    if (removal != REMOVED_NONE) {
-        cut_forget(arena, kept.first, kept.units);
-        lock_take(&arena->plan_lock);
-        hole_add(arena, kept.first, kept.units);
-        pthread_mutex_unlock(&arena->plan_lock);
-    }
-    return removal == REMOVED ? (uint32_t)kept.units : 0;
-}
-
-/* The longest that is not more than what is to go, most memory for each call; else, if more may go, the shortest. */
-static uint32_t choose_release(const struct view *view, uint64_t excess, bool more)
-{
-    uint32_t longest = UINT32_MAX, shortest = UINT32_MAX;
-    for (uint32_t i = 0; i < view->extents; i++) {
-        uint32_t pages = view->extent[i].pages;
-        if (pages <= excess && (longest == UINT32_MAX || pages > view->extent[longest].pages))
-            longest = i;
-        if (shortest == UINT32_MAX || pages < view->extent[shortest].pages)
-            shortest = i;
-    }
-    return longest != UINT32_MAX || !more ? longest : shortest;
-}
-
-static bool release_one(struct arena *arena, uint64_t keep_pages, bool more, uint32_t *released, vpmm_status *status)
-{
-    struct region kept;
-    struct extent *extent = NULL;
-    struct zombie *spare = zombie_create(1);
-    *status = spare ? VPMM_SUCCESS : no_host_memory();
-    lock_take(&arena->plan_lock);
-    uint64_t mapped = arena->budgeted_pages;
-    if (spare && mapped > keep_pages && view_make(arena->view, arena, NULL, VIEW_PASSED, true, UINT64_MAX)) {
-        uint32_t chosen = choose_release(arena->view, mapped - keep_pages, more);
-        if (chosen != UINT32_MAX)
-            extent = claim_extent(arena, arena->view, chosen, &kept);
-    }
-    pthread_mutex_unlock(&arena->plan_lock);
-    if (!extent) {
-        free(spare);
-        return false;
-    }
-    *released = release_extent(arena, kept, extent, spare);
-    return true;
-}
-
-vpmm_status build_release(struct arena *arena, uint64_t keep_pages, uint64_t *released_pages)
-{
-    vpmm_status status = VPMM_SUCCESS;
-    uint32_t released;
-    struct turn_place place;
-    bool more = true;
-    while (more) { /* others may build between two extents */
-        turn_take(&arena->turn, &place);
-        more = release_one(arena, keep_pages, true, &released, &status);
-        turn_leave(&arena->turn, &place);
-        *released_pages += more ? released : 0;
-    }
-    return status;
-}
-
-bool build_release_within(struct arena *arena, uint64_t keep_pages, uint32_t *released_pages)
-{
-    vpmm_status status;
-    return release_one(arena, keep_pages, false, released_pages, &status);
 }

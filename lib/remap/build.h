@@ -43,16 +43,4 @@ vpmm_status build_region(struct arena *, struct stream *, uint64_t pages, struct
 /* A pool's beginning: its first chunk of address space, and so many pages of memory, waiting for nothing. */
 vpmm_status build_initial(struct arena *, uint64_t pages);
 
-/*
- * Gives wholly free extents back until at most keep_pages are mapped. Under the pass lock; it waits for the turn before
- * each extent.
- */
-vpmm_status build_release(struct arena *, uint64_t keep_pages, uint64_t *released_pages);
-
-/*
- * Gives back one wholly free extent, the longest that leaves at least keep_pages mapped. False: there is none. Under
- * the pass lock.
- */
-bool build_release_within(struct arena *, uint64_t keep_pages, uint32_t *released_pages);
-
 #endif

@@ -1,8 +1,8 @@
 #include "remap/decay.h"
 
 #include "base/clock.h"
-#include "remap/build.h"
 #include "remap/cut.h"
+#include "remap/give_back.h"
 
 /* What is mapped at the beginning are whole multiples of the granularity. */
 void decay_init(struct decay *decay, const vpmm_config *config, size_t granularity)
@@ -110,7 +110,7 @@ static bool release_at_turn(struct arena *arena, uint64_t keep_pages, uint32_t *
     *gave_way = !turn_try(&arena->turn, &place);
     if (*gave_way)
         return false;
-    bool released = build_release_within(arena, keep_pages, pages);
+    bool released = give_back_one(arena, keep_pages, pages);
     turn_leave(&arena->turn, &place);
     return released;
 }

@@ -3,10 +3,10 @@
 #include "base/clock.h"
 #include "base/lock.h"
 #include "cache/front.h"
-#include "remap/build.h"
 #include "remap/cut.h"
 #include "remap/decay.h"
 #include "remap/ending.h"
+#include "remap/give_back.h"
 #include "remap/zombie.h"
 #include "space/context.h"
 #include "space/region.h"
@@ -165,7 +165,7 @@ vpmm_status pass_soon(struct arena *arena)
 vpmm_status pass_release(struct arena *arena, uint64_t keep_pages, uint64_t *released_pages)
 {
     lock_take(&arena->pass_lock);
-    vpmm_status status = build_release(arena, keep_pages, released_pages);
+    vpmm_status status = give_back_down_to(arena, keep_pages, released_pages);
     pthread_mutex_unlock(&arena->pass_lock);
     return status;
 }

@@ -45,7 +45,7 @@ vpmm_status pass_now(struct arena *);
 /* The same, but where another thread makes a pass, or gives memory back, 2 and 3 alone. */
 vpmm_status pass_soon(struct arena *);
 
-/* build_release after waiting for the pass lock. For a trim, and for who needs the device's memory elsewhere. */
+/* give_back_down_to after waiting for the pass lock. For a trim, and for who needs the device's memory elsewhere. */
 vpmm_status pass_release(struct arena *, uint64_t keep_pages, uint64_t *released_pages);
 
 /* Waits for the contexts of the streams on which there is freed memory that has not passed, and publishes it. */

@@ -269,6 +269,15 @@ void region_publish(struct space *space, struct region region)
     bell_ring(space->bell);
 }
 
+void region_publish_part(struct space *space, struct region whole, uint64_t from, uint64_t to)
+{
+    if (from == to)
+        return;
+    stats_count(space->stats, STAT_splits);
+    unit_set(at(space, from), UNIT_OWN, to - from);
+    region_publish(space, (struct region){from, to - from, whole.fence, false});
+}
+
 /* ---- finding ---- */
 
 /*

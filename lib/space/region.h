@@ -31,6 +31,9 @@ enum region_source { REGION_NONE, REGION_OWN_STREAM, REGION_COMPLETED, REGION_WA
 /* Makes an owned region FREE, merged with its neighbours, and findable by all. Never fails. */
 void region_publish(struct space *, struct region);
 
+/* The same of the units from `from` to `to` of a region, which is single. Nothing if there are none. */
+void region_publish_part(struct space *, struct region, uint64_t from, uint64_t to);
+
 /* The best fit among what the stream may use without waiting. Ties go to the stream's own. */
 enum region_source region_take(struct space *, struct stream *, struct want, bool every_bin, struct region *);
 

@@ -1,0 +1,24 @@
+/*
+ * give_back.h - memory that nobody needs goes back to the device: a wholly free extent, unmapped and released.
+ *
+ *   choose   under the plan lock: of the wholly free extents that have passed, the longest that is not more than what
+ *            is to go, which is most memory for each call; else, if more may go, the shortest
+ *   claim    its run by exchange, also under the plan lock. What lies around the extent is published again at once
+ *   remove   without the plan lock: unmapped, out of the budget into quarantine, released by its last holder. Where the
+ *            driver refuses, a zombie goes on trying (zombie.h), and the pages are no hole before
+ */
+#ifndef VPMM_LIB_GIVE_BACK_H
+#define VPMM_LIB_GIVE_BACK_H
+
+#include "remap/arena.h"
+
+/*
+ * Wholly free extents, until at most keep_pages are mapped. Under the pass lock; it waits for the turn before each
+ * extent. HOST_MEMORY.
+ */
+vpmm_status give_back_down_to(struct arena *, uint64_t keep_pages, uint64_t *released_pages);
+
+/* One of them that leaves at least keep_pages mapped, the longest. False: there is none. Under the pass lock. */
+bool give_back_one(struct arena *, uint64_t keep_pages, uint32_t *released_pages);
+
+#endif
