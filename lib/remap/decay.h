@@ -21,7 +21,7 @@
  *
  * A step is a part of a pass of the reaper's thread or of vpmm_poll, so one runs at a time, under the pass lock. It
  * is small (DECAY_EXTENTS), gives way to mallocs that are building, and takes only wholly free extents that wait for
- * nothing, as a trim does (build.h); mallocs and frees go on beside it, and keep what they claim first.
+ * nothing, as a trim does (give_back.h); mallocs and frees go on beside it, and keep what they claim first.
  *
  * What is kept beyond live memory for small requests (empty slabs, whole pages of granules, the rest of the page that
  * slabs are cut from) is given up after an epoch without a malloc.
