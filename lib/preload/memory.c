@@ -118,18 +118,36 @@ static CUresult alloc_async(CUdeviceptr *memory, size_t bytes, CUstream stream, 
     return result;
 }
 
+/* The device that has a pool and the stream, which need not be the current one. */
+static int device_of_stream(CUstream stream)
+{
+    enum count why;
+    const vpmm_driver *driver = vpmm_driver_cuda();
+    CUcontext context = driver ? context_of(driver, stream, &why) : NULL;
+    lane_enter();
+    struct served *served = context ? served_find(context) : NULL;
+    int device = served ? served->device : memory_device();
+    lane_leave();
+    return device;
+}
+
 CUresult preload_alloc_async(CUdeviceptr *memory, size_t bytes, CUstream stream)
 {
     enum count why;
     CUresult result = alloc_async(memory, bytes, stream, &why);
-    return is_answered(why) ? result : MEMORY_RETRIED(REAL(alloc_async, memory, bytes, stream));
+    if (is_answered(why))
+        return result;
+    return MEMORY_RETRIED_ON(device_of_stream(stream), REAL(alloc_async, memory, bytes, stream));
 }
 
 CUresult preload_alloc_async_ptsz(CUdeviceptr *memory, size_t bytes, CUstream stream)
 {
     enum count why;
     CUresult result = alloc_async(memory, bytes, default_is_per_thread(stream), &why);
-    return is_answered(why) ? result : MEMORY_RETRIED(REAL(alloc_async_ptsz, memory, bytes, stream));
+    if (is_answered(why))
+        return result;
+    return MEMORY_RETRIED_ON(device_of_stream(default_is_per_thread(stream)),
+                             REAL(alloc_async_ptsz, memory, bytes, stream));
 }
 
 /* ---- free ---- */
