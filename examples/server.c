@@ -352,7 +352,8 @@ static bool open_metrics(server *s)
         !vpmm_ok(s, "the metrics", vpmm_exporter_add(s->exporter, s->pool, "server")))
         return false;
     fprintf(s->out, "metrics: port %u of %s, /metrics\n", vpmm_exporter_port(s->exporter), config.address);
-    return fflush(s->out) == 0;
+    return fflush(s->out) == 0 ||
+           fail(NULL, "Give standard output a place.", "standard output cannot be written: %s", strerror(errno));
 }
 
 static void close_metrics(server *s)
@@ -432,7 +433,7 @@ static void close_worker(server *s, worker *w)
     pthread_mutex_destroy(&w->inbox.lock);
 }
 
-/* The number of driver objects that were left behind. */
+/* The number of driver objects that were left behind, and one more if the driver was misused, to the very end. */
 static int server_close(server *s)
 {
     int leaks = 0;
@@ -443,8 +444,10 @@ static int server_close(server *s)
         vpmm_ok(s, "vpmm_pool_destroy", vpmm_pool_destroy(s->pool));
     if (s->context != NULL)
         cuda_ok(s, "cuDevicePrimaryCtxRelease", s->driver->cuDevicePrimaryCtxRelease(s->device));
-    if (s->sim != NULL)
-        leaks = vpmm_sim_destroy(s->sim);
+    if (s->sim != NULL) { /* which has named each of them */
+        leaks = vpmm_sim_misuses(s->sim) != 0;
+        leaks += vpmm_sim_destroy(s->sim);
+    }
     free(s->workers);
     trace_release(&s->trace);
     return leaks;

@@ -426,7 +426,7 @@ static bool parse_options(int argc, char **argv, options *o)
         fprintf(stderr, "vpmm-fragment: '%s': only options are allowed\n", argv[optind]);
         return false;
     }
-    if (o->large / o->each >= LARGE_AT_MOST) {
+    if (o->large / o->each > LARGE_AT_MOST) {
         fprintf(stderr, "vpmm-fragment: --each: at least a %" PRIu64 "th of --large is allowed\n", LARGE_AT_MOST);
         return false;
     }
@@ -451,5 +451,5 @@ int main(int argc, char **argv)
     print_text(o.json != NULL && strcmp(o.json, "-") == 0 ? stderr : stdout, levels, &s);
     bool ok = save_json(&o, levels, &s);
     ok = close_bench(&b) && ok;
-    return ok && s.good ? 0 : EXIT_BAD;
+    return output_is_whole() && ok && s.good ? 0 : EXIT_BAD;
 }

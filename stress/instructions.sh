@@ -16,7 +16,7 @@ time looks idle to it.
 
 BYTES is what is allocated: 2M by default; 1K is a slice of a slab.
 
-Exit status: 0 the library's are at most LIMIT (default 200) in each case; 1 more; 2 wrong usage, or it cannot be run.
+Exit status: 0 the library's are at most LIMIT (default 240) in each case; 1 more; 2 wrong usage, or it cannot be run.
 A build with a sanitizer cannot: valgrind does not run it.
 EOT
 }
@@ -27,12 +27,12 @@ case ${1:-} in
   exit 0
   ;;
 esac
-if [ $# -lt 1 ] || [ $# -gt 3 ] || [[ ! ${2:-200} =~ ^[0-9]+$ ]]; then
+if [ $# -lt 1 ] || [ $# -gt 3 ] || [[ ! ${2:-240} =~ ^[0-9]+$ ]]; then
   usage >&2
   exit 2
 fi
 program=$1/vpmm-pairs
-limit=${2:-200}
+limit=${2:-240}
 bytes=${3:-2M}
 pairs=10000 # N: many more than caches and windows need to fill
 

@@ -3,7 +3,10 @@
 #include "size.h"
 #include "target.h"
 
+#include <errno.h>
 #include <math.h>
+#include <stdio.h>
+#include <string.h>
 
 bool option_refuse(const char *option, const char *value, const char *allowed)
 {
@@ -35,4 +38,12 @@ bool option_factor(const char *option, const char *text, double *out)
         return option_refuse(option, text, "a factor from 0.000001 to 1000 is allowed");
     *out = value;
     return true;
+}
+
+bool output_is_whole(void)
+{
+    bool whole = fflush(stdout) == 0 && !ferror(stdout);
+    if (!whole)
+        fprintf(stderr, "%s: standard output cannot be written: %s\n", program_name, strerror(errno));
+    return whole;
 }

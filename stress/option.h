@@ -18,4 +18,7 @@ bool option_count(const char *option, const char *text, unsigned min, unsigned m
 /* A factor from 0.000001 to 1000. */
 bool option_factor(const char *option, const char *text, double *out);
 
+/* At a program's end: whether all of standard output could be written. Told if not. */
+bool output_is_whole(void);
+
 #endif

@@ -324,5 +324,6 @@ int main(int argc, char **argv)
     bool good = open_gpu(&g, &o) && run_cases(&g, &o, exporter, &rep);
     good = close_gpu(&g) && good;
     good = metrics_close(exporter) && good;
-    return report_close(&rep) && good ? 0 : EXIT_BAD;
+    good = report_close(&rep) && good;
+    return output_is_whole() && good ? 0 : EXIT_BAD;
 }

@@ -212,5 +212,6 @@ int main(int argc, char **argv)
     if (traces == NULL || !report_open(&rep, &o))
         return EXIT_USAGE;
     bool good = replay_all(&o, paths, traces, argc - optind, &rep);
-    return report_close(&rep) && good ? 0 : EXIT_BAD;
+    good = report_close(&rep) && good;
+    return output_is_whole() && good ? 0 : EXIT_BAD;
 }

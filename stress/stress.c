@@ -8,8 +8,10 @@
 
 #include "option.h"
 
+#include <errno.h>
 #include <getopt.h>
 #include <math.h>
+#include <semaphore.h>
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
@@ -124,7 +126,8 @@ static bool take_allocator(const char *name, options *o)
 static bool take_list(const char *text, options *o, bool is_patterns)
 {
     char copy[512], *rest = copy, *item;
-    bool good = strlen(text) < sizeof copy;
+    bool good = strlen(text) < sizeof copy ||
+                option_refuse(is_patterns ? "pattern" : "allocator", text, "a list of at most 511 characters");
     snprintf(copy, sizeof copy, "%s", text);
     if (is_patterns)
         o->patterns = 0;
@@ -141,7 +144,7 @@ static bool take_level(const char *text, options *o)
     static const double seconds[] = {60, 600, 3600};
     int level = take_word("level", text, words, 3);
     if (level >= 0)
-        o->seconds = seconds[level];
+        o->level_seconds = seconds[level];
     return level >= 0;
 }
 
@@ -272,8 +275,13 @@ static const char *unmet(const options *o)
         return "--faults, and --plant but for bit, are for --driver sim";
     if (!o->vpmm && (o->faults || o->plant != PLANT_NONE))
         return "--faults and --plant are for --allocator vpmm";
-    if (o->plant == PLANT_BIT && o->verify == VERIFY_OFF)
-        return "--plant bit is found by looking at the memory, which --verify off does not";
+    bool is_seen_in_memory =
+        o->plant == PLANT_BIT || o->plant == PLANT_REUSE || o->plant == PLANT_DOUBLE_MAP || o->plant == PLANT_UNMAPPED;
+    if (o->verify == VERIFY_OFF && is_seen_in_memory)
+        return "--plant bit, reuse, double-map and unmapped are found in the memory, at which --verify off does not "
+               "look";
+    if (o->streams < o->threads)
+        return "--streams: each thread has one or two of its own, so as many as --threads are the least";
     if (!o->cuda && o->health)
         return "--health is for --driver cuda: the simulated GPU has none to read";
     return NULL;
@@ -282,6 +290,8 @@ static const char *unmet(const options *o)
 /* What has no default of its own follows the rest. */
 static bool complete(options *o)
 {
+    if (o->seconds == 0)
+        o->seconds = o->level_seconds;
     if (o->streams == 0)
         o->streams = 2 * o->threads;
     if (o->fraction == 0)
@@ -303,7 +313,7 @@ static bool complete(options *o)
 static options parse_options(int argc, char **argv)
 {
     options o = {.vpmm = true,
-                 .seconds = 60,
+                 .level_seconds = 60,
                  .threads = 4,
                  .patterns = (UINT32_C(1) << PATTERN_COUNT) - 1,
                  .verify = (verify_mode)-1,
@@ -485,13 +495,21 @@ static bool tend(run *all, unsigned n, double seconds)
 struct closing {
     const run *all;
     unsigned n;
+    sem_t is_over;
 };
 
 /* A thread that makes sure of an end: closing may wait for a device that does not answer. */
 static void *watch_closing(void *argument)
 {
-    const struct closing *closing = argument;
-    nanosleep(&(struct timespec){STUCK_S, 0}, NULL);
+    struct closing *closing = argument;
+    struct timespec end;
+    int waited;
+    clock_gettime(CLOCK_REALTIME, &end);
+    end.tv_sec += STUCK_S;
+    while ((waited = sem_timedwait(&closing->is_over, &end)) != 0 && errno == EINTR)
+        ;
+    if (waited == 0)
+        return NULL;
     fprintf(stderr, "%s: stuck: the end took more than %d s\n", program_name, STUCK_S);
     fflush(NULL);
     _exit(any_failed(closing->all, closing->n) ? FAILED : STUCK);
@@ -499,17 +517,18 @@ static void *watch_closing(void *argument)
 
 static void close_all(run *all, unsigned n)
 {
-    struct closing closing = {all, n};
+    struct closing closing = {.all = all, .n = n};
     pthread_t watch;
+    sem_init(&closing.is_over, 0, 0);
     bool watched = pthread_create(&watch, NULL, watch_closing, &closing) == 0;
     for (unsigned i = 0; i < n; i++)
         atomic_store(&all[i].stop, true);
     for (unsigned i = 0; i < n; i++)
         run_close(&all[i]);
-    if (watched) {
-        pthread_cancel(watch);
+    sem_post(&closing.is_over);
+    if (watched)
         pthread_join(watch, NULL);
-    }
+    sem_destroy(&closing.is_over);
 }
 
 /* Whether the environment has settings of vpmm's. */
@@ -645,7 +664,8 @@ int main(int argc, char **argv)
         report_result(text, &all[i]);
     fprintf(text, "%s: %s%s\n", program_name, outcome_word(worst), asked ? ", cut short" : "");
     int status = worst == PASSED && is_terminated ? TERMINATED : worst;
-    if (!write_json(json, &o, all, runs, status, asked) || !metrics_close(exporter))
+    bool written = write_json(json, &o, all, runs, status, asked) && output_is_whole();
+    if (!written || !metrics_close(exporter))
         return end(worst != PASSED ? worst : DEVICE_ERROR);
     for (unsigned i = 0; i < runs; i++)
         free(all[i].lanes);

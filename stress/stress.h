@@ -64,7 +64,7 @@ typedef struct options {
     bool cuda, all_devices, faults, health;
     bool vpmm, async; /* the allocators, in this order */
     int device;
-    double seconds, fraction;
+    double seconds, level_seconds, fraction;
     unsigned threads, streams;
     uint64_t seed;
     uint32_t patterns; /* a bit for each */

@@ -248,8 +248,7 @@ static bool allocate(lane *l, size_t bytes, CUstream stream, CUdeviceptr *addres
     if (status == VPMM_ERROR_OUT_OF_MEMORY || result == CUDA_ERROR_OUT_OF_MEMORY) {
         note_longest(l, REFUSED, ns, bytes, begin, changes);
         bump(l, COUNT_refused);
-    } else if (r->options->faults && r->target.pool != NULL && status != VPMM_ERROR_INVALID_VALUE &&
-               status != VPMM_ERROR_INVALID_POINTER)
+    } else if (r->options->faults && (status == VPMM_ERROR_DRIVER || status == VPMM_ERROR_HOST_MEMORY))
         bump(l, COUNT_faulted);
     else if (status == VPMM_ERROR_DRIVER)
         run_end(r, DEVICE_ERROR, "vpmm_malloc: %s", vpmm_last_error());
@@ -270,8 +269,7 @@ static vpmm_status call_of_block(lane *l, vpmm_status (*call)(vpmm_pool *, CUdev
         host_memory_enter();
         status = call(r->target.pool, b->address, stream);
         host_memory_leave();
-        if (status == VPMM_SUCCESS || status == VPMM_ERROR_NOT_SUPPORTED || !r->options->faults ||
-            status == VPMM_ERROR_INVALID_POINTER || status == VPMM_ERROR_INVALID_VALUE)
+        if (!r->options->faults || (status != VPMM_ERROR_DRIVER && status != VPMM_ERROR_HOST_MEMORY))
             break;
         bump(l, COUNT_faulted);
     }

@@ -177,12 +177,13 @@ enum { POOL_PAGES = 32, POOL_ALLOCATIONS = 24 };
 
 /*
  * With planned faults it is refused host memory, also for the list of contexts that a park waits for, and its thread,
- * and says so. Another may need the device's memory.
+ * and says so. Another may need the device's memory, also the last of it, by which a park and the end of a pool wait for
+ * the device: they are BUSY then, and nothing has changed.
  */
 static bool may_be_refused(run *r, const char *what, vpmm_status status)
 {
-    bool is_planned = r->options->faults && (status == VPMM_ERROR_HOST_MEMORY || status == VPMM_ERROR_BUSY);
-    if (status != VPMM_SUCCESS && status != VPMM_ERROR_OUT_OF_MEMORY && !is_planned)
+    bool is_planned = r->options->faults && status == VPMM_ERROR_HOST_MEMORY;
+    if (status != VPMM_SUCCESS && status != VPMM_ERROR_OUT_OF_MEMORY && status != VPMM_ERROR_BUSY && !is_planned)
         run_end(r, status == VPMM_ERROR_DRIVER ? DEVICE_ERROR : FAILED, "another pool: %s: %s", what,
                 vpmm_last_error());
     return status == VPMM_SUCCESS;
@@ -249,6 +250,20 @@ static void use_pool(run *r, vpmm_pool *pool, CUstream stream, bool parks)
         may_be_refused(r, "vpmm_free", vpmm_free(pool, address[i], stream));
 }
 
+static void end_pool(run *r, vpmm_pool *pool)
+{
+    enum { TRIES = 2000 }; /* of PAUSE_LEAST_MS and more: somebody has given memory back by then */
+    vpmm_status status = vpmm_pool_destroy(pool);
+    for (int i = 0; i < TRIES && status == VPMM_ERROR_BUSY; i++) {
+        pause_ms(PAUSE_LEAST_MS);
+        status = vpmm_pool_destroy(pool);
+    }
+    if (status == VPMM_ERROR_BUSY)
+        run_end(r, FAILED, "another pool does not end: %s", vpmm_last_error());
+    else
+        may_be_refused(r, "vpmm_pool_destroy", status);
+}
+
 static void make_and_end_pool(run *r, bool graph)
 {
     vpmm_config config = r->config;
@@ -267,7 +282,7 @@ static void make_and_end_pool(run *r, bool graph)
     if (may_be_refused(r, "vpmm_pool_create", status)) {
         count(&r->pools);
         use_pool(r, pool, stream, graph);
-        may_be_refused(r, "vpmm_pool_destroy", vpmm_pool_destroy(pool));
+        end_pool(r, pool);
     }
     run_cuda_ok(r, "cuStreamDestroy", r->gpu.driver->cuStreamDestroy(stream));
 }

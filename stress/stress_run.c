@@ -456,6 +456,10 @@ static void judge_refusal(run *r)
 static void judge_work(run *r)
 {
     uint64_t made = run_count(r, COUNT_mallocs), refused = run_count(r, COUNT_refused);
+    uint64_t planned = faults_made(NULL) + host_memory_refused() + host_threads_refused();
+    if (r->options->faults && run_count(r, COUNT_faulted) > planned)
+        run_end(r, FAILED, "%llu calls failed, and %llu were refused on purpose",
+                (unsigned long long)run_count(r, COUNT_faulted), (unsigned long long)planned);
     if (refused > made)
         run_end(r, FAILED, "%llu mallocs were refused, and %llu were not", (unsigned long long)refused,
                 (unsigned long long)made);

@@ -62,8 +62,10 @@ unsigned gpu_close(gpu *g)
         g->driver->cuCtxSetCurrent(NULL);
         failures += !gpu_ok(g, "cuDevicePrimaryCtxRelease", g->driver->cuDevicePrimaryCtxRelease(g->device));
     }
-    if (g->sim != NULL)
+    if (g->sim != NULL) {
+        failures += vpmm_sim_misuses(g->sim) != 0;      /* which it has named */
         failures += (unsigned)vpmm_sim_destroy(g->sim); /* names the leaks on stderr */
+    }
     *g = (gpu){0};
     return failures;
 }

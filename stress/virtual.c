@@ -79,9 +79,9 @@ static struct {
     vpmm_pool *pool;
     size_t page_size;
     player *players;
-    unsigned playing; /* have not ended the pass */
-    int gate, ended;  /* whose addresses are the gates: of a pass's beginning, and of its end */
-    bool failed, over;
+    unsigned playing;            /* have not ended the pass */
+    int gate, ended;             /* whose addresses are the gates: of a pass's beginning, and of its end */
+    bool failed, over, is_async; /* is_async: small requests are the driver's pool's */
     uint64_t in_use, demand, peak_in_use, peak_demand, peak_mapped;
     virtual_census missed, at_peak;
 } run;
@@ -130,9 +130,13 @@ static void blame_missing(uint64_t bytes, uint64_t use)
 static void note_mapped(void)
 {
     vpmm_stats stats;
-    if (vpmm_stats_get(run.pool, &stats) != VPMM_SUCCESS || stats.peak_mapped_bytes <= run.peak_mapped)
+    if (vpmm_stats_get(run.pool, &stats) != VPMM_SUCCESS)
         return;
-    run.peak_mapped = stats.peak_mapped_bytes;
+    uint64_t now = stats.mapped_bytes + stats.async_bytes,
+             mapped = now > stats.peak_mapped_bytes ? now : stats.peak_mapped_bytes;
+    if (mapped <= run.peak_mapped)
+        return;
+    run.peak_mapped = mapped;
     run.at_peak = virtual_census_take(run.pool);
 }
 
@@ -171,10 +175,10 @@ static bool play_malloc(player *p, const trace_event *e)
     }
     add_use(use);
     note_latency(p, virtual_now_ns() - begin, p->account.ns - own);
-    if (p->creates) {
+    if (p->creates)
         blame_missing(p->account.created_bytes - created, use);
+    if (p->creates || run.is_async)
         note_mapped();
-    }
     return true;
 }
 
@@ -365,9 +369,15 @@ static bool open_player(player *p, unsigned index, const trace *t)
     p->held = calloc(t->slots + 1, sizeof *p->held);
     p->latencies = calloc(t->mallocs + 1, sizeof *p->latencies);
     bool ok = p->streams != NULL && p->held != NULL && p->latencies != NULL;
+    if (!ok)
+        fprintf(stderr, "vpmm-virtual: no host memory for thread %u\n", index);
     for (size_t s = 0; ok && s < t->streams; s++)
         ok = gpu_ok(&run.gpu, "cuStreamCreate", run.gpu.driver->cuStreamCreate(&p->streams[s], CU_STREAM_NON_BLOCKING));
-    return ok && virtual_start(&p->thread, play, p, virtual_now_ns());
+    if (!ok || virtual_start(&p->thread, play, p, virtual_now_ns()))
+        return ok;
+    fprintf(stderr, "vpmm-virtual: thread %u cannot be started: use fewer --threads, or raise the limit (ulimit -u)\n",
+            index);
+    return false;
 }
 
 /* Also of one that could not be opened, or not wholly. */
@@ -389,6 +399,7 @@ static bool open_pool(const vpmm_config *settings)
     config.device = 0;
     if (!vpmm_ok("vpmm_pool_create", vpmm_pool_create(&config, &run.pool)))
         return false;
+    run.is_async = config.small == VPMM_SMALL_ASYNC;
     if (config.reaper)
         virtual_await_thread();
     return gpu_page_size(&run.gpu, config.page_size, &run.page_size);
@@ -543,6 +554,16 @@ static void join_names(char **paths, int n, char *names, size_t size)
     }
 }
 
+/* Else the driver's own pool would serve every request. */
+static bool has_pages(const vpmm_config *settings)
+{
+    if (settings->page_size <= SIM_MEMORY_BYTES)
+        return true;
+    fprintf(stderr, "vpmm-virtual: VPMM_PAGE_SIZE is above the simulated device's memory, %llu GiB: less is allowed\n",
+            (unsigned long long)(SIM_MEMORY_BYTES >> 30));
+    return false;
+}
+
 int main(int argc, char **argv)
 {
     static trace traces[MAX_TRACES];
@@ -551,7 +572,7 @@ int main(int argc, char **argv)
     char names[256], error[512];
     virtual_report report;
     vpmm_config settings = vpmm_config_default();
-    if (!vpmm_ok("the environment", vpmm_config_from_env(&settings)))
+    if (!vpmm_ok("the environment", vpmm_config_from_env(&settings)) || !has_pages(&settings))
         return EXIT_USAGE;
     while (loaded < n &&
            trace_load(argv[optind + (int)loaded], o.scale, o.min_bytes, &traces[loaded], error, sizeof error))
@@ -564,5 +585,6 @@ int main(int argc, char **argv)
     bool good = replay(&o, &settings, traces, n, &report);
     for (unsigned i = 0; i < n; i++)
         trace_release(&traces[i]);
-    return virtual_report_close(&report) && good ? 0 : EXIT_BAD;
+    good = virtual_report_close(&report) && good;
+    return output_is_whole() && good ? 0 : EXIT_BAD;
 }

@@ -50,7 +50,7 @@ struct place {
     uint64_t numbered, last_ns;
 };
 
-enum { PLACES = 1 << 15, QUEUE_START = 1024 };
+enum { PLACES_SHIFT = 18, PLACES = 1 << PLACES_SHIFT, QUEUE_START = 1024 }; /* 256 threads of 256 streams, and events */
 
 static struct {
     vpmm_sim *sim;
@@ -72,7 +72,7 @@ static _Thread_local virtual_account *account;
 static struct place *place_of(struct place *places, const void *handle)
 {
     uintptr_t key = (uintptr_t)handle + 1;
-    size_t i = (size_t)((uint64_t)key * UINT64_C(0x9E3779B97F4A7C15) >> 49);
+    size_t i = (size_t)((uint64_t)key * UINT64_C(0x9E3779B97F4A7C15) >> (64 - PLACES_SHIFT));
     while (places[i].handle && places[i].handle != key)
         i = (i + 1) % PLACES;
     places[i].handle = key;

@@ -47,6 +47,7 @@ done
 for variable in "${!VPMM_@}"; do
   unset "$variable"
 done
+export VPMM_BUILD_DIR=$build # for the scripts that this one runs
 
 test_limit=1200 # seconds, for one program, which hangs if it takes longer; there is no limit for the whole
 

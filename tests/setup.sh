@@ -7,7 +7,7 @@
 #   cores   how many jobs run at once
 
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
-build=${VPMM_BUILD_DIR:-$root/build}
+build=$(realpath -m "${VPMM_BUILD_DIR:-$root/build}")
 cores=$(nproc 2>/dev/null || echo 2)
 
 say() { printf '[%4ds] %s\n' "$SECONDS" "$*"; }

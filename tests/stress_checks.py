@@ -90,7 +90,7 @@ def check_passes(program):
 def check_settings(program):
     for settings in ({"VPMM_CAPTURES": "1"}, {"VPMM_STREAMS": "eager"}, {"VPMM_REUSE": "completed"},
                      {"VPMM_REUSE": "host"}, {"VPMM_SMALL": "async"}, {"VPMM_EXTENT_SIZE": "2M"},
-                     {"VPMM_PAGE_SIZE": "256K"}):
+                     {"VPMM_PAGE_SIZE": "256K"}, {"VPMM_MAX_MAPPED": "8M"}):
         status, said, errors = run(program, "--seconds", "3", "--seed", "3", **settings)
         check(status == PASSED and said["results"][0]["audit"], f"a run with {settings} passes", errors)
 
@@ -154,12 +154,16 @@ def has_driver():
 def check_statuses(program):
     for arguments in (["--driver", "none"], ["--pattern", "kv,none"], ["--device", "3"], ["--threads", "0"],
                       ["--driver", "cuda", "--faults"], ["--verify", "some"], ["--level", "short"],
-                      ["--fraction", "2"], ["extra"], ["--nonsense"]):
+                      ["--fraction", "2"], ["extra"], ["--nonsense"], ["--threads", "4", "--streams", "3"],
+                      ["--verify", "off", "--plant", "double-map"], ["--pattern", "kv," * 200]):
         status, said, errors = run(program, *arguments)
         check(status == USAGE and not said and "--help" in errors, f"wrong usage: {arguments}", status, errors)
     ended = subprocess.run([program, "--seconds", "1", "--json", "/nonexistent/file"], stdout=subprocess.DEVNULL,
                            stderr=subprocess.PIPE)
     check(ended.returncode == USAGE and b"/nonexistent" in ended.stderr, "a file that cannot be written is told")
+    with open("/dev/full", "wb") as full:
+        ended = subprocess.run([program, "--seconds", "1"], stdout=full, stderr=subprocess.PIPE)
+    check(ended.returncode != PASSED and b"standard output" in ended.stderr, "a full standard output is told", ended)
     helped = subprocess.run([program, "--help"], stdout=subprocess.PIPE)
     check(helped.returncode == PASSED and b"Exit status" in helped.stdout, "--help helps")
     status, said, errors = run(program, "--driver", "cuda", "--seconds", "1")
