@@ -404,6 +404,33 @@ Test(idle, a_trim_takes_what_is_not_marked, .timeout = 60)
         }
 }
 
+static void CUDA_CB sleep_a_while(void *unused)
+{
+    (void)unused;
+    sleep_us(50000);
+}
+
+/* With `captures` a trim waits, whether one stream was met or several, which leave what they free without marks. */
+Test(idle, a_trim_waits_where_nobody_may_mark, .timeout = 60)
+{
+    needs_simulator();
+    for (int streams = 1; streams <= 2; streams++) {
+        struct setup setup = alone(true);
+        struct world w;
+        setup.sim.stepped = false;
+        world_open(&w, &setup);
+        CUstream s = world_stream(&w), other = world_stream(&w);
+        if (streams == 2)
+            give(&w, take(&w, 1, other), other);
+        CUdeviceptr p = take(&w, 8, s);
+        cr_assert_eq(w.driver->cuLaunchHostFunc(s, sleep_a_while, NULL), CUDA_SUCCESS);
+        give(&w, p, s);
+        must_work(vpmm_trim(w.pool, 0, NULL));
+        cr_expect_eq(stats_of(&w).mapped_bytes, 0, "%d streams", streams);
+        world_close(&w);
+    }
+}
+
 /* Where others than its calls may mark, nothing stays unmarked, although the program does nothing more. */
 Test(idle, marks_that_waited_are_the_reapers, .timeout = 60)
 {

@@ -346,9 +346,15 @@ class BackEnd final : public WithoutExpandableSegments<back_end::CUDAAllocator> 
   /* ---- private pools ---- */
 
   void beginAllocateToPool(DeviceIndex device, MempoolId_t id, Filter filter) override {
-    at(device).pools.begin(id, filter);
-    if (Keeper* keeper = at(device).pools.keeper(id))
-      keeper->beginAllocateToPool(device, id, std::move(filter));
+    Pools& pools = at(device).pools;
+    pools.begin(id, filter);
+    auto undo = c10::make_scope_exit([&] {
+      pools.end(id);
+      pools.remove_user(id);
+    });
+    if (Keeper* keeper = pools.keeper(id))
+      shortage_.while_nobody_is_helped([&] { keeper->beginAllocateToPool(device, id, std::move(filter)); });
+    undo.release();
   }
 
   void endAllocateToPool(DeviceIndex device, MempoolId_t id) override {
@@ -390,6 +396,7 @@ class BackEnd final : public WithoutExpandableSegments<back_end::CUDAAllocator> 
   bool checkPoolLiveAllocations(DeviceIndex device, MempoolId_t id,
                                 const std::unordered_set<void*>& expected) override {
     size_t found = 0, live = 0;
+    (void)at(device).pools.find(id); // or throws
     allocations_.each([&](void* address, const Allocation& allocation) {
       bool is_of_pool = allocation.device == device && allocation.pool->id == id;
       live += is_of_pool;

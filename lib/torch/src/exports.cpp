@@ -76,13 +76,6 @@ void Door::serve() {
   }
 }
 
-static bool is_own_user(int peer) {
-  ucred credentials = {};
-  socklen_t length = sizeof credentials;
-  return getsockopt(peer, SOL_SOCKET, SO_PEERCRED, &credentials, &length) == 0 &&
-         (credentials.uid == geteuid() || credentials.uid == 0);
-}
-
 static bool send_some(int peer, DoorSays what, const Descriptors& all, size_t first, size_t count) {
   alignas(cmsghdr) char control[CMSG_SPACE(DESCRIPTORS_AT_ONCE * sizeof(int))] = {};
   iovec body = {&what, sizeof what};
@@ -99,13 +92,27 @@ static bool send_some(int peer, DoorSays what, const Descriptors& all, size_t fi
     for (size_t i = 0; i < count; i++)
       std::memcpy(CMSG_DATA(header) + i * sizeof(int), &all[first + i]->fd, sizeof(int));
   }
-  return sendmsg(peer, &message, MSG_NOSIGNAL) == static_cast<ssize_t>(sizeof what);
+  constexpr int TRIES = 500;
+  const timespec pause = {0, 10000000};
+  ssize_t sent = sendmsg(peer, &message, MSG_NOSIGNAL);
+  for (int i = 0; i < TRIES && sent < 0 && errno == ETOOMANYREFS; i++) { // the user's, on their way to other processes
+    nanosleep(&pause, nullptr);
+    sent = sendmsg(peer, &message, MSG_NOSIGNAL);
+  }
+  return sent == static_cast<ssize_t>(sizeof what);
 }
 
 void limit_patience(int socket) {
   const timeval patience = {10, 0};
   setsockopt(socket, SOL_SOCKET, SO_RCVTIMEO, &patience, sizeof patience);
   setsockopt(socket, SOL_SOCKET, SO_SNDTIMEO, &patience, sizeof patience);
+}
+
+bool is_own_user(int peer) {
+  ucred credentials = {};
+  socklen_t length = sizeof credentials;
+  return getsockopt(peer, SOL_SOCKET, SO_PEERCRED, &credentials, &length) == 0 &&
+         (credentials.uid == geteuid() || credentials.uid == 0);
 }
 
 void Door::answer(int peer) {

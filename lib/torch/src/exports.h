@@ -62,6 +62,9 @@ enum class DoorSays : char { TAKE, NONE };
 /* Of either side of a talk at the door: a send or receive gives up after ten seconds. */
 void limit_patience(int socket);
 
+/* Whether the other side is a process of this user's, or root's. */
+bool is_own_user(int peer);
+
 class Door {
  public:
   /* Opens it once. Throws. `name`: whom to ask. */

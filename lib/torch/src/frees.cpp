@@ -190,7 +190,8 @@ void Frees::await_uses(const Pool& pool) {
     std::lock_guard<std::mutex> guard(lock_);
     for (auto it = kept_.begin(); it != kept_.end();) {
       auto freed = it++;
-      if (freed->allocation.pool.get() == &pool && !freed->events.empty())
+      bool helps = freed->allocation.pool.get() == &pool || !pool.is_private();
+      if (helps && !freed->events.empty())
         mine.splice(mine.end(), kept_, freed);
     }
     later_.store(kept_.size(), std::memory_order_relaxed);

@@ -54,7 +54,10 @@ class Frees {
       free_all_joined(pool, stream);
   }
 
-  /* Waits for what of the pool's memory is ending, on the host, and frees it. Never throws. */
+  /*
+   * Waits for what of the pool's memory is ending, on the host, and frees it; for the main pool of all memory, as idle pools
+   * and helpers may give it. Never throws.
+   */
   void await_uses(const Pool& pool);
 
   /* A capture or another use of a pool has ended. */

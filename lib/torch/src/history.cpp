@@ -64,7 +64,7 @@ static TraceEntry::Action action_of(const std::string& name) {
 
 void History::record(bool enabled, CreateContextFn context, size_t entries, RecordContext when, bool clear,
                      const std::vector<std::string>& skip) {
-  std::lock_guard<std::mutex> guard(lock_);
+  std::lock_guard<std::recursive_mutex> guard(lock_);
   skipped_.clear();
   for (const std::string& action : skip)
     skipped_.insert(action_of(action));
@@ -83,17 +83,17 @@ void History::annotate(int device, const std::vector<std::pair<std::string, std:
   Annotation annotation(static_cast<c10::DeviceIndex>(device), c10::getApproximateTime());
   for (const auto& [name, value] : said)
     annotation.recordUserMetadata(name, value);
-  std::lock_guard<std::mutex> guard(lock_);
+  std::lock_guard<std::recursive_mutex> guard(lock_);
   keep(annotations_, std::move(annotation));
 }
 
 std::vector<Annotation> History::annotations() {
-  std::lock_guard<std::mutex> guard(lock_);
+  std::lock_guard<std::recursive_mutex> guard(lock_);
   return {annotations_.begin(), annotations_.end()};
 }
 
 void History::attach(AllocatorTraceTracker tracker) {
-  std::lock_guard<std::mutex> guard(lock_);
+  std::lock_guard<std::recursive_mutex> guard(lock_);
   trackers_.push_back(std::move(tracker));
   watched_.store(true, std::memory_order_release);
 }
@@ -130,7 +130,7 @@ void History::add(TraceEntry::Action action, int device, const void* address, si
                   MempoolId_t pool, const Context& context) {
   Context kept = when_.load() >= RecordContext::ALLOC ? context : nullptr;
   TraceEntry entry = entry_of(action, device, address, bytes, stream, pool, kept);
-  std::lock_guard<std::mutex> guard(lock_);
+  std::lock_guard<std::recursive_mutex> guard(lock_);
   tell_and_keep(std::move(entry));
 }
 
@@ -139,13 +139,13 @@ void History::add_free(int device, const void* address, size_t bytes, cudaStream
   Context kept = when_.load() >= RecordContext::ALLOC ? context : nullptr;
   TraceEntry asked = entry_of(TraceEntry::FREE_REQUESTED, device, address, bytes, stream, pool, kept);
   TraceEntry free = entry_of(TraceEntry::FREE_COMPLETED, device, address, bytes, stream, pool, kept);
-  std::lock_guard<std::mutex> guard(lock_);
+  std::lock_guard<std::recursive_mutex> guard(lock_);
   tell_and_keep(std::move(asked));
   tell_and_keep(std::move(free));
 }
 
 std::vector<TraceEntry> History::entries(int device) {
-  std::lock_guard<std::mutex> guard(lock_);
+  std::lock_guard<std::recursive_mutex> guard(lock_);
   auto found = entries_.find(device);
   if (found == entries_.end())
     return {};

@@ -81,7 +81,7 @@ class History {
   std::atomic<bool> watched_{false}, recording_{false};
   std::atomic<CreateContextFn> make_context_{nullptr};
   std::atomic<RecordContext> when_{RecordContext::NEVER};
-  std::mutex lock_; // of the rest
+  std::recursive_mutex lock_; // of the rest; a tracker may allocate itself
   size_t most_ = 0;
   std::set<TraceEntry::Action> skipped_;
   std::map<int, std::deque<TraceEntry>> entries_;

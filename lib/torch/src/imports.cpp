@@ -61,6 +61,10 @@ static int knock(const DescriptionHead& head) {
                 "network namespace (",
                 std::strerror(error), ")");
   }
+  if (!is_own_user(peer)) { // the name of a process that has ended is anybody's to take
+    close(peer);
+    TORCH_CHECK(false, "vpmm: the process that shares this memory has ended: another user's has taken its place");
+  }
   return peer;
 }
 
@@ -74,6 +78,7 @@ static bool receive_some(int peer, Descriptors& out) {
   message.msg_iovlen = 1;
   message.msg_control = control;
   message.msg_controllen = sizeof control;
+  const size_t before = out.size();
   if (recvmsg(peer, &message, MSG_CMSG_CLOEXEC) != static_cast<ssize_t>(sizeof what))
     return false;
   for (cmsghdr* header = CMSG_FIRSTHDR(&message); header; header = CMSG_NXTHDR(&message, header))
@@ -82,7 +87,8 @@ static bool receive_some(int peer, Descriptors& out) {
       for (size_t i = 0; i < (header->cmsg_len - CMSG_LEN(0)) / sizeof(int); i++)
         out.push_back(std::make_shared<Descriptor>(fds[i]));
     }
-  return what == DoorSays::TAKE && !(message.msg_flags & MSG_CTRUNC); // cut: no descriptors are left to this process
+  bool is_cut = message.msg_flags & MSG_CTRUNC; // no descriptors are left to this process
+  return what == DoorSays::TAKE && out.size() > before && !is_cut;
 }
 
 static void ask_for(const Description& description, Descriptors& out) {
@@ -195,8 +201,7 @@ std::shared_ptr<void> Imports::open(const vpmm_driver& driver, int device, const
 
 void Imports::allow(int device, int owner) {
   std::lock_guard<std::mutex> guard(lock_);
-  if (!peers_.emplace(owner, device).second)
-    return;
+  peers_.emplace(owner, device); // also once more: it may have failed for some
   for (const auto& [description, known] : imports_)
     if (std::shared_ptr<Import> import = known.lock(); import && import->device() == owner)
       import->allow(device);

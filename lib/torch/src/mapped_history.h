@@ -8,6 +8,13 @@
 #include "device.h"
 #include "history.h"
 
+#include <chrono>
+#include <memory>
+#include <mutex>
+#include <thread>
+#include <utility>
+#include <vector>
+
 namespace vpmm_torch {
 
 class MappedHistory {
@@ -32,14 +39,40 @@ class MappedHistory {
         note(*pool, device.index, context);
   }
 
-  /* Ends the pools without users and without anything live, and with them what is mapped there. */
+  /*
+   * Ends the pools without users and without anything live, and with them what is mapped there. Who comes while another
+   * thread ends some waits for what they give back. One that cannot end now is tried again by the next call.
+   */
   void end_idle(Device& device, const Context& context) {
-    for (const auto& pool : device.pools.take_idle())
-      if (history_.is_recording() && !pool->is_lent())
-        pool->mapped.end(pool->pool, teller(*pool, device.index, context));
+    std::lock_guard<std::mutex> guard(end_lock_);
+    std::vector<std::shared_ptr<Pool>> idle = device.pools.take_idle();
+    for (auto& pool : idle)
+      if (!end(device, pool, context))
+        device.pools.put_back(std::move(pool));
   }
 
  private:
+  /* Who only looks at all pools has them for a moment, and would end the pool as the last one to let go. */
+  static bool is_alone(const std::shared_ptr<Pool>& pool) {
+    constexpr auto PATIENCE = std::chrono::seconds(1);
+    const auto end = std::chrono::steady_clock::now() + PATIENCE;
+    while (pool.use_count() > 1 && std::chrono::steady_clock::now() < end)
+      std::this_thread::yield();
+    return pool.use_count() == 1;
+  }
+
+  bool end(Device& device, const std::shared_ptr<Pool>& pool, const Context& context) {
+    bool is_told = history_.is_recording() && !pool->is_lent();
+    if (!is_alone(pool))
+      return false;
+    if (is_told)
+      pool->mapped.end(pool->pool, teller(*pool, device.index, context));
+    bool ended = pool->end();
+    if (is_told && !ended)
+      pool->mapped.look(pool->pool, teller(*pool, device.index, context));
+    return ended;
+  }
+
   Mapped::Tell teller(const Pool& pool, int device, const Context& context) {
     return [this, device, id = pool.id, &context](bool is_mapped, const Interval& one) {
       history_.add(is_mapped ? TraceEntry::SEGMENT_MAP : TraceEntry::SEGMENT_UNMAP, device,
@@ -48,6 +81,7 @@ class MappedHistory {
   }
 
   History& history_;
+  std::mutex end_lock_;
 };
 
 } // namespace vpmm_torch

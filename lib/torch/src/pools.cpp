@@ -50,14 +50,31 @@ void* Pool::malloc(size_t bytes, cudaStream_t stream) const {
   return reinterpret_cast<void*>(address);
 }
 
+bool Pool::end() {
+  if (!pool)
+    return true;
+  for (const auto& [address, allocation] : wanted.shelved())
+    if (wanted.unshelve(address))
+      vpmm_free(pool, reinterpret_cast<CUdeviceptr>(address), allocation.stream);
+  parking.end();
+  metrics_remove(pool);
+  vpmm_status status = vpmm_pool_destroy(pool);
+  if (status == VPMM_ERROR_BUSY) {
+    metrics_add(pool, id);
+    return false;
+  }
+  if (status != VPMM_SUCCESS) { // it is gone all the same
+    TORCH_WARN("vpmm: a private pool could not be given back wholly: ", vpmm_last_error());
+  }
+  pool = nullptr;
+  return true;
+}
+
 /* What is live in the main pool when the process ends stays; the driver takes it back. */
 Pool::~Pool() {
-  for (const auto& [address, allocation] : wanted.shelved())
-    vpmm_free(pool, reinterpret_cast<CUdeviceptr>(address), allocation.stream);
-  parking.end();
-  if (pool)
+  if (pool && !is_private()) {
     metrics_remove(pool);
-  if (pool && is_private() && vpmm_pool_destroy(pool) != VPMM_SUCCESS) {
+  } else if (!end()) {
     TORCH_WARN("vpmm: a private pool could not be given back: ", vpmm_last_error());
   }
 }
@@ -163,10 +180,11 @@ void Pools::allow(int peer) {
 std::shared_ptr<Pool> Pools::main() {
   if (!has_main_.load(std::memory_order_acquire)) {
     std::lock_guard<std::mutex> guard(lock_);
-    if (!main_)
+    if (!main_) {
       main_ = make({0, 0});
-    uncounted_main_ = {std::shared_ptr<Pool>(), main_.get()};
-    has_main_.store(true, std::memory_order_release); // pairs with the acquire above: it never changes again
+      uncounted_main_ = {std::shared_ptr<Pool>(), main_.get()};
+      has_main_.store(true, std::memory_order_release); // pairs with the acquire above: it never changes again
+    }
   }
   return uncounted_main_;
 }
@@ -202,7 +220,13 @@ std::vector<std::shared_ptr<Pool>> Pools::all() {
     pools.push_back(main_);
   for (const auto& [id, pool] : private_)
     pools.push_back(pool);
+  pools.insert(pools.end(), ending_.begin(), ending_.end());
   return pools;
+}
+
+void Pools::trim_main() {
+  if (has_main_.load(std::memory_order_acquire))
+    vpmm_trim(uncounted_main_->pool, 0, nullptr);
 }
 
 HeldPools Pools::for_shortage() {
@@ -313,8 +337,9 @@ bool Pools::may_any_capture() {
 }
 
 std::vector<std::shared_ptr<Pool>> Pools::take_idle() {
-  std::vector<std::shared_ptr<Pool>> idle;
   std::lock_guard<std::mutex> guard(lock_);
+  std::vector<std::shared_ptr<Pool>> idle = std::move(ending_);
+  ending_.clear();
   for (auto it = private_.begin(); it != private_.end();) {
     bool is_idle = it->second->users == 0 && it->second->live.load(std::memory_order_acquire) == 0;
     if (is_idle)
@@ -322,6 +347,11 @@ std::vector<std::shared_ptr<Pool>> Pools::take_idle() {
     it = is_idle ? private_.erase(it) : std::next(it);
   }
   return idle;
+}
+
+void Pools::put_back(std::shared_ptr<Pool> idle) {
+  std::lock_guard<std::mutex> guard(lock_);
+  ending_.push_back(std::move(idle));
 }
 
 } // namespace vpmm_torch

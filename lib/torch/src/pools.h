@@ -5,7 +5,8 @@
  *   private    a vpmm pool with `graph`, which any capture may use: its calls meet no stream. Or one that is lent, and
  *              has none (lender.h)
  *   users      of a private pool, as PyTorch counts them: graphs and MemPools that hold its id. At 0 it is idle: it
- *              ends, and gives its memory back, when nothing of it is live any more and the cache is emptied
+ *              ends, and gives its memory back, when nothing of it is live any more and the cache is emptied, or a
+ *              request would fail
  *   underway   ids that requests go to now, with the streams that they go from: a capture, or torch.cuda.use_mem_pool.
  *              PyTorch does not say which of the two it is. The thread that began it is the one that begins a capture,
  *              at once, and on the stream that was its current one. So once it asks for memory and that stream does not
@@ -80,6 +81,12 @@ struct Pool {
 
   /* Of vpmm's own. NULL: there is no memory. Throws what else vpmm says. */
   void* malloc(size_t bytes, cudaStream_t stream) const;
+
+  /*
+   * Of a private one without anything live, at which nobody else looks: gives all of it back. False: the device cannot be
+   * waited for now, and the pool is as it was.
+   */
+  bool end();
 
   ~Pool();
 };
@@ -157,8 +164,14 @@ class Pools {
     entered_[thread_number()].count.fetch_sub(1);
   }
 
-  /* The pools without users and without anything live: they end when the caller lets go, which waits for the device. */
+  /* The pools without users and without anything live, for the caller to end (Pool::end). */
   std::vector<std::shared_ptr<Pool>> take_idle();
+
+  /* One that could not be ended: it is idle as before. */
+  void put_back(std::shared_ptr<Pool> idle);
+
+  /* What the main pool has free goes back to the device, if there is a main pool. */
+  void trim_main();
 
  private:
   struct Underway {
@@ -192,8 +205,9 @@ class Pools {
   std::shared_ptr<Pool> uncounted_main_; // the same without a count, at which all threads would meet: it never ends
   std::atomic<bool> has_main_{false};
   std::map<MempoolId_t, std::shared_ptr<Pool>> private_;
-  std::mutex allow_lock_;  // over a change of `peers_`, and what it takes
-  std::vector<int> peers_; // that have access, or are being given it
+  std::vector<std::shared_ptr<Pool>> ending_; // that could not be ended: another pool may have the id by now
+  std::mutex allow_lock_;                     // over a change of `peers_`, and what it takes
+  std::vector<int> peers_;                    // that have access, or are being given it
   std::vector<Underway> underway_;
   std::atomic<int> underway_count_{0};
   std::array<Place, THREADS + 1> entered_; // by threads' numbers

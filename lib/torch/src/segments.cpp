@@ -215,8 +215,7 @@ void Mapped::look_locked(vpmm_pool* pool, const Tell& tell) {
 
 void Mapped::look(vpmm_pool* pool, const Tell& tell) {
   std::lock_guard<std::mutex> guard(lock_);
-  if (!has_ended_)
-    look_locked(pool, tell);
+  look_locked(pool, tell);
 }
 
 void Mapped::look_if_changed(vpmm_pool* pool, const Tell& tell) {
@@ -224,7 +223,7 @@ void Mapped::look_if_changed(vpmm_pool* pool, const Tell& tell) {
   std::lock_guard<std::mutex> guard(lock_);
   vpmm_stats_get(pool, &stats);
   uint64_t changes = stats.extents_created + stats.extents_released + stats.extents_remapped + stats.zombies_retired;
-  if (has_ended_ || changes_ == changes)
+  if (changes_ == changes)
     return;
   changes_ = changes;
   look_locked(pool, tell);
@@ -234,7 +233,7 @@ void Mapped::end(vpmm_pool* pool, const Tell& tell) {
   std::lock_guard<std::mutex> guard(lock_);
   look_locked(pool, tell);
   tell_all(false, known_, tell);
-  has_ended_ = true;
+  known_.clear();
 }
 
 } // namespace vpmm_torch

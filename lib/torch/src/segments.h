@@ -68,7 +68,7 @@ class Mapped {
   /* The same if the pool has mapped or unmapped anything meanwhile. */
   void look_if_changed(vpmm_pool* pool, const Tell& tell);
 
-  /* The pool is about to end: all of it is no more mapped, and no later call tells anything. */
+  /* The pool is about to end: tells that all of it is no more mapped, before another one may have the addresses. */
   void end(vpmm_pool* pool, const Tell& tell);
 
  private:
@@ -76,7 +76,6 @@ class Mapped {
 
   std::mutex lock_; // over a look
   uint64_t changes_ = 0;
-  bool has_ended_ = false;
   Intervals known_;
 };
 

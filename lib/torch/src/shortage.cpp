@@ -81,7 +81,7 @@ void* Shortage::malloc(Device& device, std::shared_ptr<Pool>& pool, const Reques
   mapped_.end_idle(device, nullptr);
   if (pool->is_private()) {
     await_helped();
-    vpmm_trim(device.pools.main()->pool, 0, nullptr); // private ones give nothing before their end
+    device.pools.trim_main(); // private ones give nothing before their end
   }
   if (Limits::are_set(device))
     limits_.set_cap(device, *pool); // of which the main pool leaves more now
@@ -108,6 +108,8 @@ void* Shortage::malloc_of_lent(Device& device, const Pool& pool, const Request& 
     return pool.keeper->raw_alloc_with_stream(request.bytes, request.stream);
   } catch (const c10::OutOfMemoryError&) {
     device.frees.await_uses(pool);
+    mapped_.end_idle(device, nullptr);
+    device.pools.trim_main();
   }
   try {
     std::lock_guard<std::mutex> guard(help_lock_);

@@ -45,6 +45,13 @@ class Shortage {
   /* Of a lent pool, also where there is no shortage. Throws if there is no memory. */
   void* malloc_of_lent(Device& device, const Pool& pool, const Request& request);
 
+  /* What is not to meet a pool that helps out: a lent one's keeper records to it meanwhile. */
+  template <typename Call>
+  void while_nobody_is_helped(Call call) {
+    std::lock_guard<std::mutex> guard(help_lock_);
+    call();
+  }
+
   [[noreturn]] void refuse(Device& device, const Pool& pool, const Request& request);
 
  private:

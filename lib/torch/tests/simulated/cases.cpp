@@ -317,6 +317,100 @@ static void waits_for_further_streams(Back& back, bool is_private) {
   back.emptyCache({0, 0});
 }
 
+static void leave_idle(Back& back, MempoolId_t id, size_t bytes) {
+  back.createOrIncrefPool(0, id);
+  {
+    InPool in(back, id);
+    back.allocate(bytes).clear();
+  }
+  back.releasePool(0, id);
+}
+
+/* What an idle pool gives back comes also to who finds that another thread is ending it. */
+static void waits_for_a_pool_that_ends(Back& back) {
+  const size_t most = vpmm_sim_config_default().memory_bytes / 4 * 3;
+  Gate gate;
+  CUstream stream = nullptr;
+  DRIVE(cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING));
+  back.emptyCache({0, 0});
+  leave_idle(back, {7, 30}, most);
+  gate.stand_before(stream);
+  std::thread ender([&] {
+    DRIVE(cuCtxSetCurrent(simulated.context));
+    back.emptyCache({0, 0});
+  });
+  usleep(50000);
+  std::thread opener([&] {
+    usleep(50000);
+    gate.is_open = true;
+  });
+  back.allocate(most).clear();
+  ender.join();
+  opener.join();
+  DRIVE(cuStreamDestroy(stream));
+  back.emptyCache({0, 0});
+}
+
+/* A thread that only looks has each pool for a moment: it ends none, and keeps none from its end. */
+static void ends_pools_beside_who_looks(Back& back) {
+  const size_t most = vpmm_sim_config_default().memory_bytes / 4 * 3;
+  std::atomic<bool> over{false};
+  back.emptyCache({0, 0});
+  std::thread looker([&] {
+    while (!over)
+      back.getDeviceStats(0);
+  });
+  for (uint64_t i = 0; i < 30; i++) {
+    leave_idle(back, {7, 100 + i}, most);
+    back.allocate(most).clear();
+    back.emptyCache({0, 0});
+  }
+  over = true;
+  looker.join();
+}
+
+/* The device cannot be waited for as the pool is to end: it ends the next time. */
+static void ends_a_pool_that_could_not_end(Back& back) {
+  const size_t most = vpmm_sim_config_default().memory_bytes / 4 * 3;
+  back.emptyCache({0, 0});
+  leave_idle(back, {7, 31}, most);
+  vpmm_sim_fail(simulated.sim, "cuMemFree", 1, CUDA_ERROR_UNKNOWN, false);
+  back.emptyCache({0, 0});
+  vpmm_sim_fail(simulated.sim, "cuMemFree", 0, CUDA_SUCCESS, false);
+  REQUIRE(back.getDeviceStats(0).reserved_bytes[0].current >= static_cast<int64_t>(most));
+  back.allocate(most).clear();
+  back.emptyCache({0, 0});
+  REQUIRE(back.getDeviceStats(0).reserved_bytes[0].current == 0);
+}
+
+/* What the main pool has free, and the device still works with, is waited for too. */
+static void waits_for_the_main_pool_s_work(Back& back) {
+  const MempoolId_t id{7, 32};
+  const size_t most = vpmm_sim_config_default().memory_bytes / 4 * 3;
+  Gate gate;
+  CUstream stream = nullptr;
+  DRIVE(cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING));
+  back.emptyCache({0, 0});
+  back.createOrIncrefPool(0, id);
+  torch_set_current_stream(stream);
+  c10::DataPtr used = back.allocate(most);
+  gate.stand_before(stream);
+  used.clear();
+  torch_set_current_stream(nullptr);
+  std::thread opener([&] {
+    usleep(20000);
+    gate.is_open = true;
+  });
+  {
+    InPool in(back, id);
+    back.allocate(most).clear();
+  }
+  opener.join();
+  DRIVE(cuStreamDestroy(stream));
+  back.releasePool(0, id);
+  back.emptyCache({0, 0});
+}
+
 /* Another thread captures meanwhile, in PyTorch's usual mode: its capture is not lost. */
 template <typename Do>
 static void beside_a_capture(Back& back, Do what) {
@@ -410,6 +504,23 @@ static void tells_trackers_of_no_mappings(Back& back) {
   back.emptyCache({0, 0});
   record_history(back, 0);
   REQUIRE(told == 3 && mappings == 0);
+}
+
+/* As PyTorch's lock lets it. */
+static void trackers_may_allocate(Back& back) {
+  bool is_inside = false;
+  int told = 0;
+  auto counts = std::make_shared<bool>(true);
+  back.attachAllocatorTraceTracker([&, is_on = std::weak_ptr<bool>(counts)](const auto&) {
+    if (is_on.expired() || is_inside)
+      return;
+    is_inside = true;
+    back.allocate(1000).clear();
+    is_inside = false;
+    told++;
+  });
+  back.allocate(5000).clear();
+  REQUIRE(told == 3);
 }
 
 /* ---- snapshots and history ---- */
@@ -1261,10 +1372,15 @@ void check_cases(Back& back) {
   takes_what_other_pools_leave(back);
   waits_for_further_streams(back, false);
   waits_for_further_streams(back, true);
+  waits_for_a_pool_that_ends(back);
+  ends_pools_beside_who_looks(back);
+  ends_a_pool_that_could_not_end(back);
+  waits_for_the_main_pool_s_work(back);
   leaves_captures_of_others_alone(back);
   asks_seldom_for_what_waits(back);
   records_frees_at_a_thread_s_end(back);
   tells_trackers_of_no_mappings(back);
+  trackers_may_allocate(back);
   shows_what_lives_and_what_is_free(back);
   shows_pages_that_are_cut(back);
   shows_the_free_memory_of_private_pools(back);
