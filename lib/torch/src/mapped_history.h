@@ -58,7 +58,9 @@ class MappedHistory {
     const auto end = std::chrono::steady_clock::now() + PATIENCE;
     while (pool.use_count() > 1 && std::chrono::steady_clock::now() < end)
       std::this_thread::yield();
-    return pool.use_count() == 1;
+    bool is_alone = pool.use_count() == 1;
+    std::shared_ptr<Pool>(pool).reset(); // acquires what others did before they let go, which the count does not
+    return is_alone;
   }
 
   bool end(Device& device, const std::shared_ptr<Pool>& pool, const Context& context) {
