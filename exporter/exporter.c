@@ -3,8 +3,8 @@
  *
  * Every exporter of the process stands in a list, whose lock fork takes, and each one's round (http.h) and pools' lock
  * after it: no connection comes or goes, and no pool is being read, added or removed, when the process is copied. In
- * the child the copied descriptors are closed, so that
- * the parent's port is the parent's alone, and the list is emptied; what was in it belongs to another process.
+ * the child the copied descriptors are closed, so that the parent's port is the parent's alone, and the list is
+ * emptied; what was in it belongs to another process.
  */
 #include "http.h"
 

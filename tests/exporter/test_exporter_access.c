@@ -165,12 +165,20 @@ Test(exporter_access, passwords)
     must_work(vpmm_exporter_stop(exporter));
 }
 
+static const uint64_t second = 1000000000;
+
+/* Of "u" with the password "p". */
+static struct auth open_auth(unsigned each_second)
+{
+    struct auth auth;
+    cr_assert(auth_init(&auth, "u", hash_of("p"), each_second));
+    return auth;
+}
+
 /* Guessing is slow, and keeps out nobody whose password is known already. */
 Test(exporter_access, guesses_are_counted)
 {
-    struct auth auth;
-    const uint64_t second = 1000000000;
-    cr_assert(auth_init(&auth, "u", hash_of("p"), 2));
+    struct auth auth = open_auth(2);
     cr_assert_eq(auth_check(&auth, "u", "p", false, second), AUTH_PASSED);
     cr_assert_eq(auth_check(&auth, "u", "q", false, second), AUTH_REFUSED);
     cr_assert_eq(auth_check(&auth, "u", "r", false, second), AUTH_TOO_OFTEN);
@@ -185,14 +193,12 @@ Test(exporter_access, guesses_are_counted)
 /* Who guesses leaves the last hash of a second to those who have not. */
 Test(exporter_access, guesses_keep_nobody_out)
 {
-    struct auth auth;
-    const uint64_t second = 1000000000;
-    cr_assert(auth_init(&auth, "u", hash_of("p"), 2));
+    struct auth auth = open_auth(2);
     cr_assert_eq(auth_check(&auth, "u", "q", true, second), AUTH_REFUSED);
     cr_assert_eq(auth_check(&auth, "u", "r", true, second), AUTH_TOO_OFTEN);
     cr_assert_eq(auth_check(&auth, "u", "p", false, second), AUTH_PASSED);
     auth_free(&auth);
-    cr_assert(auth_init(&auth, "u", hash_of("p"), 1)); /* where there is but one it is everybody's */
+    auth = open_auth(1); /* where there is but one it is everybody's */
     cr_assert_eq(auth_check(&auth, "u", "p", true, second), AUTH_PASSED);
     auth_free(&auth);
 }
@@ -200,9 +206,7 @@ Test(exporter_access, guesses_keep_nobody_out)
 /* Half of the time at least, and three quarters of it beside guesses. */
 Test(exporter_access, slow_hashes_leave_time_for_others)
 {
-    struct auth auth;
-    const uint64_t second = 1000000000;
-    cr_assert(auth_init(&auth, "u", hash_of("p"), 10000000));
+    struct auth auth = open_auth(10000000);
     cr_assert_eq(auth_check(&auth, "u", "q", false, second), AUTH_REFUSED);
     uint64_t end = auth.hashed_ns, took = auth.slow_ns;
     cr_assert_gt(took, 0);
