@@ -11,6 +11,7 @@
 #include "pools.h"
 
 #include <memory>
+#include <mutex>
 #include <utility>
 #include <vector>
 
@@ -32,7 +33,10 @@ class Checkpoint final : public c10::cuda::CUDACachingAllocator::AllocatorState 
   /* What is shelved and wanted by no other is freed at last. */
   ~Checkpoint() override {
     std::shared_ptr<Pool> pool = pool_.lock();
-    for (size_t i = 0; pool && i < live_.size(); i++)
+    if (!pool)
+      return;
+    std::lock_guard<std::mutex> guard(pool->end_lock);
+    for (size_t i = 0; i < live_.size(); i++)
       if (auto shelved = pool->wanted.unwant(live_[i].address)) {
         shelved->pool = pool;
         pool->hold();

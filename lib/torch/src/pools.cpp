@@ -51,8 +51,11 @@ void* Pool::malloc(size_t bytes, cudaStream_t stream) const {
 }
 
 bool Pool::end() {
+  std::lock_guard<std::mutex> guard(end_lock);
   if (!pool)
     return true;
+  if (live.load(std::memory_order_acquire)) // a checkpoint has freed meanwhile, and it is not done yet
+    return false;
   for (const auto& [address, allocation] : wanted.shelved())
     if (wanted.unshelve(address))
       vpmm_free(pool, reinterpret_cast<CUdeviceptr>(address), allocation.stream);

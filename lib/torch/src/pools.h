@@ -52,6 +52,7 @@ struct Pool {
   Keeper* keeper = nullptr;     // keeps it (lender.h)
   size_t configured_cap = 0;    // bytes; 0: none
   std::atomic<int64_t> live{0}; // allocations of a private one
+  std::mutex end_lock;          // over its end, and over the frees of a checkpoint that goes, which keeps no pool
   int users = 0;                // under the lock
   bool use_on_oom = false;      // under the lock
   Wanted wanted;                // of a private one, as is the next
