@@ -161,10 +161,12 @@ typedef enum vpmm_streams {
  *
  *   max(release_threshold, bytes live or in front caches, the claim of each peak in live_bytes of the last decay_ms)
  *
- * stay mapped. A peak claims itself for half of decay_ms, and evenly less from then on until decay_ms are over. So a
- * program that comes back to its peak again and again within that half keeps what it needs, and one that has stopped
- * has given everything back to the threshold after decay_ms (but for what lies in front caches of stream 0, see README,
- * Limits), and then wakes up no more. The next malloc beyond what is left makes memory anew.
+ * stay mapped. A peak claims itself for half of decay_ms, and evenly less from then on until decay_ms are over; and
+ * beyond itself the same share again of what was mapped beyond the peak when the pool last grew: memory that was free,
+ * but behind another stream's work or not in one piece. So a program that comes back to its peak again and again within
+ * that half keeps what it needs, and one that has stopped has given everything back to the threshold after decay_ms
+ * (but for what lies in front caches of stream 0, see README, Limits), and then wakes up no more. The next malloc beyond
+ * what is left makes memory anew.
  */
 /*
  * Captures. What lies freed in a front cache has no recorded end. While a stream is known to the pool, another thread

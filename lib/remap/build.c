@@ -5,6 +5,7 @@
 #include "base/lock.h"
 #include "driver/burst.h"
 #include "remap/cut.h"
+#include "remap/decay.h"
 #include "remap/ends.h"
 #include "remap/hole.h"
 #include "remap/mapping.h"
@@ -430,6 +431,8 @@ static void count_commit(struct build *build)
     stats_add(stats, STAT_extents_created, build->extents - build->moved);
     stats_add(stats, STAT_extents_remapped, build->moved);
     stats_note_peak_mapped(stats);
+    if (build->new_pages)
+        decay_note_growth(build->arena, build->target.units + build->base.units);
 }
 
 /*

@@ -61,17 +61,46 @@ static uint64_t claim(uint64_t peak, uint64_t age_ns, uint64_t decay_ns)
     return left_ns < decay_ns / 2 ? (uint64_t)((double)peak * 2 * (double)left_ns / (double)decay_ns) : peak;
 }
 
-static uint64_t target_of(const struct arena *arena, uint64_t use, uint64_t ms, uint64_t now)
+static uint64_t peaks_of(const struct arena *arena, uint64_t ms, uint64_t now)
 {
     const struct decay *decay = &arena->decay;
-    uint64_t target = floor_of(arena, use);
-    if (!ms)
-        return target;
-    target = greater(target, stats_epoch_peak(arena->stats));
+    uint64_t peaks = stats_epoch_peak(arena->stats);
     for (unsigned i = 0; i < DECAY_EPOCHS; i++)
         if (decay->epoch[i].end_ns)
-            target = greater(target, claim(decay->epoch[i].peak, now - decay->epoch[i].end_ns, ms * 1000000));
-    return target;
+            peaks = greater(peaks, claim(decay->epoch[i].peak, now - decay->epoch[i].end_ns, ms * 1000000));
+    return peaks;
+}
+
+static uint64_t margin_of(const struct decay *decay, uint64_t peaks)
+{
+    return decay->margin ? (uint64_t)((double)decay->margin * ((double)peaks / (double)decay->margin_of)) : 0;
+}
+
+static uint64_t target_of(const struct arena *arena, uint64_t use, uint64_t ms, uint64_t now)
+{
+    uint64_t peaks = ms ? peaks_of(arena, ms, now) : 0;
+    return greater(floor_of(arena, use), peaks + margin_of(&arena->decay, peaks));
+}
+
+/* ---- growth ---- */
+
+void decay_note_growth(struct arena *arena, uint64_t pages)
+{
+    unsigned shift = arena->space.units.unit_shift;
+    uint64_t mapped = stats_level(arena->stats, STAT_mapped_bytes) >> shift;
+    store_relaxed_u64(&arena->decay.growth, mapped << 32 | (uint32_t)((use_now(arena) >> shift) + pages));
+}
+
+static void measure_margin(struct arena *arena, uint64_t ms, uint64_t now)
+{
+    struct decay *decay = &arena->decay;
+    uint64_t growth = exchange_acq_rel_u64(&decay->growth, 0);
+    if (!growth)
+        return;
+    unsigned shift = arena->space.units.unit_shift;
+    uint64_t mapped = growth >> 32 << shift;
+    decay->margin_of = greater(peaks_of(arena, ms, now), (growth & UINT32_MAX) << shift);
+    decay->margin = mapped > decay->margin_of ? mapped - decay->margin_of : 0;
 }
 
 /* ---- epochs ---- */
@@ -180,6 +209,7 @@ bool decay_step(struct arena *arena, bool passed)
         decay->epoch_end_ns = now + epoch_ns(ms);
     }
     decay->look_ns = decay->epoch_end_ns;
+    measure_margin(arena, ms, now);
     return approach(arena, ms, now);
 }
 

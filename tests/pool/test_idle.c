@@ -822,6 +822,72 @@ Test(idle, a_peak_that_comes_back_is_kept, .timeout = 60)
     world_close(&w);
 }
 
+/* Two streams need as much in turn, the second while the GPU still works on what the first has freed. */
+static void need_by_turns(struct world *w, CUstream first, CUstream second)
+{
+    CUdeviceptr p[BLOCKS];
+    take_blocks(w, p, first);
+    keep_busy(w, first);
+    for (int i = 0; i < BLOCKS; i++)
+        give(w, p[i], first);
+    need_once(w, second);
+    world_run(w, first, SIZE_MAX);
+}
+
+static void expect_margin(struct world *w, CUstream first, CUstream second)
+{
+    need_by_turns(w, first, second);
+    uint64_t begin = mapped(w), made = stats_of(w).pages_created;
+    cr_expect_geq(begin, 2 * USED_PAGES * PAGE, "the second stream did not need memory of its own");
+    for (int i = 0; i < 5; i++) {
+        wait_polling(w, DECAY_MS / 4.0);
+        need_by_turns(w, first, second);
+    }
+    cr_expect_eq(stats_of(w).pages_created, made, "%llu pages went and were made anew",
+                 (unsigned long long)(stats_of(w).pages_created - made));
+    cr_expect_eq(mapped(w), begin);
+}
+
+/* What is mapped beyond a peak was needed for it: it is kept as long as the peak comes back, and goes with it. */
+Test(idle, what_a_peak_needs_beyond_itself_is_kept, .timeout = 60)
+{
+    needs_simulator();
+    struct setup setup = with_decay(4 * DECAY_MS, false);
+    setup.pool.reuse = VPMM_REUSE_COMPLETED;
+    struct world w;
+    world_open(&w, &setup);
+    expect_margin(&w, world_stream(&w), world_stream(&w));
+    double begin = now_ms();
+    while (mapped(&w) && now_ms() < begin + 40 * DECAY_MS)
+        wait_polling(&w, 10);
+    cr_expect_eq(mapped(&w), 0);
+    world_audit(&w);
+    world_close(&w);
+}
+
+/* And no more of it than the share that a lower peak has. */
+Test(idle, of_what_a_peak_needs_beyond_itself_a_lower_one_keeps_its_share, .timeout = 60)
+{
+    needs_simulator();
+    struct setup setup = with_decay(2 * DECAY_MS, false);
+    setup.pool.reuse = VPMM_REUSE_COMPLETED;
+    setup.pool.extent_size = PAGE;
+    struct world w;
+    world_open(&w, &setup);
+    CUstream s = world_stream(&w);
+    need_by_turns(&w, s, world_stream(&w));
+    for (double begin = now_ms(); now_ms() < begin + 5 * DECAY_MS;) {
+        CUdeviceptr p = take(&w, USED_PAGES / 4, s);
+        wait_polling(&w, 10);
+        give(&w, p, s);
+        world_run(&w, s, SIZE_MAX);
+    }
+    uint64_t used = USED_PAGES / 4 * PAGE;
+    cr_expect_leq(mapped(&w), 2 * used + used / 4, "%llu MiB", (unsigned long long)(mapped(&w) / MIB));
+    cr_expect_geq(mapped(&w), 2 * used - used / 4, "%llu MiB", (unsigned long long)(mapped(&w) / MIB));
+    world_close(&w);
+}
+
 /* Nor does a step take anything while a malloc builds. */
 Test(idle, decay_gives_way_to_builds, .timeout = 60)
 {
