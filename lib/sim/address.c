@@ -299,6 +299,18 @@ static bool access_valid(vpmm_sim *sim, const CUmemAccessDesc *desc, const struc
             desc->flags == CU_MEM_ACCESS_FLAGS_PROT_READWRITE);
 }
 
+/* Asking again for a right that is there already takes nothing away. */
+static void set_access(vpmm_sim *sim, struct sim_mapping *mapping, int device, CUmemAccess_flags flags)
+{
+    uint8_t *now = &mapping->access[device];
+    if (flags < *now)
+        sim_race_revoke(sim, mapping, device, flags);
+    for (uint8_t right = *now + 1; right <= flags; right++)
+        if (right != 2)
+            mapping->since[device][right == CU_MEM_ACCESS_FLAGS_PROT_READWRITE] = sim->host_time;
+    *now = (uint8_t)flags;
+}
+
 CUresult sim_cuMemSetAccess(CUdeviceptr ptr, size_t size, const CUmemAccessDesc *desc, size_t count)
 {
     vpmm_sim *sim = sim_self();
@@ -314,9 +326,7 @@ CUresult sim_cuMemSetAccess(CUdeviceptr ptr, size_t size, const CUmemAccessDesc 
         struct sim_mapping *mapping = sim_mapping_at(sim, at);
         sim_charge(sim, sim_price_access(mapping->size));
         for (size_t i = 0; i < count; i++)
-            mapping->access[desc[i].location.id] = (uint8_t)desc[i].flags;
-        if (mapping->since == 0) /* asking again for a right that is there already takes nothing away */
-            mapping->since = sim->host_time;
+            set_access(sim, mapping, desc[i].location.id, desc[i].flags);
         at += mapping->size;
     }
     return CUDA_SUCCESS;

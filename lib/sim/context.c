@@ -92,8 +92,12 @@ CUresult sim_cuDevicePrimaryCtxRelease(CUdevice dev)
     struct sim_context *primary = sim->devices[dev].primary;
     if (!primary || primary->retained == 0)
         return sim_misuse(sim, CUDA_ERROR_INVALID_CONTEXT, "the primary context is released, but nobody retains it");
-    if (--primary->retained == 0)
+    if (primary->retained == 1) /* lets others in, who may retain it */
+        sim_drain_context(sim, primary);
+    if (--primary->retained == 0) {
         sim_context_end(sim, primary);
+        sim_plain_end(sim, primary);
+    }
     return CUDA_SUCCESS;
 }
 

@@ -138,10 +138,10 @@ struct sim_mapping {
     CUdeviceptr base;
     size_t size;
     struct sim_handle *handle;
-    uint64_t serial;                /* never used again */
-    uint64_t since;                 /* host time of its first access: work queued before it must not rely on it */
-    void *owned_by;                 /* a pool's block; of plain memory the context that it was allocated in */
-    struct sim_mapping *next_plain; /* of the context's */
+    uint64_t serial;                    /* never used again */
+    uint64_t since[SIM_MAX_DEVICES][2]; /* host time at which a device may read, write: work queued before must not */
+    void *owned_by;                     /* a pool's block; of plain memory the context that it was allocated in */
+    struct sim_mapping *next_plain;     /* of the context's */
     enum sim_owner owner;
     uint8_t access[SIM_MAX_DEVICES]; /* CUmemAccess_flags of each device */
 };
@@ -223,7 +223,15 @@ struct sim_op {
 
 struct sim_capture;
 
+/* A host wait for a point of a lane, on the stack of who waits: what the lane knew there. */
+struct sim_waiter {
+    struct sim_waiter *next;
+    uint64_t number;
+    struct sim_clock *clock;
+};
+
 struct sim_lane {
+    struct sim_waiter *waiters;
     uint32_t id;
     struct sim_context *context; /* NULL: destroyed */
     CUcontext home;              /* its context, also after its end */
@@ -485,14 +493,16 @@ void sim_clock_learn(struct sim_clock **into, uint32_t lane, uint64_t number);
 struct sim_site *sim_site_new(CUstream stream, CUdeviceptr address, size_t bytes);
 void sim_site_drop(struct sim_site *site);
 void sim_race_access(vpmm_sim *sim, const struct sim_lane *lane, struct sim_shadow *page, struct sim_access use);
-void sim_race_early(vpmm_sim *sim, const struct sim_op *op, const struct sim_mapping *mapping);
+void sim_race_early(vpmm_sim *sim, const struct sim_op *op, const struct sim_mapping *mapping, int device, bool write);
 void sim_race_unmap(vpmm_sim *sim, const struct sim_mapping *mapping);
+void sim_race_revoke(vpmm_sim *sim, const struct sim_mapping *mapping, int device, CUmemAccess_flags left);
 void sim_shadow_clear(struct sim_shadow *page);
 
 /* ---- pool.c ---- */
 
 void sim_pools_settle(vpmm_sim *sim); /* after a host wait: gives back what exceeds the release thresholds */
 void sim_pools_free(vpmm_sim *sim);
+bool sim_pool_live(vpmm_sim *sim, CUdeviceptr at, size_t bytes); /* or no pool's */
 bool sim_host_pinned(vpmm_sim *sim, const void *p, size_t bytes);
 
 /* What was not given back: each named by `leak`, which counts. */

@@ -745,6 +745,17 @@ CUresult sim_cuMemFree(CUdeviceptr dptr)
     return sim_waited(sim);
 }
 
+bool sim_pool_live(vpmm_sim *sim, CUdeviceptr at, size_t bytes)
+{
+    const struct sim_mapping *mapping = sim_mapping_at(sim, at);
+    if (!mapping || mapping->owner != SIM_OWNER_POOL)
+        return true;
+    const struct sim_chunk *chunk = ((struct block *)mapping->owned_by)->first;
+    while (chunk && chunk->at + chunk->bytes <= at)
+        chunk = chunk->after;
+    return chunk && chunk->live && at + bytes <= chunk->at + chunk->bytes;
+}
+
 /* ---- host memory ---- */
 
 static struct sim_host_block *host_block_at(vpmm_sim *sim, const void *p)

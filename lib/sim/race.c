@@ -225,12 +225,33 @@ void sim_race_access(vpmm_sim *sim, const struct sim_lane *lane, struct sim_shad
 }
 
 /* Work that was queued before its memory was there: whoever ran it had no right to rely on it. */
-void sim_race_early(vpmm_sim *sim, const struct sim_op *op, const struct sim_mapping *mapping)
+void sim_race_early(vpmm_sim *sim, const struct sim_op *op, const struct sim_mapping *mapping, int device, bool write)
 {
-    if (mapping->since <= op->host_time)
+    if (mapping->since[device][write] <= op->host_time)
         return;
     struct sim_site host = {.entry = SIM_cuMemSetAccess, .address = mapping->base, .bytes = mapping->size};
     report(sim, op->site, &host, "work was queued before the memory that it uses was mapped");
+}
+
+/* A right that is taken away while work that needs it may still run. */
+void sim_race_revoke(vpmm_sim *sim, const struct sim_mapping *mapping, int device, CUmemAccess_flags left)
+{
+    if (!sim->config.detect_races)
+        return;
+    const struct sim_frame *frame = sim_frame();
+    const struct sim_handle *handle = mapping->handle;
+    struct sim_site host = {
+        .entry = frame->entry, .caller = frame->caller, .address = mapping->base, .bytes = mapping->size};
+    for (uint32_t p = 0; p < handle->page_count; p++) {
+        const struct sim_shadow *page = &sim->devices[handle->device].shadow[handle->pages[p]];
+        for (uint32_t i = 0; i < page->count; i++) {
+            const struct sim_access *old = &page->uses[i];
+            bool needs = old->write || left == CU_MEM_ACCESS_FLAGS_PROT_NONE;
+            if (old->mapping == mapping->serial && needs && sim->lanes[old->site->lane]->device == device &&
+                !sim_clock_knows(sim->host_clock, old->site->lane, old->site->number))
+                report(sim, old->site, &host, "a right is taken away that is not ordered after its last use");
+        }
+    }
 }
 
 void sim_race_unmap(vpmm_sim *sim, const struct sim_mapping *mapping)

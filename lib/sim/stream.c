@@ -160,6 +160,9 @@ static void run_next(vpmm_sim *sim, struct sim_lane *lane)
         sim_op_run(sim, lane, op);
     if (op->record)
         op->record->clock = sim_clock_hold(lane->clock);
+    for (struct sim_waiter *waiter = lane->waiters; waiter; waiter = waiter->next)
+        if (waiter->number == op->number)
+            waiter->clock = sim_clock_hold(lane->clock);
     lane->head = op->next;
     if (!lane->head)
         lane->tail = NULL;
@@ -308,8 +311,20 @@ void sim_await(vpmm_sim *sim, uint32_t id, uint64_t number)
 
 void sim_wait(vpmm_sim *sim, uint32_t lane, uint64_t number)
 {
+    struct sim_lane *on = sim->lanes[lane];
+    if (on->done >= number) { /* of the last one: who waits for a lane waits for all that it has */
+        sim_host_learns(sim, on->clock, lane, number);
+        return;
+    }
+    struct sim_waiter waiter = {.next = on->waiters, .number = number};
+    on->waiters = &waiter;
     sim_await(sim, lane, number);
-    sim_host_learns(sim, sim->lanes[lane]->clock, lane, number);
+    struct sim_waiter **at = &on->waiters;
+    while (*at != &waiter)
+        at = &(*at)->next;
+    *at = waiter.next;
+    sim_host_learns(sim, waiter.clock, lane, number);
+    sim_clock_drop(waiter.clock);
 }
 
 CUresult sim_waited(vpmm_sim *sim)

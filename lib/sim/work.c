@@ -70,7 +70,7 @@ static CUresult translate(vpmm_sim *sim, struct sim_lane *lane, struct sim_op *o
     uint32_t lo = (uint32_t)(at & (SIM_PAGE - 1));
     if (sim->config.detect_races) {
         struct sim_access use = {op->site, mapping->serial, lo, lo + (uint32_t)bytes, write};
-        sim_race_early(sim, op, mapping);
+        sim_race_early(sim, op, mapping, lane->device, write);
         sim_race_access(sim, lane, &device->shadow[page], use);
     }
     if (op->kind == SIM_OP_GIVE_UP)
@@ -178,13 +178,41 @@ static CUresult lane_for_work(vpmm_sim *sim, CUstream stream, struct sim_lane **
     return result == CUDA_SUCCESS ? sim_lane_of(sim, stream, lane) : result;
 }
 
+static bool is_within(const struct sim_op *op, const struct sim_rows *rows)
+{
+    size_t bytes;
+    return !__builtin_mul_overflow(op->height - 1, rows->pitch, &bytes) &&
+           !__builtin_add_overflow(bytes, op->width, &bytes) && bytes <= SIM_VA_LIMIT;
+}
+
+/* What the driver says when it is given the work: of a range that wraps, and of a pool's memory that is not live. */
+static CUresult rows_valid(vpmm_sim *sim, const struct sim_op *op, const struct sim_rows *rows)
+{
+    if (rows->host || op->kind == SIM_OP_GIVE_UP)
+        return CUDA_SUCCESS;
+    if (!is_within(op, rows))
+        return sim_misuse(sim, CUDA_ERROR_INVALID_VALUE, "%s of %zu times %zu bytes at 0x%llx: there is no such range",
+                          sim_entry_name(sim_frame()->entry), op->height, op->width, (unsigned long long)rows->device);
+    for (size_t row = 0; row < op->height; row++)
+        if (!sim_pool_live(sim, rows->device + row * rows->pitch, op->width))
+            return sim_misuse(sim, CUDA_ERROR_INVALID_VALUE,
+                              "%s of %zu bytes at 0x%llx: not in one live allocation of a pool",
+                              sim_entry_name(sim_frame()->entry), op->width, (unsigned long long)rows->device);
+    return CUDA_SUCCESS;
+}
+
 static CUresult submit_on_memory(vpmm_sim *sim, struct sim_lane *lane, struct sim_op *op, CUdeviceptr address)
 {
     op->site = sim_site_new(lane->handle, address, op->width * op->height);
-    if (op->site)
+    CUresult result = op->site ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
+    if (result == CUDA_SUCCESS)
+        result = rows_valid(sim, op, &op->to);
+    if (result == CUDA_SUCCESS && op->kind == SIM_OP_COPY)
+        result = rows_valid(sim, op, &op->from);
+    if (result == CUDA_SUCCESS)
         return sim_submit(sim, lane, op);
     sim_op_free(sim, op);
-    return CUDA_ERROR_OUT_OF_MEMORY;
+    return result;
 }
 
 struct fill_request {
@@ -340,16 +368,22 @@ CUresult sim_cuMemsetD8Async(CUdeviceptr dstDevice, unsigned char uc, size_t N, 
     return submit_fill(&request, hStream);
 }
 
+/* Of words; more than there can be if that is too much to count. */
+static size_t bytes_of(size_t words)
+{
+    return words <= SIZE_MAX / sizeof(uint32_t) ? words * sizeof(uint32_t) : SIZE_MAX - (sizeof(uint32_t) - 1);
+}
+
 CUresult sim_cuMemsetD32Async(CUdeviceptr dstDevice, unsigned int ui, size_t N, CUstream hStream)
 {
-    const struct fill_request request = {dstDevice, 0, N * sizeof ui, 1, ui, sizeof ui};
+    const struct fill_request request = {dstDevice, 0, bytes_of(N), 1, ui, sizeof ui};
     return submit_fill(&request, hStream);
 }
 
 CUresult sim_cuMemsetD2D32Async(CUdeviceptr dstDevice, size_t dstPitch, unsigned int ui, size_t Width, size_t Height,
                                 CUstream hStream)
 {
-    const struct fill_request request = {dstDevice, dstPitch, Width * sizeof ui, Height, ui, sizeof ui};
+    const struct fill_request request = {dstDevice, dstPitch, bytes_of(Width), Height, ui, sizeof ui};
     return submit_fill(&request, hStream);
 }
 

@@ -92,13 +92,19 @@ static CUdeviceptr reserve(size_t bytes)
     return at;
 }
 
-static CUresult give_access(CUdeviceptr at, size_t bytes)
+static CUresult give_right(CUdeviceptr at, size_t bytes, int device, CUmemAccess_flags right)
 {
     CUmemAccessDesc desc;
     memset(&desc, 0, sizeof desc);
     desc.location.type = CU_MEM_LOCATION_TYPE_DEVICE;
-    desc.flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
+    desc.location.id = device;
+    desc.flags = right;
     return d->cuMemSetAccess(at, bytes, &desc, 1);
+}
+
+static CUresult give_access(CUdeviceptr at, size_t bytes)
+{
+    return give_right(at, bytes, 0, CU_MEM_ACCESS_FLAGS_PROT_READWRITE);
 }
 
 /* A mapped, accessible range over a handle of its own. */
@@ -1313,6 +1319,162 @@ Test(sim, work_queued_before_its_memory_was_mapped_is_a_race)
     cr_assert_eq(vpmm_sim_races(sim), 1);
     OK(d->cuStreamDestroy(a));
     unmake(m);
+    close_with(0);
+}
+
+/* A page of which the device has a right when work is queued, and another before it runs. */
+static uint64_t races_of_rights(CUmemAccess_flags queued_with, CUmemAccess_flags run_with)
+{
+    open_sim(true);
+    struct memory m = make(PAGE);
+    CUstream a = new_stream();
+    OK(give_right(m.at, PAGE, 0, queued_with));
+    OK(d->cuMemsetD8Async(m.at, 1, 1, a));
+    OK(give_right(m.at, PAGE, 0, run_with));
+    OK(d->cuStreamSynchronize(a));
+    uint64_t races = vpmm_sim_races(sim);
+    OK(d->cuStreamDestroy(a));
+    unmake(m);
+    close_with(0);
+    return races;
+}
+
+Test(sim, work_queued_before_its_right_was_given_is_a_race)
+{
+    cr_expect_eq(races_of_rights(CU_MEM_ACCESS_FLAGS_PROT_NONE, CU_MEM_ACCESS_FLAGS_PROT_READWRITE), 1);
+    cr_expect_eq(races_of_rights(CU_MEM_ACCESS_FLAGS_PROT_READ, CU_MEM_ACCESS_FLAGS_PROT_READWRITE), 1);
+    cr_expect_eq(races_of_rights(CU_MEM_ACCESS_FLAGS_PROT_READWRITE, CU_MEM_ACCESS_FLAGS_PROT_READWRITE), 0);
+}
+
+/* One device's right is not another's. */
+Test(sim, work_queued_before_its_device_has_a_right_is_a_race)
+{
+    vpmm_sim_config config = small_config(true);
+    config.devices = 2;
+    open_with(&config);
+    struct memory m = make(PAGE);
+    CUcontext second;
+    OK(d->cuDevicePrimaryCtxRetain(&second, 1));
+    OK(d->cuCtxPushCurrent(second));
+    CUstream a = new_stream();
+    OK(d->cuMemsetD8Async(m.at, 1, 1, a));
+    OK(give_right(m.at, PAGE, 1, CU_MEM_ACCESS_FLAGS_PROT_READWRITE));
+    OK(d->cuStreamSynchronize(a));
+    cr_expect_eq(vpmm_sim_races(sim), 1);
+    OK(d->cuStreamDestroy(a));
+    unmake(m);
+    OK(d->cuDevicePrimaryCtxRelease(1));
+    OK(d->cuCtxSetCurrent(context));
+    close_with(0);
+}
+
+/* It ran, and nobody knows. */
+Test(sim, a_right_is_taken_away_after_its_last_use)
+{
+    open_sim(true);
+    struct memory m = make(PAGE), n = make(PAGE);
+    CUstream a = new_stream();
+    OK(d->cuMemcpyDtoDAsync(n.at, m.at, PAGE, a));
+    vpmm_sim_step(sim, a, SIZE_MAX);
+    OK(give_right(m.at, PAGE, 0, CU_MEM_ACCESS_FLAGS_PROT_READ)); /* it was only read */
+    cr_expect_eq(vpmm_sim_races(sim), 0);
+    OK(give_right(n.at, PAGE, 0, CU_MEM_ACCESS_FLAGS_PROT_READ));
+    cr_expect_eq(vpmm_sim_races(sim), 1);
+    OK(d->cuStreamSynchronize(a));
+    OK(give_right(m.at, PAGE, 0, CU_MEM_ACCESS_FLAGS_PROT_NONE));
+    cr_expect_eq(vpmm_sim_races(sim), 1);
+    OK(d->cuStreamDestroy(a));
+    unmake(m);
+    unmake(n);
+    close_with(0);
+}
+
+static atomic_bool let_go;
+
+static void CUDA_CB stay(void *entered)
+{
+    atomic_store((atomic_bool *)entered, true);
+    while (!atomic_load(&let_go))
+        usleep(100);
+}
+
+static void *wait_for(void *stream)
+{
+    OK(d->cuCtxSetCurrent(context));
+    OK(d->cuStreamSynchronize(stream));
+    return NULL;
+}
+
+/* Who waits knows what the stream did up to there, and nothing that it was told to wait for meanwhile. */
+Test(sim, a_wait_covers_what_was_queued_before_it)
+{
+    open_sim(false);
+    struct memory m = make(PAGE);
+    CUstream a = new_stream(), b = new_stream();
+    CUevent event = new_event();
+    atomic_bool entered = false;
+    pthread_t waiter;
+    OK(d->cuLaunchHostFunc(a, stay, &entered));
+    while (!atomic_load(&entered))
+        usleep(100);
+    cr_assert_eq(pthread_create(&waiter, NULL, wait_for, a), 0);
+    usleep(100000); /* it waits by now; if not, nothing is shown */
+    OK(d->cuMemsetD8Async(m.at, 1, PAGE, b));
+    OK(d->cuEventRecord(event, b));
+    OK(d->cuStreamWaitEvent(a, event, 0));
+    usleep(10000);
+    atomic_store(&let_go, true);
+    pthread_join(waiter, NULL);
+    unmake(m);
+    cr_expect_eq(vpmm_sim_races(sim), 1);
+    OK(d->cuEventDestroy(event));
+    OK(d->cuStreamDestroy(a));
+    OK(d->cuStreamDestroy(b));
+    close_with(0);
+}
+
+Test(sim, ranges_that_wrap_are_refused)
+{
+    open_sim(true);
+    struct memory m = make(PAGE);
+    CUstream a = new_stream();
+    IS(CUDA_ERROR_INVALID_VALUE, d->cuMemsetD8Async(m.at, 1, (size_t)-4096, a));
+    IS(CUDA_ERROR_INVALID_VALUE, d->cuMemsetD32Async(m.at, 1, (size_t)1 << 62, a));
+    IS(CUDA_ERROR_INVALID_VALUE, d->cuMemsetD2D32Async(m.at, PAGE, 1, 1, (size_t)1 << 60, a));
+    IS(CUDA_ERROR_INVALID_VALUE, d->cuMemcpyDtoDAsync(m.at, m.at, (size_t)-PAGE, a));
+    cr_expect_eq(vpmm_sim_misuses(sim), 4);
+    OK(d->cuStreamDestroy(a));
+    unmake(m);
+    close_with(0);
+}
+
+Test(sim, what_a_pool_has_back_is_not_used)
+{
+    open_sim(true);
+    CUstream a = new_stream();
+    CUdeviceptr p;
+    OK(d->cuMemAllocAsync(&p, 4096, a));
+    OK(d->cuMemsetD8Async(p, 1, 4096, a));
+    IS(CUDA_ERROR_INVALID_VALUE, d->cuMemsetD8Async(p, 1, PAGE / 2, a)); /* beyond its end */
+    OK(d->cuMemFreeAsync(p, a));
+    IS(CUDA_ERROR_INVALID_VALUE, d->cuMemsetD8Async(p, 1, 4096, a));
+    cr_expect_eq(vpmm_sim_misuses(sim), 2);
+    OK(d->cuStreamSynchronize(a));
+    OK(d->cuStreamDestroy(a));
+    close_with(0);
+}
+
+/* Also what the program has not freed, as a context's end takes it. */
+Test(sim, the_last_release_of_a_primary_context_ends_its_memory)
+{
+    open_sim(true);
+    CUdeviceptr p;
+    OK(d->cuMemAlloc(&p, PAGE));
+    OK(d->cuDevicePrimaryCtxRelease(0));
+    cr_expect_eq(vpmm_sim_used_bytes(sim), 0);
+    OK(d->cuDevicePrimaryCtxRetain(&context, 0));
+    OK(d->cuCtxSetCurrent(context));
+    IS(CUDA_ERROR_INVALID_VALUE, d->cuMemFree(p));
     close_with(0);
 }
 
