@@ -104,11 +104,7 @@ static CUresult serve_async(CUdeviceptr *memory, size_t bytes, CUstream stream, 
     return take(served, memory, bytes, stream, false, why);
 }
 
-static bool is_answered(enum count why)
-{
-    return why == COUNT_served || why == COUNT_no_memory;
-}
-
+/* What is not served the driver is asked for, also for want of memory: its own pool may keep some. */
 static CUresult alloc_async(CUdeviceptr *memory, size_t bytes, CUstream stream, enum count *why)
 {
     lane_enter();
@@ -135,7 +131,7 @@ CUresult preload_alloc_async(CUdeviceptr *memory, size_t bytes, CUstream stream)
 {
     enum count why;
     CUresult result = alloc_async(memory, bytes, stream, &why);
-    if (is_answered(why))
+    if (why == COUNT_served)
         return result;
     return MEMORY_RETRIED_ON(device_of_stream(stream), REAL(alloc_async, memory, bytes, stream));
 }
@@ -144,7 +140,7 @@ CUresult preload_alloc_async_ptsz(CUdeviceptr *memory, size_t bytes, CUstream st
 {
     enum count why;
     CUresult result = alloc_async(memory, bytes, default_is_per_thread(stream), &why);
-    if (is_answered(why))
+    if (why == COUNT_served)
         return result;
     return MEMORY_RETRIED_ON(device_of_stream(default_is_per_thread(stream)),
                              REAL(alloc_async_ptsz, memory, bytes, stream));
@@ -168,11 +164,30 @@ static CUresult result_of(vpmm_status status)
     }
 }
 
-/* A stream of another context, which vpmm does not meet. Others may capture meanwhile. */
-static CUresult wait_for_stream(const vpmm_driver *driver, CUstream stream)
+/* The event is gone at once: the quiet stream has its point. */
+static CUresult order_by_event(const vpmm_driver *driver, CUstream quiet, CUstream stream)
 {
+    CUevent event;
+    CUresult result = driver->cuEventCreate(&event, CU_EVENT_DISABLE_TIMING);
+    if (result != CUDA_SUCCESS)
+        return result;
+    result = driver->cuEventRecord(event, stream);
+    if (result == CUDA_SUCCESS)
+        result = driver->cuStreamWaitEvent(quiet, event, 0);
+    driver->cuEventDestroy(event);
+    return result;
+}
+
+/* Of a stream of another context, which vpmm does not meet: the quiet stream waits for it. Others may capture. */
+static CUresult order_quietly(const vpmm_driver *driver, CUstream quiet, CUcontext context, CUstream stream)
+{
+    CUcontext ours;
     CUstreamCaptureMode mode = served_relax();
-    CUresult result = driver->cuStreamSynchronize(stream);
+    CUresult result = driver->cuCtxPushCurrent(context);
+    if (result == CUDA_SUCCESS) {
+        result = order_by_event(driver, quiet, stream);
+        driver->cuCtxPopCurrent(&ours);
+    }
     served_unrelax(mode);
     return result;
 }
@@ -190,7 +205,7 @@ static CUresult give(struct served *served, CUdeviceptr start, struct allocation
     return result_of(status);
 }
 
-/* Every use has ended, so the memory is every stream's. */
+/* What the quiet stream has waited for is behind what it frees, or every use has ended: so it is every stream's. */
 static CUresult give_quietly(struct served *served, CUdeviceptr start, struct allocation allocation)
 {
     CUresult result = give(served, start, allocation, served->quiet);
@@ -200,7 +215,7 @@ static CUresult give_quietly(struct served *served, CUdeviceptr start, struct al
 
 /*
  * In the lanes. False: the driver is to answer. It says of own memory on a capturing stream what it says of all memory
- * that is not the graph's. A stream of another context is waited for, by this thread, so that vpmm does not meet it.
+ * that is not the graph's. A stream of another context is waited for by the quiet one, so that vpmm does not meet it.
  */
 static bool free_async(CUdeviceptr memory, CUstream stream, CUresult *result)
 {
@@ -216,7 +231,7 @@ static bool free_async(CUdeviceptr memory, CUstream stream, CUresult *result)
     } else if (context == served->primary) {
         *result = give(served, memory, allocation, stream);
     } else {
-        *result = wait_for_stream(driver, stream);
+        *result = order_quietly(driver, served->quiet, context, stream);
         if (*result == CUDA_SUCCESS)
             *result = give_quietly(served, memory, allocation);
         else
@@ -277,8 +292,8 @@ static uint64_t clock_ns(void)
 }
 
 /*
- * Whether nothing stands before the memory on the quiet stream. No work is ever queued there, but vpmm's own: waits for
- * other streams, and events, which pass in a few microseconds where no wait stands before them. So they are given that
+ * Whether nothing stands before the memory on the quiet stream. No work is ever queued there, but waits for other
+ * streams, and vpmm's events, which pass in a few microseconds where no wait stands before them. So they are given that
  * time; the driver's own cuMemAlloc would take more.
  */
 static CUresult quiet_passes(const vpmm_driver *driver, const struct served *served)
@@ -347,7 +362,7 @@ CUresult preload_alloc(CUdeviceptr *memory, size_t bytes)
     CUresult result = serve_at_once(memory, bytes, &why);
     lane_leave();
     lane_count(why);
-    if (why == COUNT_served_at_once || why == COUNT_no_memory)
+    if (why == COUNT_served_at_once)
         return result;
     return MEMORY_RETRIED(REAL(alloc, memory, bytes));
 }

@@ -8,8 +8,9 @@
  * TRUSTED, for a program destroys streams as they capture, which cannot be released before.
  *
  *   primary   the context. A request is served if its stream's context, or the current one for a default stream, is one
- *   quiet     a stream of ours, non-blocking, which never has work of the program's. Synchronous requests are made on
- *             it, and it is released after each of their frees, so that their memory goes to every stream
+ *   quiet     a stream of ours, non-blocking, which never has work of the program's, but may wait for some. Synchronous
+ *             requests are made on it, and frees on streams of other contexts, which it waits for; it is released after
+ *             each free, so that the memory goes to every stream
  *   standard  the device's default pool: what the program thinks its memory is of
  *
  * A program's cuDevicePrimaryCtxReset ends the pool with all that is live in it, as it ends the driver's; the next

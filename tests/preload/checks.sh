@@ -47,8 +47,9 @@ check() {
 
 declare -A settings=(
   [memory]=FAKE_MEMORY=67108864
+  [kept]=FAKE_MEMORY=67108864
   [race_for_memory]=FAKE_MEMORY=67108864
-  [other_device]=FAKE_DEVICES=2
+  [other_device]="FAKE_DEVICES=2 VPMM_DEVICE=1"
   [reset_beside]=FAKE_DEVICES=2
   [destroyed_in_capture]=VPMM_STREAMS=trusted
   [unused]="FAKE_MEMORY=67108864 FAKE_STEPPED=1 VPMM_CACHE_BYTES=0"
@@ -58,7 +59,7 @@ declare -A settings=(
   [threshold]="VPMM_DECAY_MS=50 VPMM_CAPTURES=off"
 )
 cases=(serve drivers capture beside_capture pools shared context questions threshold dependencies constructor
-  constructor_thread memory race_for_memory other_device reset_beside destroyed_in_capture released_wholly refused
+  constructor_thread memory kept race_for_memory other_device reset_beside destroyed_in_capture released_wholly refused
   failing reset streams default_stream threads at_once unused fork child names)
 
 for name in "${cases[@]}"; do

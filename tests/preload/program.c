@@ -317,6 +317,15 @@ static void case_shared(void)
     OK(cu.free_async(memory, stream));
 }
 
+static atomic_bool goes_on;
+
+static void CUDA_CB wait_on_host(void *unused)
+{
+    (void)unused;
+    while (!atomic_load(&goes_on))
+        usleep(1000);
+}
+
 static void case_context(void)
 {
     CUcontext other;
@@ -326,7 +335,14 @@ static void case_context(void)
     OK(cu.stream_create(&there, CU_STREAM_DEFAULT));
     OK(left(&memory, 1000, there));
     OK(cu.fill(own, 1, 1000, there));
-    OK(cu.free_async(own, there)); /* waits for the stream, which vpmm does not meet */
+    fake.fail("cuStreamWaitEvent", 1, CUDA_ERROR_UNKNOWN);
+    EXPECT(cu.free_async(own, there) == CUDA_ERROR_UNKNOWN);
+    fake.fail("cuStreamWaitEvent", 0, CUDA_SUCCESS);
+    EXPECT(is_range(own, own, 1000)); /* it is live as it was */
+    OK(cu.launch(there, wait_on_host, NULL));
+    OK(cu.free_async(own, there)); /* does not wait for the work, which goes on after it */
+    EXPECT(!atomic_load(&goes_on));
+    atomic_store(&goes_on, true);
     OK(cu.free_async(memory, there));
     EXPECT(fake.calls("cuMemFreeAsync") == 1);
     OK(cu.stream_destroy(there));
@@ -527,15 +543,6 @@ static void case_race_for_memory(void)
 
 /* ---- work that waits for this process ---- */
 
-static atomic_bool goes_on;
-
-static void CUDA_CB wait_on_host(void *unused)
-{
-    (void)unused;
-    while (!atomic_load(&goes_on))
-        usleep(1000);
-}
-
 static CUcontext second_context;
 static CUstream second_stream, idle_stream;
 static CUdeviceptr on_second;
@@ -559,6 +566,24 @@ static void close_second(void)
 }
 
 /* A request for one device waits for no other's work. */
+/* What the driver's pool keeps the program can have, though vpmm cannot. */
+static void case_kept(void)
+{
+    enum { BYTES = 40 << 20 };
+    cuuint64_t all = UINT64_MAX;
+    CUmemoryPool standard;
+    CUdeviceptr memory;
+    OK(cu.free_async(served(1000, stream), stream));
+    OK(cu.default_pool(&standard, 0));
+    OK(cu.pool_set(standard, CU_MEMPOOL_ATTR_RELEASE_THRESHOLD, &all));
+    OK(cu.alloc_pool(&memory, BYTES, standard, stream));
+    OK(cu.free_async(memory, stream));
+    OK(cu.stream_wait(stream));
+    OK(cu.alloc_async(&memory, BYTES, stream));
+    OK(cu.fill(memory, 1, BYTES, stream));
+    OK(cu.free_async(memory, stream));
+}
+
 static void case_other_device(void)
 {
     CUdeviceptr memory;
@@ -841,6 +866,10 @@ static void case_at_once(void)
     OK(cu.alloc(&memory, 64 << 20)); /* waits for no stream's work */
     EXPECT(pending && fake.pending(stream) >= pending);
     OK(cu.free(memory));
+    own = served(3000, stream);
+    OK(cu.pool_get(standard, CU_MEMPOOL_ATTR_USED_MEM_CURRENT, &used));
+    EXPECT(used == 3000); /* what was left to the driver is not subtracted */
+    OK(cu.free_async(own, stream));
     EXPECT(cu.alloc(&memory, 0) == CUDA_ERROR_INVALID_VALUE);
 }
 
@@ -961,6 +990,7 @@ static const struct {
     {"constructor_thread", case_constructor_thread, false},
     {"memory", case_memory, false},
     {"race_for_memory", case_race_for_memory, false},
+    {"kept", case_kept, false},
     {"other_device", case_other_device, true},
     {"reset_beside", case_reset_beside, true},
     {"destroyed_in_capture", case_destroyed_in_capture, true},
