@@ -253,14 +253,17 @@ typedef struct vpmm_pool vpmm_pool;
  */
 vpmm_status vpmm_pool_create(const vpmm_config *, vpmm_pool **);
 
-/* The device's default pool, made from the environment on first use and never destroyed. Errors as for create. */
+/*
+ * The device's default pool, made from the environment on first use, for all who ask. It is never destroyed: vpmm_trim
+ * gives back what is free in it. Errors as for create.
+ */
 vpmm_status vpmm_pool_default(int device, vpmm_pool **);
 
 /*
  * Waits for the work on freed memory, unmaps, and frees the pool. BUSY: allocations are live, or the driver would not
  * wait; nothing is changed, and the pool can be destroyed again. DRIVER: the driver refused to take something back; the
  * message says what, and the pool is gone all the same. NOT_SUPPORTED: the child of a fork, whose pool it is not.
- * vpmm_pool_destroy(NULL) is a no-op.
+ * INVALID_VALUE: a default pool, which stays as it is. vpmm_pool_destroy(NULL) is a no-op.
  */
 vpmm_status vpmm_pool_destroy(vpmm_pool *);
 

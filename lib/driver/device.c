@@ -200,9 +200,10 @@ static bool is_current(struct device *device, CUcontext context)
 /* A push that took effect and failed would leave the thread one context deeper at each try. */
 static CUresult push(struct device *device, CUcontext context)
 {
-    bool before = is_current(device, context);
+    CUcontext before = NULL;
+    bool is_known = device->driver.cuCtxGetCurrent(&before) == CUDA_SUCCESS;
     CUresult result = device_call(device, cuCtxPushCurrent, context);
-    if (result != CUDA_SUCCESS && !before && is_current(device, context))
+    if (result != CUDA_SUCCESS && is_known && before != context && is_current(device, context))
         device_pop_context(device);
     return result;
 }
@@ -233,18 +234,30 @@ void device_pop_context(struct device *device)
     device_call(device, cuCtxPopCurrent, &ours);
 }
 
-vpmm_status device_enter_context(struct device *device, CUcontext context, struct device_scope *scope)
+static CUresult relax(struct device *device, struct device_scope *scope)
 {
-    *scope = (struct device_scope){.mode = CU_STREAM_CAPTURE_MODE_RELAXED};
-    if (device_push_context(device, context, &scope->pushed) != CUDA_SUCCESS)
-        return device_failed(device, "making a context of the device current");
+    scope->mode = CU_STREAM_CAPTURE_MODE_RELAXED;
     CUresult result = device_call(device, cuThreadExchangeStreamCaptureMode, &scope->mode);
     scope->exchanged = result == CUDA_SUCCESS || scope->mode != CU_STREAM_CAPTURE_MODE_RELAXED; /* it was, then */
-    if (result == CUDA_SUCCESS)
+    return result;
+}
+
+vpmm_status device_enter_context(struct device *device, CUcontext context, struct device_scope *scope)
+{
+    *scope = (struct device_scope){0};
+    if (device_push_context(device, context, &scope->pushed) != CUDA_SUCCESS)
+        return device_failed(device, "making a context of the device current");
+    if (relax(device, scope) == CUDA_SUCCESS)
         return VPMM_SUCCESS;
     vpmm_status status = device_failed(device, "leaving stream captures of other threads alone");
     device_leave(device, scope);
     return status;
+}
+
+void device_enter_to_end(struct device *device, struct device_scope *scope)
+{
+    if (device_enter_context(device, device->primary, scope) != VPMM_SUCCESS)
+        relax(device, scope);
 }
 
 /*
@@ -257,4 +270,5 @@ void device_leave(struct device *device, struct device_scope *scope)
         device_call(device, cuThreadExchangeStreamCaptureMode, &scope->mode);
     if (scope->pushed)
         device_pop_context(device);
+    *scope = (struct device_scope){0};
 }

@@ -48,7 +48,9 @@ vpmm_status device_close(struct device *);
 vpmm_status device_enter(struct device *, struct device_scope *); /* DRIVER, OUT_OF_MEMORY: nothing is to be left */
 /* The same with one certain context current: for events, which belong to a context, and for stream 0 and its like. */
 vpmm_status device_enter_context(struct device *, CUcontext, struct device_scope *);
-void device_leave(struct device *, struct device_scope *);
+/* The primary one, as far as the driver lets it: for who cannot turn back, and must still leave others' captures alone. */
+void device_enter_to_end(struct device *, struct device_scope *);
+void device_leave(struct device *, struct device_scope *); /* also of one that is all zeros */
 
 /* The context alone, without the capture mode: *pushed says whether there is one to pop. A refused push leaves none. */
 CUresult device_push_context(struct device *, CUcontext, bool *pushed);

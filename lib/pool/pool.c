@@ -143,8 +143,9 @@ static vpmm_status close_pool(struct vpmm_pool *pool)
 {
     vpmm_status status = VPMM_SUCCESS, later;
     char words[256] = "";
-    struct device_scope scope;
-    bool entered = pool->opened && device_enter_context(&pool->device, pool->device.primary, &scope) == VPMM_SUCCESS;
+    struct device_scope scope = {0};
+    if (pool->opened)
+        device_enter_to_end(&pool->device, &scope);
     if (pool->paged && pool->arena.device)
         status = arena_give_back(&pool->arena);
     if (status != VPMM_SUCCESS)
@@ -158,8 +159,7 @@ static vpmm_status close_pool(struct vpmm_pool *pool)
         status = later;
         snprintf(words, sizeof words, "%s", vpmm_last_error());
     }
-    if (entered)
-        device_leave(&pool->device, &scope);
+    device_leave(&pool->device, &scope); /* nothing, where nothing was opened */
     later = pool->opened ? device_close(&pool->device) : VPMM_SUCCESS;
     if (status != VPMM_SUCCESS)
         fail(status, "%s", words);
@@ -196,31 +196,6 @@ vpmm_status vpmm_pool_create(const vpmm_config *given, vpmm_pool **out)
     pool->generation = process_generation();
     *out = pool;
     return VPMM_SUCCESS;
-}
-
-vpmm_status vpmm_pool_default(int device, vpmm_pool **out)
-{
-    enum { DEVICES = 256 };
-    static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-    static vpmm_pool *pools[DEVICES];
-    if (!out)
-        return fail(VPMM_ERROR_INVALID_VALUE, "vpmm_pool_default: the output is NULL");
-    if (device < 0 || device >= DEVICES)
-        return fail(VPMM_ERROR_NO_DRIVER, "device %d does not exist: devices are numbered 0 to %d", device,
-                    DEVICES - 1);
-    vpmm_status status = VPMM_SUCCESS;
-    pthread_mutex_lock(&lock);
-    if (!pools[device]) {
-        vpmm_config config = vpmm_config_default();
-        status = vpmm_config_from_env(&config);
-        config.device = device;
-        if (status == VPMM_SUCCESS)
-            status = vpmm_pool_create(&config, &pools[device]);
-    }
-    if (status == VPMM_SUCCESS)
-        *out = pools[device];
-    pthread_mutex_unlock(&lock);
-    return status;
 }
 
 /* ---- destruction ---- */
@@ -265,6 +240,11 @@ vpmm_status vpmm_pool_destroy(vpmm_pool *pool)
     vpmm_status status = pool_check(pool, "vpmm_pool_destroy");
     if (status == VPMM_ERROR_NOT_SUPPORTED)
         return status;
+    if (pool->is_default)
+        return fail(VPMM_ERROR_INVALID_VALUE,
+                    "vpmm_pool_destroy: this is device %d's default pool, which others may have "
+                    "too: vpmm_trim gives back what is free in it",
+                    pool->device.id);
     uint64_t live = live_bytes(pool), small = load_relaxed_u64(&pool->async.count);
     if (status == VPMM_SUCCESS && (live || small))
         return fail(VPMM_ERROR_BUSY,

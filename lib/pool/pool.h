@@ -29,8 +29,9 @@ struct vpmm_pool {
     struct fronts cut_fronts; /* and of parts of pages */
     struct arena arena;
     struct async_pool async;
-    bool paged;  /* false: no page could serve any request, or the device has no virtual memory management */
-    bool opened; /* the device's context is retained */
+    bool paged;      /* false: no page could serve any request, or the device has no virtual memory management */
+    bool opened;     /* the device's context is retained */
+    bool is_default; /* set before others are given it */
     uint32_t generation;
     struct process_entry process;
 };

@@ -167,7 +167,8 @@ static vpmm_status set_back(struct arena *arena, int ordinal, CUmemAccess_flags 
     char words[256];
     vpmm_status status = device_failed(arena->device, "giving a device access to the pool's memory");
     snprintf(words, sizeof words, "%s", vpmm_last_error());
-    set(arena, ordinal, before, false);
+    if (!set(arena, ordinal, before, false))
+        arena->access.in_doubt = true;
     return fail(status, "%s", words);
 }
 
@@ -179,7 +180,7 @@ vpmm_status access_set(struct arena *arena, int ordinal, CUmemAccess_flags flags
     if (!set_in(&after, ordinal, flags))
         status = fail(VPMM_ERROR_NOT_SUPPORTED, "%d devices have access to the pool's memory, and no more can",
                       ACCESS_DEVICES);
-    else if (flags_in(&before, ordinal) != flags && !set(arena, ordinal, flags, true))
+    else if ((flags_in(&before, ordinal) != flags || arena->access.in_doubt) && !set(arena, ordinal, flags, true))
         status = set_back(arena, ordinal, flags_in(&before, ordinal));
     pthread_mutex_unlock(&arena->pass_lock);
     return status;

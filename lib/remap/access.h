@@ -5,7 +5,8 @@
  *   list     the devices and their rights, the pool's own first; `version` is another one after each change
  *   placed   of an extent: its pages name it. Before that it is its builder's
  *
- *   (1) each placed extent has the rights of the list, or of the one before it while a change is under way
+ *   (1) each placed extent has the rights of the list, or of the one before it while a change is under way, or where
+ *       the driver has refused a change and then to take it back: then the pool is in doubt, and each later change is made
  *
  * A change publishes the new list, then gives its rights to each placed extent. A build gives the rights of the list
  * that it has read to what it has mapped, and places it only if the list is still that one, under the lock; else it
@@ -50,7 +51,9 @@ struct access {
     pthread_mutex_t lock;
     struct access_list list; /* under the lock, as is the next */
     uint32_t holders;        /* builds for which the list stays as it is */
-    struct wakeup let_go;    /* by the last of them */
+    bool in_doubt;        /* a change could not be taken back: some memory may have other rights than the list says, so
+                                the driver is called whatever that is. Under the pass lock */
+    struct wakeup let_go; /* by the last of them */
 };
 
 void access_init(struct access *, int ordinal);

@@ -2,6 +2,7 @@
 
 #include "base/assert.h"
 #include "base/clock.h"
+#include "base/lock.h"
 #include "base/reserve.h"
 #include "driver/burst.h"
 #include "remap/cut.h"
@@ -218,9 +219,23 @@ static void free_chunk(struct giving_back *back, uint32_t chunk)
                  "giving address space back");
 }
 
+/*
+ * Who ends a graph's pool has waited for all that uses it, by which nothing was known to pass: it might have stayed. Now
+ * it goes, and another wait might fail, for a byte that the device has not.
+ */
+static void complete_all(struct arena *arena)
+{
+    lock_take(&arena->event_lock);
+    streams_complete_all(&arena->streams);
+    ending_pass(arena);
+    pthread_mutex_unlock(&arena->event_lock);
+}
+
 static void give_back_chunks(struct giving_back *back)
 {
     struct arena *arena = back->arena;
+    if (arena->is_graph && !device_lost(arena->device))
+        complete_all(arena);
     back->status = settle(arena);
     snprintf(back->words, sizeof back->words, "%s", vpmm_last_error());
     cut_flush(arena); /* what a lost device kept from passing stays cut, and is given up with the rest */

@@ -325,3 +325,11 @@ vpmm_status streams_wait_for_all(struct streams *streams)
     free(context);
     return status;
 }
+
+void streams_complete_all(struct streams *streams)
+{
+    for (uint32_t slot = 1; slot < load_acquire_u32(&streams->slots); slot++) {
+        struct stream *stream = stream_at(streams, slot);
+        fences_complete_until(stream, load_sc_u64(&stream->published));
+    }
+}

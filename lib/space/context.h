@@ -52,4 +52,7 @@ vpmm_status streams_synchronise(struct streams *, pthread_mutex_t *event_lock);
  */
 vpmm_status streams_wait_for_all(struct streams *);
 
+/* After it, of a pool that ends: whatever was published has passed. Under the event lock; the driver is not asked. */
+void streams_complete_all(struct streams *);
+
 #endif

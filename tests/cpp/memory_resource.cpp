@@ -73,6 +73,39 @@ static void refusals(vpmm::memory_resource &resource, const vpmm::pool &pool, CU
     need(pool.stats().failures == before.failures + 1, "a free that is refused throws nothing, and is counted");
 }
 
+/* Freed on the stream that is given: the pool has not met it before, and has then. */
+static void frees_where_it_is_told(vpmm::pool &pool, CUstream own, CUstream given, const vpmm_driver *driver)
+{
+    vpmm::memory_resource resource(pool, own, driver);
+    resource.deallocate(::cuda::stream_ref(given), resource.allocate(5000), 5000);
+    bool known = true;
+    try {
+        pool.release_stream(given);
+    } catch (const vpmm::error &) {
+        known = false;
+    }
+    need(known, "it is freed on the stream that is given");
+}
+
+/* Also where the wait is refused. */
+static void leaves_nothing_behind(vpmm::pool &pool, CUstream stream, vpmm_sim *sim)
+{
+    vpmm::memory_resource resource(pool, stream);
+    vpmm_status status = VPMM_SUCCESS;
+    vpmm_sim_fail(sim, "cuStreamSynchronize", 1, CUDA_ERROR_UNKNOWN, false);
+    try {
+        resource.allocate(100);
+    } catch (const vpmm::error &error) {
+        status = error.status();
+    }
+    need(status == VPMM_ERROR_DRIVER, "a wait that is refused is an error");
+    need(pool.stats().requested_bytes == 0, "what could not be waited for is free");
+    resource.deallocate(resource.allocate(100), 100);
+    CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_GLOBAL;
+    vpmm_sim_driver(sim)->cuThreadExchangeStreamCaptureMode(&mode);
+    need(mode == CU_STREAM_CAPTURE_MODE_GLOBAL, "the thread's mode of captures is as before");
+}
+
 /* Memory allocated without a stream is usable on all: the thread has waited for what the stream had to do. */
 static void waits(vpmm::pool &pool, CUstream stream, const vpmm_driver *driver)
 {
@@ -123,7 +156,7 @@ int main()
     vpmm_sim *sim = vpmm_sim_create(&machine);
     vpmm_config config = vpmm_config_default();
     CUcontext context;
-    CUstream stream, other;
+    CUstream stream, other, third;
     need(sim != nullptr, "the simulated GPU can be made");
     if (failed)
         return failed;
@@ -135,6 +168,7 @@ int main()
     driver->cuCtxSetCurrent(context);
     driver->cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING);
     driver->cuStreamCreate(&other, CU_STREAM_NON_BLOCKING);
+    driver->cuStreamCreate(&third, CU_STREAM_NON_BLOCKING);
     {
         vpmm::pool pool(config), second(config);
         vpmm::memory_resource resource(pool, other, driver), copy = resource, elsewhere(second, other, driver);
@@ -143,12 +177,15 @@ int main()
         stream_first(resource, pool, stream);
         refusals(resource, pool, stream);
         waits(pool, stream, driver);
+        frees_where_it_is_told(pool, other, third, driver);
+        leaves_nothing_behind(pool, other, sim);
         any_thread(pool, stream, driver);
         pool.release_stream(stream); /* before it captures */
         waits_beside_a_capture(pool, context, stream, other, driver);
     }
     driver->cuStreamDestroy(stream);
     driver->cuStreamDestroy(other);
+    driver->cuStreamDestroy(third);
     driver->cuDevicePrimaryCtxRelease(0);
     need(vpmm_sim_destroy(sim) == 0, "nothing leaks");
     return failed;

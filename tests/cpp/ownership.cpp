@@ -54,6 +54,10 @@ static void buffers(vpmm::pool &pool, CUstream stream, CUstream other)
         several.push_back(std::move(a));
         several.emplace_back(pool, 4096, stream);
         several.back().set_stream(other);
+        vpmm::buffer moved(std::move(several.back()));
+        need(moved.stream() == other && moved.size() == 4096, "what moves is freed on the stream that was set");
+        several.back() = std::move(moved);
+        need(several.back().stream() == other && moved.empty(), "also what is assigned");
         need(pool.stats().requested_bytes == (std::size_t(3) << 20) + 4096, "a vector owns them");
         several.front().use(other);
         pool.use(several.front().data(), stream);
@@ -68,7 +72,7 @@ static void buffers(vpmm::pool &pool, CUstream stream, CUstream other)
     pool.deallocate(address, stream);
 }
 
-static void resources(vpmm::pool &pool, CUstream stream, CUstream other)
+static void resources(vpmm::pool &pool, CUstream stream, CUstream other, CUstream third)
 {
     vpmm::resource on_stream(pool, stream), on_other(pool, other);
     need(on_stream == on_other && on_stream.stream() != on_other.stream(), "one pool: each frees what the other has");
@@ -77,10 +81,14 @@ static void resources(vpmm::pool &pool, CUstream stream, CUstream other)
                                   std::size_t(2) << 20, std::size_t(2400) << 10}) {
             void *memory = on_stream.allocate(bytes, alignment);
             need(memory != nullptr && reinterpret_cast<std::size_t>(memory) % alignment == 0, "it is aligned");
+            need(pool.stats().requested_bytes >= (bytes != 0 ? bytes : 1), "and no shorter than was asked for");
             on_stream.deallocate(memory, bytes, alignment);
         }
     void *memory = on_stream.allocate(5000, 256, other);
     on_other.deallocate(memory, 5000, 256);
+    need(thrown_by([&] { pool.release_stream(third); }) == VPMM_ERROR_INVALID_VALUE, "the pool has not met the third");
+    on_stream.deallocate(on_stream.allocate(5000, 256), 5000, 256, third);
+    need(thrown_by([&] { pool.release_stream(third); }) == VPMM_SUCCESS, "it is freed on the stream that is given");
     need(pool.stats().requested_bytes == 0, "all were freed");
     need(thrown_by([&] { on_stream.allocate(1, 3); }) == VPMM_ERROR_INVALID_VALUE, "3 is no alignment");
     for (int power : {22, 40})
@@ -89,8 +97,34 @@ static void resources(vpmm::pool &pool, CUstream stream, CUstream other)
     need(pool.stats().requested_bytes == 0, "what is refused leaves nothing");
 }
 
+/* The driver's pool aligns to less than what is asked for. */
+static void misaligned(vpmm_sim *sim, CUstream stream)
+{
+    vpmm_config config = on(sim);
+    config.small = VPMM_SMALL_ASYNC;
+    vpmm::pool pool(config);
+    vpmm::resource resource(pool, stream);
+    vpmm::buffer first(pool, 512, stream);
+    need(thrown_by([&] { resource.allocate(700, 1 << 16); }) == VPMM_ERROR_NOT_SUPPORTED, "more than the pool has");
+    need(pool.stats().requested_bytes == 512, "what is not aligned is freed");
+}
+
+static bool is_bad_alloc(vpmm_status status)
+{
+    try {
+        vpmm::throw_if(status);
+    } catch (const vpmm::out_of_memory &e) {
+        return e.status() == status;
+    } catch (const vpmm::error &) {
+    }
+    return false;
+}
+
 static void errors(vpmm::pool &pool, CUstream stream)
 {
+    need(is_bad_alloc(VPMM_ERROR_OUT_OF_MEMORY) && is_bad_alloc(VPMM_ERROR_OUT_OF_ADDRESS_SPACE) &&
+             is_bad_alloc(VPMM_ERROR_HOST_MEMORY) && !is_bad_alloc(VPMM_ERROR_DRIVER),
+         "each want of memory is a std::bad_alloc");
     need(thrown_by([&] { pool.allocate(std::size_t(1) << 30, stream); }) == VPMM_ERROR_OUT_OF_MEMORY, "above the cap");
     bool is_bad_alloc = false;
     try {
@@ -102,6 +136,15 @@ static void errors(vpmm::pool &pool, CUstream stream)
     need(thrown_by([&] { pool.deallocate(4096, stream); }) == VPMM_ERROR_INVALID_POINTER, "a pointer of nobody's");
     vpmm::buffer live(pool, 1, stream);
     need(thrown_by([&] { pool.close(); }) == VPMM_ERROR_BUSY && pool.get() != nullptr, "a busy pool stays");
+}
+
+/* What a pool had that is assigned to has ended: its reaper, and the context that it retained. */
+static void assignment(vpmm_sim *sim)
+{
+    vpmm::pool a(on(sim)), b(on(sim));
+    vpmm_pool *second = b.get();
+    a = std::move(b);
+    need(a.get() == second && b.get() == nullptr, "a pool is assigned");
 }
 
 static void parking(vpmm_sim *sim, CUstream stream)
@@ -121,11 +164,12 @@ int main()
     vpmm_sim *sim = vpmm_sim_create(nullptr);
     const vpmm_driver *driver = vpmm_sim_driver(sim);
     CUcontext context = nullptr;
-    CUstream stream = nullptr, other = nullptr;
+    CUstream stream = nullptr, other = nullptr, third = nullptr;
     need(driver->cuInit(0) == CUDA_SUCCESS && driver->cuDevicePrimaryCtxRetain(&context, 0) == CUDA_SUCCESS &&
              driver->cuCtxSetCurrent(context) == CUDA_SUCCESS &&
              driver->cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING) == CUDA_SUCCESS &&
-             driver->cuStreamCreate(&other, CU_STREAM_NON_BLOCKING) == CUDA_SUCCESS,
+             driver->cuStreamCreate(&other, CU_STREAM_NON_BLOCKING) == CUDA_SUCCESS &&
+             driver->cuStreamCreate(&third, CU_STREAM_NON_BLOCKING) == CUDA_SUCCESS,
          "a device");
     if (failed)
         return failed;
@@ -133,7 +177,9 @@ int main()
         vpmm::pool first(on(sim)), pool(std::move(first));
         need(first.get() == nullptr && pool.get() != nullptr, "a pool moves");
         buffers(pool, stream, other);
-        resources(pool, stream, other);
+        resources(pool, stream, other, third);
+        misaligned(sim, stream);
+        assignment(sim);
         errors(pool, stream);
         pool.release_stream(other);
         pool.trim();
@@ -153,6 +199,7 @@ int main()
     need(thrown_by([&] { vpmm::pool refused(wrong); }) == VPMM_ERROR_INVALID_VALUE, "a wrong setting");
     driver->cuStreamDestroy(stream);
     driver->cuStreamDestroy(other);
+    driver->cuStreamDestroy(third);
     driver->cuDevicePrimaryCtxRelease(0);
     need(vpmm_sim_destroy(sim) == 0, "nothing is left");
     return failed;

@@ -311,6 +311,66 @@ Test(access, devices_that_are_no_peers)
     close_peers(&p);
 }
 
+/* What is refused midway, and then cannot be taken back, is not as the pool's list says: the next call sees to it. */
+Test(access, a_change_that_cannot_be_taken_back_is_made_by_the_next)
+{
+    needs_simulator();
+    struct setup setup = two_devices();
+    setup.pool.extent_size = PAGE;
+    struct peers p;
+    open_peers_of(&p, &setup);
+    CUdeviceptr one = take(&p.w, 1, p.s), two = take(&p.w, 1, p.s);
+    vpmm_sim_fail(p.w.sim, "cuMemSetAccess", 2, CUDA_ERROR_OUT_OF_MEMORY, true);
+    must_fail(VPMM_ERROR_OUT_OF_MEMORY, vpmm_pool_set_access(p.w.pool, PEER, READWRITE));
+    vpmm_sim_fail(p.w.sim, "cuMemSetAccess", 0, CUDA_SUCCESS, false);
+    cr_assert(vpmm_sim_access(p.w.sim, PEER, one) || vpmm_sim_access(p.w.sim, PEER, two));
+    must_work(vpmm_pool_set_access(p.w.pool, PEER, CU_MEM_ACCESS_FLAGS_PROT_NONE));
+    cr_expect_eq(vpmm_sim_access(p.w.sim, PEER, one), CU_MEM_ACCESS_FLAGS_PROT_NONE);
+    cr_expect_eq(vpmm_sim_access(p.w.sim, PEER, two), CU_MEM_ACCESS_FLAGS_PROT_NONE);
+    give(&p.w, one, p.s);
+    give(&p.w, two, p.s);
+    close_peers(&p);
+}
+
+static const vpmm_driver *below;
+
+/* One way alone. */
+static CUresult CUDAAPI the_second_reaches_the_first(int *can, CUdevice device, CUdevice peer)
+{
+    CUresult result = below->cuDeviceCanAccessPeer(can, device, peer);
+    *can = *can && device == PEER;
+    return result;
+}
+
+static CUresult CUDAAPI the_first_reaches_the_second(int *can, CUdevice device, CUdevice peer)
+{
+    CUresult result = below->cuDeviceCanAccessPeer(can, device, peer);
+    *can = *can && device != PEER;
+    return result;
+}
+
+/* It is the other device that is to reach the pool's memory. */
+Test(access, devices_that_are_peers_one_way)
+{
+    needs_simulator();
+    for (int reached = 0; reached < 2; reached++) {
+        struct setup setup = two_devices();
+        struct world w;
+        vpmm_driver table;
+        world_open_without_pool(&w, &setup);
+        below = w.driver;
+        table = *below;
+        table.cuDeviceCanAccessPeer = reached ? the_second_reaches_the_first : the_first_reaches_the_second;
+        setup.pool.driver = &table;
+        must_work(vpmm_pool_create(&setup.pool, &w.pool));
+        if (reached)
+            must_work(vpmm_pool_set_access(w.pool, PEER, READWRITE));
+        else
+            must_fail(VPMM_ERROR_NOT_SUPPORTED, vpmm_pool_set_access(w.pool, PEER, READWRITE));
+        world_close(&w);
+    }
+}
+
 Test(access, pools_with_memory_of_the_driver_s_own)
 {
     struct setup setup = two_devices();

@@ -198,3 +198,95 @@ Test(contexts, nothing_is_left_unmarked_that_cannot_be_waited_for)
     give(&w, take(&w, LONG, s), s);
     world_close(&w);
 }
+
+/* Waits look whether a context is there still, by making it current; the thread's own stack is as it was. */
+Test(contexts, the_thread_s_own_context_stays_current)
+{
+    needs_simulator();
+    struct stage k;
+    CUcontext current = NULL;
+    open_stage(&k);
+    use_and_free(&k, OTHER | OWN, false);
+    must_work(vpmm_trim(k.w.pool, 0, NULL));
+    cr_assert_eq(k.w.driver->cuCtxPopCurrent(&current), CUDA_SUCCESS);
+    cr_expect_eq(current, k.w.context, "another context is current after the wait");
+    cr_assert_eq(k.w.driver->cuCtxGetCurrent(&current), CUDA_SUCCESS);
+    cr_expect_null(current, "the wait has left a context below the thread's own");
+    in_context(&k, k.w.context);
+    close_stage(&k);
+}
+
+/* ---- contexts that the driver does not let in ---- */
+
+static int unknown; /* so many looks for the current context fail */
+
+static CUresult CUDAAPI look_in_vain(CUcontext *context)
+{
+    return unknown > 0 && unknown-- ? CUDA_ERROR_UNKNOWN : driver.below->cuCtxGetCurrent(context);
+}
+
+/* Where it is not known what was current before a push that failed, nothing is popped: it may be the program's own. */
+Test(contexts, the_program_s_own_is_not_popped)
+{
+    needs_simulator();
+    for (int looks = 0; looks < 5; looks++) {
+        struct setup setup = setup_default();
+        struct world w;
+        vpmm_driver table;
+        CUdeviceptr p;
+        CUcontext now = NULL;
+        world_open_without_pool(&w, NULL);
+        driver.below = w.driver;
+        table = *w.driver;
+        table.cuCtxGetCurrent = look_in_vain;
+        setup.pool.driver = &table;
+        must_work(vpmm_pool_create(&setup.pool, &w.pool));
+        CUstream s = world_stream(&w);
+        unknown = looks;
+        vpmm_sim_fail(w.sim, "cuCtxPushCurrent", 1, CUDA_ERROR_UNKNOWN, true);
+        if (vpmm_malloc(w.pool, 100 * PAGE, s, &p) == VPMM_SUCCESS)
+            give(&w, p, s);
+        unknown = 0;
+        vpmm_sim_fail(w.sim, "cuCtxPushCurrent", 0, CUDA_SUCCESS, false);
+        cr_assert_eq(w.driver->cuCtxGetCurrent(&now), CUDA_SUCCESS);
+        cr_expect_eq(now, w.context, "after %d looks in vain", looks);
+        world_close(&w);
+    }
+}
+
+static void *destroy_in_another_context(void *data)
+{
+    struct world *w = data;
+    CUcontext own;
+    cr_assert_eq(w->driver->cuCtxCreate(&own, 0, w->device), CUDA_SUCCESS);
+    vpmm_sim_fail(w->sim, "cuCtxPushCurrent", 2, CUDA_ERROR_UNKNOWN, true);
+    (void)vpmm_pool_destroy(w->pool);
+    vpmm_sim_fail(w->sim, "cuCtxPushCurrent", 0, CUDA_SUCCESS, false);
+    w->pool = NULL;
+    cr_assert_eq(w->driver->cuCtxDestroy(own), CUDA_SUCCESS);
+    return NULL;
+}
+
+/* A pool that ends makes calls that end others' captures, unless the thread's mode allows them: also where it cannot enter. */
+Test(contexts, a_pool_s_end_leaves_captures_alone_whatever_is_refused)
+{
+    needs_simulator();
+    struct setup setup = setup_default();
+    struct world w;
+    pthread_t thread;
+    CUgraph graph = NULL;
+    setup.pool.captures = true;
+    world_open(&w, &setup);
+    CUstream s = world_stream(&w), t = world_stream(&w);
+    give(&w, take(&w, 1, t), t);
+    cr_assert_eq(w.driver->cuStreamBeginCapture(s, CU_STREAM_CAPTURE_MODE_GLOBAL), CUDA_SUCCESS);
+    cr_assert_eq(pthread_create(&thread, NULL, destroy_in_another_context, &w), 0);
+    pthread_join(thread, NULL);
+    cr_expect_eq(w.driver->cuStreamEndCapture(s, &graph), CUDA_SUCCESS, "the capture is lost");
+    if (graph)
+        w.driver->cuGraphDestroy(graph);
+    world_step(&w);
+    while (w.streams > 0)
+        world_stream_destroy(&w, w.stream[w.streams - 1]);
+    (void)vpmm_sim_destroy(w.sim); /* what was refused stays behind */
+}

@@ -301,6 +301,46 @@ Test(graph, an_end_that_is_refused_changes_nothing)
     end_that_is_refused(2);
 }
 
+/*
+ * The wait is over, and from then on the device is full. `what`: of a piece, beside it whole pages, a further stream's
+ * use, another stream's piece.
+ */
+static void end_on_a_full_device(unsigned what)
+{
+    enum { WHOLE = 1, USED = 2, SECOND = 4 };
+    struct setup setup = graph_setup();
+    struct world w;
+    world_open_without_pool(&w, &setup);
+    size_t begin = vpmm_sim_used_bytes(w.sim);
+    setup.pool.driver = w.driver;
+    must_work(vpmm_pool_create(&setup.pool, &w.pool));
+    CUstream s = world_stream(&w), t = world_stream(&w);
+    CUdeviceptr p = take_bytes(&w, SMALL, s), pages = what & WHOLE ? take(&w, PAGES, s) : 0;
+    if (what & USED)
+        must_work(vpmm_use(w.pool, p, t));
+    if (what & USED && pages)
+        must_work(vpmm_use(w.pool, pages, t));
+    if (what & SECOND)
+        give(&w, take_bytes(&w, SMALL, t), t);
+    give(&w, p, s);
+    if (pages)
+        give(&w, pages, s);
+    vpmm_sim_fail(w.sim, "cuMemAlloc", 1, CUDA_ERROR_OUT_OF_MEMORY, true); /* there is a block for the one wait */
+    must_work(vpmm_pool_destroy(w.pool));
+    vpmm_sim_fail(w.sim, "cuMemAlloc", 0, CUDA_SUCCESS, false);
+    w.pool = NULL;
+    cr_expect_eq(vpmm_sim_used_bytes(w.sim), begin, "case %u: the device has lost memory", what);
+    cr_expect_eq(vpmm_sim_misuses(w.sim), 0, "case %u", what);
+    world_close(&w);
+}
+
+Test(graph, its_end_gives_all_back_where_the_device_is_full_by_then)
+{
+    needs_simulator();
+    for (unsigned what = 0; what < 8; what++)
+        end_on_a_full_device(what);
+}
+
 Test(graph, it_does_not_end_while_an_output_lives)
 {
     struct world w;

@@ -7,6 +7,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 
+#include <vpmm/observe.h>
+
 /* A pool with one live block, so that there is something to break. */
 struct stage {
     struct world w;
@@ -483,6 +485,77 @@ Test(limits, a_page_of_many_granules)
     give(&w, p, s);
     give(&w, q, s);
     give(&w, r, s);
+    world_close(&w);
+}
+
+/* Also what has been freed on streams that have not come so far. */
+Test(limits, the_longest_free_region_is_any_stream_s)
+{
+    struct world w;
+    world_open(&w, NULL);
+    CUstream s = world_stream(&w), t = world_stream(&w);
+    CUdeviceptr a = take(&w, 5, s), b = take(&w, 1, s), c = take(&w, 3, t);
+    keep_busy(&w, s);
+    keep_busy(&w, t);
+    give(&w, c, t);
+    cr_expect_eq(stats_of(&w).largest_free_bytes, 3 * PAGE);
+    give(&w, a, s);
+    cr_expect_eq(stats_of(&w).largest_free_bytes, 5 * PAGE);
+    give(&w, b, s);
+    world_close(&w);
+}
+
+static const vpmm_driver *below;
+
+static CUresult CUDAAPI has_no_pools(int *value, CUdevice_attribute attribute, CUdevice device)
+{
+    CUresult result = below->cuDeviceGetAttribute(value, attribute, device);
+    if (attribute == CU_DEVICE_ATTRIBUTE_MEMORY_POOLS_SUPPORTED)
+        *value = 0;
+    return result;
+}
+
+/* With VPMM_SMALL=async, what lies in no page of the pool's could be the driver's pool's alone, which is not there. */
+Test(limits, pointers_of_nobody_on_a_device_without_memory_pools)
+{
+    needs_simulator();
+    struct world w;
+    vpmm_driver table;
+    CUdeviceptr small = 0;
+    struct setup setup = setup_default();
+    setup.pool.small = VPMM_SMALL_ASYNC;
+    world_open_without_pool(&w, &setup);
+    below = w.driver;
+    table = *below;
+    table.cuDeviceGetAttribute = has_no_pools;
+    setup.pool.driver = &table;
+    must_work(vpmm_pool_create(&setup.pool, &w.pool));
+    CUstream s = world_stream(&w);
+    CUdeviceptr p = take(&w, 1, s);
+    must_fail(VPMM_ERROR_NOT_SUPPORTED, vpmm_malloc(w.pool, 1000, s, &small));
+    must_fail(VPMM_ERROR_INVALID_POINTER, vpmm_free(w.pool, 0x1234, s));
+    must_fail(VPMM_ERROR_INVALID_POINTER, vpmm_use(w.pool, 0x1234, s));
+    give(&w, p, s);
+    world_close(&w);
+}
+
+/* As nvidia-smi writes it. */
+Test(limits, the_identity_of_a_device)
+{
+    struct world w;
+    CUuuid uuid;
+    char digits[2 * sizeof uuid.bytes + 1], told[sizeof digits] = "";
+    vpmm_device device;
+    world_open(&w, NULL);
+    cr_assert_eq(w.driver->cuDeviceGetUuid(&uuid, w.device), CUDA_SUCCESS);
+    for (size_t i = 0; i < sizeof uuid.bytes; i++)
+        snprintf(digits + 2 * i, 3, "%02x", (unsigned)(unsigned char)uuid.bytes[i]);
+    must_work(vpmm_device_get(w.pool, &device));
+    size_t count = 0;
+    for (const char *c = device.uuid + strlen("GPU-"); *c; c++)
+        if (*c != '-' && count < sizeof told - 1)
+            told[count++] = *c;
+    cr_expect_str_eq(told, digits, "%s", device.uuid);
     world_close(&w);
 }
 

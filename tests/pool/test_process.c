@@ -9,6 +9,8 @@
 
 #include <dirent.h>
 #include <pthread.h>
+#include <signal.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <sys/wait.h>
@@ -166,6 +168,32 @@ static void no_thread_before_one_is_asked_for(void)
     exit(0);
 }
 
+static atomic_bool signalled;
+
+static void note_signal(int number)
+{
+    (void)number;
+    atomic_store(&signalled, true);
+}
+
+/* One that the program's own threads block waits for them: the reaper does not take it. */
+static void signals_are_the_program_s(void)
+{
+    struct sigaction action = {.sa_handler = note_signal};
+    sigset_t user, now, pending;
+    struct child_world w = child_world(true, true);
+    give_the_reaper_work(&w);
+    child_needs(!pthread_sigmask(SIG_SETMASK, NULL, &now) && !sigismember(&now, SIGUSR1) &&
+                !sigismember(&now, SIGTERM));
+    sigemptyset(&user);
+    sigaddset(&user, SIGUSR1);
+    child_needs(!sigaction(SIGUSR1, &action, NULL) && !pthread_sigmask(SIG_BLOCK, &user, NULL));
+    child_needs(!kill(getpid(), SIGUSR1));
+    usleep(20000);
+    child_needs(!atomic_load(&signalled) && !sigpending(&pending) && sigismember(&pending, SIGUSR1));
+    _exit(0);
+}
+
 static const struct {
     const char *name;
     void (*run)(void);
@@ -176,6 +204,7 @@ static const struct {
     {"the_driver_shuts_down_first", the_driver_shuts_down_first},
     {"the_driver_shuts_down_under_the_reaper", the_driver_shuts_down_under_the_reaper},
     {"no_thread_before_one_is_asked_for", no_thread_before_one_is_asked_for},
+    {"signals_are_the_program_s", signals_are_the_program_s},
 };
 
 __attribute__((constructor)) static void become_the_child(void)
@@ -255,6 +284,11 @@ Test(process, the_driver_shuts_down_under_the_reaper)
     needs_simulator();
     for (int i = 0; i < times(); i++)
         child_ends_well("the_driver_shuts_down_under_the_reaper");
+}
+Test(process, signals_are_the_program_s)
+{
+    needs_simulator(); /* a real driver has threads of its own */
+    child_ends_well("signals_are_the_program_s");
 }
 Test(process, no_thread_before_one_is_asked_for)
 {

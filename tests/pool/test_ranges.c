@@ -155,6 +155,23 @@ Test(ranges, a_look_may_call_the_pool)
     world_close(&w);
 }
 
+/* What a front cache has is free, as vpmm_stats counts it. */
+Test(ranges, what_is_cached_is_free)
+{
+    struct setup setup = setup_default();
+    setup.pool.cache_bytes = 64 * PAGE;
+    struct world w;
+    world_open(&w, &setup);
+    CUstream s = world_stream(&w);
+    for (int i = 0; i < 3; i++)
+        give(&w, take(&w, 2, s), s);
+    cr_expect_eq(stats_of(&w).cached_bytes, 2 * PAGE);
+    struct found found = visit(&w);
+    cr_assert_eq(found.count, 1);
+    cr_expect_eq(found.range[0].state, VPMM_RANGE_FREE);
+    world_close(&w);
+}
+
 Test(ranges, wrong_arguments)
 {
     struct world w;

@@ -1454,3 +1454,75 @@ Test(slab, slices_cached_by_another_thread_are_taken_before_the_pool_grows)
         give(&w, other.p[i], other.stream);
     world_close(&w);
 }
+
+/*
+ * --- behind what can be cut: the first TiB of a chunk, which is made two pages here ---------------------------------
+ */
+
+static uint64_t units_that_can_be_cut;
+
+static CUstream open_where_two_pages_can_be_cut(struct world *w)
+{
+    struct setup setup = slab_setup();
+    world_open(w, &setup);
+    CUstream s = world_stream(w);
+    give(w, take(w, 4, s), s); /* the chunk is there */
+    world_step(w);
+    must_work(vpmm_trim(w->pool, 0, NULL));
+    cr_assert_eq(stats_of(w).mapped_bytes, 0);
+    struct space *cut = &w->pool->arena.cut;
+    units_that_can_be_cut = cut->units.chunk_units;
+    cut->units.chunk_units = 2 * cut->page_granules;
+    return s;
+}
+
+static void close_where_two_pages_can_be_cut(struct world *w)
+{
+    world_step(w);
+    must_work(vpmm_trim(w->pool, 0, NULL));
+    w->pool->arena.cut.units.chunk_units = units_that_can_be_cut; /* by which its table is given back */
+    world_close(w);
+}
+
+/* A small request is given the pages whole. */
+Test(slab, behind_what_can_be_cut_small_requests_get_pages)
+{
+    struct world w;
+    CUstream s = open_where_two_pages_can_be_cut(&w);
+    CUdeviceptr before = take(&w, 2, s);
+    static const size_t bytes[] = {1000, 200 * KIB, 1100 * KIB, 2500 * KIB, 5000};
+    enum { SMALL = sizeof bytes / sizeof bytes[0] };
+    CUdeviceptr small[SMALL];
+    uint64_t pages = 2;
+    for (size_t i = 0; i < SMALL; i++) {
+        small[i] = take_bytes(&w, bytes[i], s);
+        pages += (bytes[i] + PAGE - 1) / PAGE;
+        cr_expect_eq(stats_of(&w).live_bytes, pages * PAGE);
+        fill(&w, small[i], 1, (uint32_t)i, s);
+        audit(&w);
+    }
+    for (size_t i = 0; i < SMALL; i++) {
+        expect_later(&w, small[i], 1, (uint32_t)i, s);
+        give(&w, small[i], s);
+    }
+    give(&w, before, s);
+    close_where_two_pages_can_be_cut(&w);
+}
+
+/* Granules at the end are not extended by pages that cannot be cut. */
+Test(slab, behind_what_can_be_cut_no_page_extends_granules)
+{
+    struct world w;
+    CUstream s = open_where_two_pages_can_be_cut(&w);
+    CUdeviceptr piece = take_bytes(&w, PAGE / 2, s);
+    cr_assert_eq(stats_of(&w).slab_bytes, PAGE);
+    CUdeviceptr pages = take(&w, 2, s);
+    cr_assert_eq(pages, piece + PAGE);
+    give(&w, pages, s);
+    CUdeviceptr longer = take_bytes(&w, 2 * PAGE + PAGE / 2, s);
+    cr_expect_eq(stats_of(&w).slab_bytes, PAGE);
+    audit(&w);
+    give(&w, longer, s);
+    give(&w, piece, s);
+    close_where_two_pages_can_be_cut(&w);
+}

@@ -364,6 +364,21 @@ Test(sound_faults, a_free_that_was_refused_may_be_tried_again)
     }
 }
 
+/* The driver was not asked, so it has refused nothing: the memory is live. */
+Test(sound_faults, a_free_that_does_not_come_to_the_driver_changes_nothing)
+{
+    struct world w;
+    small_open(&w, NULL);
+    CUdeviceptr p = take_bytes(&w, 1000, w.stream[0]);
+    vpmm_sim_fail(w.sim, "cuThreadExchangeStreamCaptureMode", 1, CUDA_ERROR_UNKNOWN, false);
+    must_fail(VPMM_ERROR_DRIVER, vpmm_free(w.pool, p, w.stream[0]));
+    small_is(&w, 1000);
+    must_fail(VPMM_ERROR_BUSY, vpmm_pool_destroy(w.pool));
+    give(&w, p, w.stream[0]);
+    small_is(&w, 0);
+    small_close(&w, 0);
+}
+
 Test(sound_faults, a_refused_free_is_settled_when_its_address_is_handed_out_again)
 {
     struct world w;
@@ -441,6 +456,33 @@ static void address_goes_on_during_a_free(CUresult answer)
     small_is(&between.w, 900);
     must_fail(VPMM_ERROR_BUSY, vpmm_pool_destroy(between.w.pool));
     give(&between.w, between.given, between.w.stream[0]);
+    small_is(&between.w, 0);
+    small_close(&between.w, 0);
+}
+
+static vpmm_status second_free;
+
+static CUresult CUDAAPI free_twice(CUdeviceptr address, CUstream stream)
+{
+    second_free = vpmm_free(between.w.pool, address, stream);
+    return between.real->cuMemFreeAsync(address, stream);
+}
+
+/* Who frees what another thread is freeing is told so, and the driver is not. */
+Test(sound_faults, a_free_during_the_same_free_is_refused)
+{
+    needs_simulator();
+    vpmm_driver table;
+    struct setup setup = setup_default();
+    setup.pool.small = VPMM_SMALL_ASYNC;
+    world_open_without_pool(&between.w, &setup);
+    between.real = between.w.driver;
+    table = *between.real;
+    table.cuMemFreeAsync = free_twice;
+    setup.pool.driver = &table;
+    must_work(vpmm_pool_create(&setup.pool, &between.w.pool));
+    give(&between.w, take_bytes(&between.w, 1000, world_stream(&between.w)), between.w.stream[0]);
+    cr_expect_eq(second_free, VPMM_ERROR_INVALID_POINTER, "%s", vpmm_status_name(second_free));
     small_is(&between.w, 0);
     small_close(&between.w, 0);
 }
@@ -585,6 +627,27 @@ Test(sound_faults, a_current_context_that_is_destroyed_is_in_no_one_s_way)
     must_work(vpmm_trim(w.pool, 0, NULL));
     cr_assert_eq(w.driver->cuCtxSetCurrent(w.context), CUDA_SUCCESS);
     world_close(&w);
+}
+
+/* The driver has two answers for one that is gone. */
+Test(sound_faults, a_current_context_that_is_none_is_in_no_one_s_way)
+{
+    needs_simulator();
+    static const CUresult gone[] = {CUDA_ERROR_CONTEXT_IS_DESTROYED, CUDA_ERROR_INVALID_CONTEXT};
+    for (size_t i = 0; i < sizeof gone / sizeof gone[0]; i++) {
+        struct world w;
+        world_open(&w, NULL);
+        CUstream s = world_stream(&w);
+        CUcontext second = NULL;
+        cr_assert_eq(w.driver->cuCtxCreate(&second, 0, w.device), CUDA_SUCCESS);
+        give(&w, take(&w, 2, s), s); /* so that the stream is known */
+        vpmm_sim_fail(w.sim, "cuCtxGetDevice", 1, gone[i], true);
+        give(&w, take(&w, 4, s), s);
+        must_work(vpmm_poll(w.pool));
+        vpmm_sim_fail(w.sim, "cuCtxGetDevice", 0, CUDA_SUCCESS, false);
+        cr_assert_eq(w.driver->cuCtxSetCurrent(w.context), CUDA_SUCCESS);
+        world_close_with(&w, second);
+    }
 }
 
 /* --- address space that many need at once ---------------------------------------------------------------------------
