@@ -137,6 +137,9 @@ class BackEnd final : public WithoutExpandableSegments<back_end::CUDAAllocator> 
       Device& device = *devices_[i];
       device.frees.try_again();
       for (const auto& pool : device.pools.all())
+        if (pool->is_private() && is_meant(id, *pool) && !device.pools.users(pool->id))
+          device.frees.await_uses(*pool); // of one that is gone, as PyTorch's own does
+      for (const auto& pool : device.pools.all())
         if (!pool->is_lent() && is_meant(id, *pool)) {
           vpmm_trim(pool->pool, 0, nullptr); // what stays is in use, or its work has not ended
           pool->parking.empty_cache();

@@ -24,6 +24,7 @@ struct Device {
   Frees frees{pools};
   Statistics statistics;
   std::atomic<int64_t> retries{0}, shortages{0}, rejections{0};
+  std::mutex end_lock; // over the end of its idle pools
   std::mutex before_lock;
   DriverCounts before; // under the lock: when the accumulated statistics were last reset
   std::atomic<double> fraction{1};

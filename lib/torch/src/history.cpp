@@ -65,6 +65,7 @@ static TraceEntry::Action action_of(const std::string& name) {
 void History::record(bool enabled, CreateContextFn context, size_t entries, RecordContext when, bool clear,
                      const std::vector<std::string>& skip) {
   std::lock_guard<std::recursive_mutex> guard(lock_);
+  std::lock_guard<std::mutex> kept_guard(kept_lock_);
   skipped_.clear();
   for (const std::string& action : skip)
     skipped_.insert(action_of(action));
@@ -83,12 +84,12 @@ void History::annotate(int device, const std::vector<std::pair<std::string, std:
   Annotation annotation(static_cast<c10::DeviceIndex>(device), c10::getApproximateTime());
   for (const auto& [name, value] : said)
     annotation.recordUserMetadata(name, value);
-  std::lock_guard<std::recursive_mutex> guard(lock_);
+  std::lock_guard<std::mutex> guard(kept_lock_);
   keep(annotations_, std::move(annotation));
 }
 
 std::vector<Annotation> History::annotations() {
-  std::lock_guard<std::recursive_mutex> guard(lock_);
+  std::lock_guard<std::mutex> guard(kept_lock_);
   return {annotations_.begin(), annotations_.end()};
 }
 
@@ -103,12 +104,16 @@ Context History::context(RecordContext level) {
   return make && when_.load() >= level ? make() : nullptr;
 }
 
+static bool is_mapping(TraceEntry::Action action) {
+  return action == TraceEntry::SEGMENT_MAP || action == TraceEntry::SEGMENT_UNMAP;
+}
+
 void History::tell_and_keep(TraceEntry entry) {
   set_user_metadata(entry, metadata(), 0);
-  bool is_mapping = entry.action_ == TraceEntry::SEGMENT_MAP || entry.action_ == TraceEntry::SEGMENT_UNMAP;
-  for (const AllocatorTraceTracker& tracker : trackers_)
-    if (!is_mapping) // told late, and only while history is recorded: nothing to register memory by
+  if (!is_mapping(entry.action_)) // told late, and only while history is recorded: nothing to register memory by
+    for (const AllocatorTraceTracker& tracker : trackers_)
       tracker(entry);
+  std::lock_guard<std::mutex> guard(kept_lock_);
   if (is_recording() && !skipped_.count(entry.action_))
     keep(entries_[entry.device_], std::move(entry));
 }
@@ -130,7 +135,9 @@ void History::add(TraceEntry::Action action, int device, const void* address, si
                   MempoolId_t pool, const Context& context) {
   Context kept = when_.load() >= RecordContext::ALLOC ? context : nullptr;
   TraceEntry entry = entry_of(action, device, address, bytes, stream, pool, kept);
-  std::lock_guard<std::recursive_mutex> guard(lock_);
+  std::unique_lock<std::recursive_mutex> guard(lock_, std::defer_lock);
+  if (!is_mapping(action))
+    guard.lock();
   tell_and_keep(std::move(entry));
 }
 
@@ -145,7 +152,7 @@ void History::add_free(int device, const void* address, size_t bytes, cudaStream
 }
 
 std::vector<TraceEntry> History::entries(int device) {
-  std::lock_guard<std::recursive_mutex> guard(lock_);
+  std::lock_guard<std::mutex> guard(kept_lock_);
   auto found = entries_.find(device);
   if (found == entries_.end())
     return {};

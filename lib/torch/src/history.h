@@ -81,12 +81,13 @@ class History {
   std::atomic<bool> watched_{false}, recording_{false};
   std::atomic<CreateContextFn> make_context_{nullptr};
   std::atomic<RecordContext> when_{RecordContext::NEVER};
-  std::recursive_mutex lock_; // of the rest; a tracker may allocate itself
+  std::recursive_mutex lock_; // over trackers, and what they are told: one may allocate itself
+  std::mutex kept_lock_;      // of the rest, taken last: who tells of mappings has locks that an allocation takes
   size_t most_ = 0;
   std::set<TraceEntry::Action> skipped_;
   std::map<int, std::deque<TraceEntry>> entries_;
   std::deque<Annotation> annotations_;
-  std::vector<AllocatorTraceTracker> trackers_;
+  std::vector<AllocatorTraceTracker> trackers_; // under lock_
 };
 
 } // namespace vpmm_torch

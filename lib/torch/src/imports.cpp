@@ -132,6 +132,7 @@ class Import {
     for (size_t i = 0; i < sizes.size(); i++)
       map_part(sizes[i], descriptors[i]->fd);
     allow(device_);
+    keep_a_byte();
   }
 
   void allow(int device) const {
@@ -151,15 +152,22 @@ class Import {
   }
 
  private:
-  /*
-   * For all that uses it. By memory that is freed: a wait for the context, which is left on a full device, ends each
-   * capture in it.
-   */
-  bool has_waited() const {
+  /* Of the driver's, for the wait at the end: the device may be full by then. */
+  void keep_a_byte() {
     RelaxedMode relaxed;
-    CUdeviceptr memory = 0;
-    return driver_.cuMemAlloc(&memory, 1) == CUDA_SUCCESS ? driver_.cuMemFree(memory) == CUDA_SUCCESS
-                                                          : driver_.cuCtxSynchronize() == CUDA_SUCCESS;
+    if (driver_.cuMemAlloc(&byte_, 1) != CUDA_SUCCESS)
+      byte_ = 0;
+  }
+
+  /*
+   * For all that uses it, at the end. By memory that is freed: a wait for the context, which is left where a device was
+   * full at both times, ends each capture in it.
+   */
+  bool has_waited() {
+    if (!byte_)
+      keep_a_byte();
+    RelaxedMode relaxed;
+    return byte_ ? driver_.cuMemFree(byte_) == CUDA_SUCCESS : driver_.cuCtxSynchronize() == CUDA_SUCCESS;
   }
 
   /* The mapping holds the memory from then on. */
@@ -176,7 +184,7 @@ class Import {
 
   const vpmm_driver& driver_;
   const int device_;
-  CUdeviceptr base_ = 0;
+  CUdeviceptr base_ = 0, byte_ = 0;
   size_t reserved_ = 0, mapped_ = 0; // bytes from the base on
 };
 

@@ -44,7 +44,7 @@ class MappedHistory {
    * thread ends some waits for what they give back. One that cannot end now is tried again by the next call.
    */
   void end_idle(Device& device, const Context& context) {
-    std::lock_guard<std::mutex> guard(end_lock_);
+    std::lock_guard<std::mutex> guard(device.end_lock);
     std::vector<std::shared_ptr<Pool>> idle = device.pools.take_idle();
     for (auto& pool : idle)
       if (!end(device, pool, context))
@@ -83,7 +83,6 @@ class MappedHistory {
   }
 
   History& history_;
-  std::mutex end_lock_;
 };
 
 } // namespace vpmm_torch

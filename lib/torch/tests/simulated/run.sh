@@ -28,13 +28,18 @@ exporter=()
 if [ -e "$build/libvpmm_exporter.a" ]; then
   flags+=(-DVPMM_TORCH_EXPORTER)
   exporter=(-lvpmm_exporter -lmicrohttpd -lgnutls -lz -lcrypt)
-  port=$(python3 -c 'import socket; s = socket.socket(); s.bind(("127.0.0.1", 0)); print(s.getsockname()[1])')
-  export VPMM_TORCH_METRICS=127.0.0.1:$port
 fi
+run() { # with a port that is free at this moment: others take some meanwhile
+  if [ ${#exporter[@]} -gt 0 ]; then
+    port=$(python3 -c 'import socket; s = socket.socket(); s.bind(("127.0.0.1", 0)); print(s.getsockname()[1])')
+    export VPMM_TORCH_METRICS=127.0.0.1:$port
+  fi
+  timeout 600 "$work/random" 4 1000 "$1"
+}
 "${CXX:-g++}" "${flags[@]}" -isystem "$torch" -isystem "$cuda" -I"$here/../../../../include" -o "$work/random" \
   "$here"/*.cpp "$here"/../../src/*.cpp -Wl,--wrap=vpmm_pool_create -L"$build" "${exporter[@]}" -lvpmm_sim -lvpmm -lpthread -ldl
 for seed in "${seeds[@]:-1}"; do
   echo "seed $seed"
-  timeout 600 "$work/random" 4 1000 "$seed"
-  VPMM_PAGE_SIZE=2M timeout 600 "$work/random" 4 1000 "$seed"
+  run "$seed"
+  VPMM_PAGE_SIZE=2M run "$seed"
 done
