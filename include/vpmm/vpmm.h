@@ -203,9 +203,10 @@ typedef struct vpmm_config {
     size_t va_size;            /* bytes of one chunk of address space, a multiple of the page and of the granularity;
                                   no request can be longer; 8 TiB                                    VPMM_VA_SIZE */
     size_t initial_pages;      /* pages mapped at creation, rounded up to the granularity; 0         VPMM_PAGES */
-    size_t extent_size;        /* bytes of the largest handle, a multiple as va_size is; 0: chosen by the policy;
-                                  page_size gives the specification's one handle a page, if that is not less than the
-                                  granularity                                                        VPMM_EXTENT_SIZE */
+    size_t extent_size;        /* bytes of the largest handle, a multiple as va_size is; 0: chosen by the policy, at
+                                  most a 512th of the cap or of the device's memory; page_size gives the
+                                  specification's one handle a page, if that is not less than the granularity
+                                                                                                     VPMM_EXTENT_SIZE */
     size_t max_mapped;         /* cap on mapped and quarantined bytes, at least the granularity; 0: none
                                                                                                      VPMM_MAX_MAPPED */
     size_t cache_bytes;        /* most that one thread's front cache holds once the pool keeps its shape;

@@ -125,12 +125,16 @@ static vpmm_status out_of_memory(struct vpmm_pool *pool, size_t bytes)
     uint64_t max_mapped = load_relaxed_u64(&pool->arena.max_mapped);
     if (max_mapped)
         snprintf(cap, sizeof cap, "%" PRIu64, max_mapped);
-    return fail(VPMM_ERROR_OUT_OF_MEMORY,
-                "%zu bytes were asked for: mapped %" PRIu64 ", live %" PRIu64 ", reusable %" PRIu64
-                " (in pieces that cannot be joined), quarantined %" PRIu64
-                ", in the driver's pool for small requests %" PRIu64 ", cap %s, of %zu on device %d",
-                bytes, stats.mapped_bytes, stats.live_bytes, stats.reusable_bytes, stats.quarantined_bytes,
-                stats.async_bytes, cap, pool->device.total_bytes, pool->device.ordinal);
+    bool is_stuck = stats.reusable_bytes >= bytes; /* by now: others may have freed it meanwhile */
+    bool others_hold = !max_mapped && stats.mapped_bytes + bytes <= pool->device.total_bytes;
+    return fail(
+        VPMM_ERROR_OUT_OF_MEMORY,
+        "%zu bytes were asked for: mapped %" PRIu64 ", live %" PRIu64 ", reusable %" PRIu64 "%s, quarantined %" PRIu64
+        ", in the driver's pool for small requests %" PRIu64 ", cap %s, of %zu on device %d%s",
+        bytes, stats.mapped_bytes, stats.live_bytes, stats.reusable_bytes,
+        is_stuck ? " (in pieces that cannot be joined: they share handles with live memory)" : "",
+        stats.quarantined_bytes, stats.async_bytes, cap, pool->device.total_bytes, pool->device.ordinal,
+        others_hold ? ", of which others hold the rest; what another pool keeps free vpmm_trim gives back" : "");
 }
 
 static vpmm_status malloc_by_tiers(vpmm_pool *pool, size_t bytes, CUstream handle, CUdeviceptr *out)

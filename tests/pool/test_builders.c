@@ -5,6 +5,7 @@
 #define _GNU_SOURCE 1
 
 #include "pool/pool.h"
+#include "random.h"
 #include "support.h"
 
 #include "base/clock.h"
@@ -781,4 +782,51 @@ Test(builders, a_malloc_that_finds_no_memory_leaves, .timeout = 60)
     expect_nobody_waits(&w);
     give(&w, q, s);
     close_builders(&w);
+}
+
+/* ---- how long handles are ---- */
+
+/*
+ * A small device, and requests of many lengths in turn that fill nine tenths of it: with handles of any length each
+ * seventh of them was refused, for what was free lay beside live blocks in handles that they share.
+ */
+Test(builders, a_small_device_is_filled_to_nine_tenths)
+{
+    needs_simulator();
+    enum { PAGES = 1024, LONGEST = 32, FULL = PAGES / 10 * 9, REQUESTS = 4000 };
+    struct setup setup = setup_default();
+    struct world w;
+    static struct {
+        CUdeviceptr at;
+        size_t pages;
+    } block[FULL];
+    uint64_t state = 1;
+    size_t blocks = 0, live = 0;
+    int refused = 0;
+    setup.sim.memory_bytes = PAGES * PAGE;
+    setup.pool.va_size = 64 * PAGES * PAGE;
+    world_open(&w, &setup);
+    CUstream s = world_stream(&w);
+    for (int i = 0; i < REQUESTS; i++) {
+        size_t pages = 1 + random_below(&state, LONGEST);
+        while (live + pages > FULL) {
+            size_t n = random_below(&state, blocks--);
+            give(&w, block[n].at, s);
+            live -= block[n].pages;
+            block[n] = block[blocks];
+        }
+        CUdeviceptr p;
+        cr_assert_eq(w.driver->cuStreamSynchronize(s), CUDA_SUCCESS);
+        if (vpmm_malloc(w.pool, pages * PAGE, s, &p) != VPMM_SUCCESS) {
+            refused++;
+            continue;
+        }
+        block[blocks].at = p;
+        block[blocks++].pages = pages;
+        live += pages;
+    }
+    cr_expect_eq(refused, 0, "%d of %d requests are refused", refused, REQUESTS);
+    while (blocks)
+        give(&w, block[--blocks].at, s);
+    world_close(&w);
 }
