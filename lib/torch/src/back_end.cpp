@@ -80,8 +80,8 @@ class BackEnd final : public WithoutExpandableSegments<back_end::CUDAAllocator> 
   }
 
   cudaError_t memcpyAsync(void* to, int to_device, const void* from, int from_device, size_t bytes, cudaStream_t stream,
-                          bool) override {
-    if (to_device == from_device)
+                          bool may_reach) override {
+    if (to_device == from_device || may_reach)
       return cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToDevice, stream);
     return cudaMemcpyPeerAsync(to, to_device, from, from_device, bytes, stream);
   }
@@ -179,7 +179,7 @@ class BackEnd final : public WithoutExpandableSegments<back_end::CUDAAllocator> 
   DeviceStats getDeviceStats(DeviceIndex index) override {
     Device& device = at(index);
     DeviceStats out;
-    DriverCounts now = driver_counts(device.pools.all()), before = counts_before(device);
+    DriverCounts now = device.account.now(device.pools.all()), before = device.account.before();
     int64_t mapped = now.bytes - now.bytes_released;
     device.statistics.write(out);
     set_rejections(out, device.rejections.load(), 0);
@@ -200,15 +200,12 @@ class BackEnd final : public WithoutExpandableSegments<back_end::CUDAAllocator> 
 
   void resetAccumulatedStats(DeviceIndex index) override {
     Device& device = at(index);
-    DriverCounts now = driver_counts(device.pools.all());
+    DriverCounts now = device.account.now(device.pools.all());
     device.statistics.reset_accumulated();
     device.retries.store(0);
     device.shortages.store(0);
     device.rejections.store(0);
-    {
-      std::lock_guard<std::mutex> guard(device.before_lock);
-      device.before = now;
-    }
+    device.account.reset_accumulated(now);
     if (Keeper* keeper = lender_.keeper_if_used())
       keeper->resetAccumulatedStats(index);
   }
@@ -216,6 +213,7 @@ class BackEnd final : public WithoutExpandableSegments<back_end::CUDAAllocator> 
   void resetPeakStats(DeviceIndex index) override {
     Device& device = at(index);
     device.statistics.reset_peaks();
+    device.account.reset_peak();
     for (const auto& pool : device.pools.all())
       if (!pool->is_lent())
         vpmm_pool_set_attribute(pool->pool, VPMM_ATTRIBUTE_PEAK_MAPPED, 0);
@@ -520,11 +518,6 @@ class BackEnd final : public WithoutExpandableSegments<back_end::CUDAAllocator> 
 
  private:
   static void delete_at(void* address);
-
-  static DriverCounts counts_before(Device& device) {
-    std::lock_guard<std::mutex> guard(device.before_lock);
-    return device.before;
-  }
 
   static void add_lent(DeviceStats& out, const DeviceStats& lent) {
     auto add = [](c10::CachingAllocator::Stat& to, const c10::CachingAllocator::Stat& more) {

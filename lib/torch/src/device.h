@@ -25,8 +25,7 @@ struct Device {
   Statistics statistics;
   std::atomic<int64_t> retries{0}, shortages{0}, rejections{0};
   std::mutex end_lock; // over the end of its idle pools
-  std::mutex before_lock;
-  DriverCounts before; // under the lock: when the accumulated statistics were last reset
+  DriverAccount account;
   std::atomic<double> fraction{1};
   std::atomic<uint64_t> most{0}; // bytes that the fraction allows: see limits.h
 

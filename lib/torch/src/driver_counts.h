@@ -1,5 +1,5 @@
 /*
- * driver_counts.h - what pools have had of the driver since they began. A pool that has ended takes its counts along.
+ * driver_counts.h - what a device's pools have had of the driver, those that have ended too.
  */
 #ifndef VPMM_TORCH_DRIVER_COUNTS_H
 #define VPMM_TORCH_DRIVER_COUNTS_H
@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <memory>
+#include <mutex>
 #include <vector>
 
 namespace vpmm_torch {
@@ -35,6 +36,62 @@ inline DriverCounts driver_counts(const std::vector<std::shared_ptr<Pool>>& pool
   }
   return counts;
 }
+
+/*
+ * `before` is what had been counted when the accumulated statistics were last reset. The peak is the highest of the sums
+ * of the pools' own, so at least what all had mapped at once. Any thread; who reads as a pool ends may miss its counts
+ * for a moment.
+ */
+class DriverAccount {
+ public:
+  DriverCounts now(const std::vector<std::shared_ptr<Pool>>& pools) {
+    DriverCounts counts = driver_counts(pools);
+    std::lock_guard<std::mutex> guard(lock_);
+    counts.handles += ended_.handles;
+    counts.handles_released += ended_.handles_released;
+    counts.bytes += ended_.bytes;
+    counts.bytes_released += ended_.bytes_released;
+    counts.waits += ended_.waits;
+    counts.peak_bytes = std::max(counts.peak_bytes, ended_.peak_bytes);
+    return counts;
+  }
+
+  /* Before some of them end. */
+  void note_peak(const std::vector<std::shared_ptr<Pool>>& pools) {
+    int64_t peak = driver_counts(pools).peak_bytes;
+    std::lock_guard<std::mutex> guard(lock_);
+    ended_.peak_bytes = std::max(ended_.peak_bytes, peak);
+  }
+
+  /* What it had counted has been given back with it. */
+  void note_end(const DriverCounts& its) {
+    std::lock_guard<std::mutex> guard(lock_);
+    ended_.handles += its.handles;
+    ended_.handles_released += its.handles;
+    ended_.bytes += its.bytes;
+    ended_.bytes_released += its.bytes;
+    ended_.waits += its.waits;
+  }
+
+  DriverCounts before() {
+    std::lock_guard<std::mutex> guard(lock_);
+    return before_;
+  }
+
+  void reset_accumulated(const DriverCounts& now) {
+    std::lock_guard<std::mutex> guard(lock_);
+    before_ = now;
+  }
+
+  void reset_peak() {
+    std::lock_guard<std::mutex> guard(lock_);
+    ended_.peak_bytes = 0;
+  }
+
+ private:
+  std::mutex lock_;
+  DriverCounts ended_, before_; // of pools that are no more: their sums, and the highest sum of peaks
+};
 
 /* Of a count, what came since it was `before`. */
 inline int64_t since(int64_t now, int64_t before) {

@@ -45,6 +45,7 @@ class MappedHistory {
    */
   void end_idle(Device& device, const Context& context) {
     std::lock_guard<std::mutex> guard(device.end_lock);
+    device.account.note_peak(device.pools.all());
     std::vector<std::shared_ptr<Pool>> idle = device.pools.take_idle();
     for (auto& pool : idle)
       if (!end(device, pool, context))
@@ -69,7 +70,10 @@ class MappedHistory {
       return false;
     if (is_told)
       pool->mapped.end(pool->pool, teller(*pool, device.index, context));
+    DriverCounts counts = driver_counts({pool});
     bool ended = pool->end();
+    if (ended)
+      device.account.note_end(counts);
     if (is_told && !ended)
       pool->mapped.look(pool->pool, teller(*pool, device.index, context));
     return ended;

@@ -44,7 +44,8 @@ vpmm_stats Pool::stats() const {
 void* Pool::malloc(size_t bytes, cudaStream_t stream) const {
   CUdeviceptr address = 0;
   vpmm_status status = vpmm_malloc(pool, bytes, stream, &address);
-  bool is_too_long = status == VPMM_ERROR_INVALID_VALUE; // for any device: the other arguments are ours
+  constexpr size_t TEBIBYTE = size_t{1} << 40;
+  bool is_too_long = status == VPMM_ERROR_INVALID_VALUE && bytes > TEBIBYTE; // for any device; else it is the stream
   if (status != VPMM_ERROR_OUT_OF_MEMORY && status != VPMM_ERROR_OUT_OF_ADDRESS_SPACE && !is_too_long)
     check(status, "an allocation");
   return reinterpret_cast<void*>(address);

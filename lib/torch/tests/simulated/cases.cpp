@@ -326,6 +326,73 @@ static void leave_idle(Back& back, MempoolId_t id, size_t bytes) {
   back.releasePool(0, id);
 }
 
+/* A pool without users goes as the cache is emptied, also where a further stream still uses what was freed in it. */
+static void empties_what_further_streams_use(Back& back) {
+  const MempoolId_t id{7, 31};
+  back.emptyCache({0, 0});
+  Gate gate;
+  CUstream side = nullptr;
+  DRIVE(cuStreamCreate(&side, CU_STREAM_NON_BLOCKING));
+  back.createOrIncrefPool(0, id);
+  {
+    InPool in(back, id);
+    c10::DataPtr used = back.allocate(64 << 20);
+    gate.stand_before(side);
+    back.recordStream(used, torch_stream(side));
+  }
+  back.releasePool(0, id);
+  std::thread opener([&] {
+    usleep(20000);
+    gate.is_open = true;
+  });
+  back.emptyCache(id);
+  REQUIRE(!back.getDeviceStats(0).reserved_bytes[0].current);
+  opener.join();
+  DRIVE(cuStreamDestroy(side));
+}
+
+/* What pools have had counts when they are gone, and the highest peak stays until it is reset. */
+static void counts_pools_that_have_ended(Back& back) {
+  const int64_t MIB = 1 << 20;
+  back.emptyCache({0, 0});
+  back.resetPeakStats(0);
+  back.resetAccumulatedStats(0);
+  leave_idle(back, {7, 32}, 256 * MIB);
+  back.emptyCache({0, 0});
+  auto stats = back.getDeviceStats(0);
+  REQUIRE(!stats.reserved_bytes[0].current && stats.reserved_bytes[0].peak >= 256 * MIB);
+  REQUIRE(stats.reserved_bytes[0].allocated >= 256 * MIB);
+  REQUIRE(stats.reserved_bytes[0].freed == stats.reserved_bytes[0].allocated);
+  REQUIRE(stats.num_device_alloc && stats.num_device_free == stats.num_device_alloc);
+  back.resetAccumulatedStats(0);
+  back.resetPeakStats(0);
+  back.allocate(64 * MIB).clear();
+  stats = back.getDeviceStats(0);
+  REQUIRE(stats.reserved_bytes[0].peak >= 64 * MIB && stats.reserved_bytes[0].peak < 256 * MIB);
+  REQUIRE(stats.reserved_bytes[0].allocated >= 64 * MIB && stats.num_device_alloc && !stats.num_device_free);
+  back.emptyCache({0, 0});
+}
+
+/* Which is the program's error, and no want of memory. */
+static void refuses_another_device_s_stream(Back& back) {
+  CUstream stream = nullptr;
+  CUcontext context;
+  bool is_said = false, is_shortage = false;
+  DRIVE(cuCtxPushCurrent(simulated.peer_context));
+  DRIVE(cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING));
+  DRIVE(cuCtxPopCurrent(&context));
+  auto shortages = back.getDeviceStats(0).num_ooms;
+  try {
+    back.raw_alloc_with_stream(1000, reinterpret_cast<cudaStream_t>(stream));
+  } catch (const c10::OutOfMemoryError&) {
+    is_shortage = true;
+  } catch (const std::exception&) {
+    is_said = true;
+  }
+  REQUIRE(is_said && !is_shortage && back.getDeviceStats(0).num_ooms == shortages);
+  DRIVE(cuStreamDestroy(stream));
+}
+
 /* What an idle pool gives back comes also to who finds that another thread is ending it. */
 static void waits_for_a_pool_that_ends(Back& back) {
   const size_t most = vpmm_sim_config_default().memory_bytes / 4 * 3;
@@ -1107,7 +1174,7 @@ static void lets_go_of_imports_on_a_full_device(Back& back) {
   CUdeviceptr rest = 0;
   DRIVE(cuMemAlloc(&rest, vpmm_sim_config_default().memory_bytes - vpmm_sim_used_bytes(simulated.sim)));
   uint64_t unmapped = vpmm_sim_calls(simulated.sim, "cuMemUnmap");
-  import.reset();
+  beside_a_capture(back, [&] { import.reset(); }); // which goes on
   REQUIRE(vpmm_sim_calls(simulated.sim, "cuMemUnmap") > unmapped);
   DRIVE(cuMemFree(rest));
   memory.clear();
@@ -1372,6 +1439,9 @@ void check_cases(Back& back) {
   takes_what_other_pools_leave(back);
   waits_for_further_streams(back, false);
   waits_for_further_streams(back, true);
+  empties_what_further_streams_use(back);
+  counts_pools_that_have_ended(back);
+  refuses_another_device_s_stream(back);
   waits_for_a_pool_that_ends(back);
   ends_pools_beside_who_looks(back);
   ends_a_pool_that_could_not_end(back);
