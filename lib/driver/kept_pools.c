@@ -55,6 +55,7 @@ static CUresult create_recorded(const vpmm_driver *driver, CUmemoryPool *pool, c
         free(record);
         return result;
     }
+    free(take(&kept, *pool, NULL)); /* one of that handle is no more: the driver gives it to another pool */
     *record = (struct record){.pool = *pool, .props = *props};
     put(&in_use, record);
     return CUDA_SUCCESS;
@@ -87,9 +88,12 @@ static void reset_attributes(const vpmm_driver *driver, CUmemoryPool pool)
     static const CUmemPool_attribute reuse[] = {CU_MEMPOOL_ATTR_REUSE_FOLLOW_EVENT_DEPENDENCIES,
                                                 CU_MEMPOOL_ATTR_REUSE_ALLOW_OPPORTUNISTIC,
                                                 CU_MEMPOOL_ATTR_REUSE_ALLOW_INTERNAL_DEPENDENCIES};
-    cuuint64_t keep_none = 0;
+    static const CUmemPool_attribute zero[] = {CU_MEMPOOL_ATTR_RELEASE_THRESHOLD, CU_MEMPOOL_ATTR_RESERVED_MEM_HIGH,
+                                               CU_MEMPOOL_ATTR_USED_MEM_HIGH};
+    cuuint64_t none = 0;
     int yes = 1;
-    driver->cuMemPoolSetAttribute(pool, CU_MEMPOOL_ATTR_RELEASE_THRESHOLD, &keep_none);
+    for (size_t i = 0; i < sizeof zero / sizeof zero[0]; i++)
+        driver->cuMemPoolSetAttribute(pool, zero[i], &none);
     for (size_t i = 0; i < sizeof reuse / sizeof reuse[0]; i++)
         driver->cuMemPoolSetAttribute(pool, reuse[i], &yes);
 }

@@ -14,10 +14,11 @@ enum { POOLS = 4096 };
 static struct pool {
     atomic_int reserved, owners;
     atomic_bool destroyed;
-    uint64_t threshold;
+    uint64_t threshold, highest;
     int follows;
 } pool[POOLS];
 static atomic_int made, trims;
+static int comes_back; /* the handle that the driver gives next; 0: a new one */
 static CUresult destroy_answer;
 
 static struct pool *of(CUmemoryPool handle)
@@ -28,7 +29,7 @@ static struct pool *of(CUmemoryPool handle)
 static CUresult CUDAAPI fake_create(CUmemoryPool *out, const CUmemPoolProps *props)
 {
     (void)props;
-    int n = atomic_fetch_add(&made, 1) + 1;
+    int n = comes_back ? comes_back : atomic_fetch_add(&made, 1) + 1;
     cr_assert_lt(n, POOLS);
     pool[n].follows = 1;
     *out = (CUmemoryPool)(uintptr_t)n;
@@ -65,6 +66,8 @@ static CUresult CUDAAPI fake_set(CUmemoryPool handle, CUmemPool_attribute attrib
 {
     if (attribute == CU_MEMPOOL_ATTR_RELEASE_THRESHOLD)
         of(handle)->threshold = *(cuuint64_t *)value;
+    if (attribute == CU_MEMPOOL_ATTR_USED_MEM_HIGH)
+        of(handle)->highest = *(cuuint64_t *)value;
     if (attribute == CU_MEMPOOL_ATTR_REUSE_FOLLOW_EVENT_DEPENDENCIES)
         of(handle)->follows = *(int *)value;
     return CUDA_SUCCESS;
@@ -105,15 +108,29 @@ Test(kept_pools, one_with_pending_frees_is_the_next_one_made_as_new)
 {
     CUmemoryPool handle = create(props_of(0));
     of(handle)->threshold = UINT64_MAX;
+    of(handle)->highest = 64;
     of(handle)->follows = 0;
     of(handle)->reserved = 32;
     destroy(handle);
+    cr_assert_eq(of(handle)->highest, 0);
     cr_assert_not(of(handle)->destroyed);
     cr_assert_eq(of(handle)->threshold, 0, "the driver may release what it reserves");
     CUmemoryPool next = create(props_of(0));
     cr_assert_eq(next, handle);
     cr_assert_eq(of(handle)->follows, 1);
     cr_assert_neq(create(props_of(0)), handle, "it is kept no more");
+}
+
+/* As after a reset of the device: the handle is the new pool's alone. */
+Test(kept_pools, one_whose_handle_comes_back_is_no_more)
+{
+    CUmemoryPool handle = create(props_of(0));
+    of(handle)->reserved = 32;
+    destroy(handle);
+    comes_back = (int)(uintptr_t)handle;
+    cr_assert_eq(create(props_of(1)), handle);
+    comes_back = 0;
+    cr_assert_neq(create(props_of(0)), handle, "two owners");
 }
 
 Test(kept_pools, one_of_another_device_is_not_handed_out)
