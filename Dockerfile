@@ -24,7 +24,6 @@ RUN cmake -S . -B /build -DCUDA_INCLUDE_DIR=/opt/cuda -DVPMM_BUILD_TESTS=OFF -DC
     -DVPMM_REQUESTS_CSV=/usr/local/share/vpmm/requests.csv \
  && cmake --build /build --parallel "$(nproc)" \
  && DESTDIR=/out cmake --install /build --strip \
- && install -m 644 -t /out/usr/local/share/vpmm LICENSE \
  && install -m 644 /usr/share/doc/libck-dev/copyright /out/usr/local/share/vpmm/LICENSE.libck
 
 # What both images have: the exporter's libraries, and a user without a name, rights or files.

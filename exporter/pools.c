@@ -68,8 +68,10 @@ static bool is_taken(const struct pools *pools, int ordinal, const char *name)
 
 static vpmm_status add_locked(struct pools *pools, const struct shown_pool *pool)
 {
-    if (find(pools, pool->pool) >= 0)
-        return vpmm_error_set(VPMM_ERROR_INVALID_VALUE, "vpmm_exporter_add: the pool '%s' is here already", pool->name);
+    int there = find(pools, pool->pool);
+    if (there >= 0)
+        return vpmm_error_set(VPMM_ERROR_INVALID_VALUE, "vpmm_exporter_add: '%s': the pool is here already, as '%s'",
+                              pool->name, pools->shown[there].name);
     if (is_taken(pools, pool->ordinal, pool->name))
         return vpmm_error_set(VPMM_ERROR_INVALID_VALUE,
                               "vpmm_exporter_add: name '%s': a pool on device %d has it; each name is allowed once a "

@@ -1,14 +1,13 @@
 /*
  * vpmm-regions - what a malloc and free pair costs in tiers 2 and 3 with many free regions.
  *
- *   vpmm-regions [--json FILE|-] [--rounds N]
- *
  * For 16, 256, 2,048 and 16,384 free regions, each one or two pages long and kept from merging by a live page: batches
  * of mallocs, then of frees, timed apart from the draining between them; the median of the rounds. Tier 2 is the memory
  * that a stream has freed itself and no other may use yet, tier 3 what another stream freed and is done with. The last
  * column is the cost over that with 16 regions; that it stays below 2 is the aim.
  */
 #include <errno.h>
+#include <getopt.h>
 #include <stdbool.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -16,6 +15,7 @@
 #include <string.h>
 #include <time.h>
 
+#include "option.h"
 #include "target.h"
 
 const char program_name[] = "vpmm-regions";
@@ -204,43 +204,91 @@ static void print_text(const struct result *results, size_t n)
         printf("%4d  %7zu  %9.1f  %6.2f\n", results[i].tier, results[i].regions, results[i].ns, results[i].factor);
 }
 
-static int usage(void)
+static const char help[] = "usage: vpmm-regions [OPTION]...\n"
+                           "\n"
+                           "What a malloc and free pair costs in memory that a stream has freed itself (tier 2), and "
+                           "in what another one has freed\n"
+                           "and is done with (tier 3), with 16 to 16,384 free regions, on the simulated GPU.\n"
+                           "\n"
+                           "  --rounds N     the median of so many (default 20000)\n"
+                           "  --json FILE|-  an array to FILE or to standard output, in place of the table\n"
+                           "  --help         this text\n"
+                           "\n"
+                           "The factor is the cost over that with 16 regions: below 2 is the aim.\n"
+                           "Exit status: 0 measured, 1 the output could not be written, 2 wrong usage.\n";
+
+struct options {
+    const char *json; /* NULL: a table */
+    uint64_t rounds;
+};
+
+static bool take_option(int option, struct options *o)
 {
-    fprintf(stderr, "usage: vpmm-regions [--json FILE|-] [--rounds N]\n");
-    return 2;
+    switch (option) {
+    case 'r':
+        return option_number("rounds", optarg, 1, 1000000000, &o->rounds);
+    case 'j':
+        o->json = optarg;
+        return true;
+    case 'h':
+        fputs(help, stdout);
+        exit(0);
+    default: /* getopt_long has told */
+        return false;
+    }
+}
+
+static bool parse_options(int argc, char **argv, struct options *o)
+{
+    static const struct option names[] = {{"rounds", required_argument, NULL, 'r'},
+                                          {"json", required_argument, NULL, 'j'},
+                                          {"help", no_argument, NULL, 'h'},
+                                          {NULL, 0, NULL, 0}};
+    int option;
+    *o = (struct options){.rounds = 20000};
+    while ((option = getopt_long(argc, argv, "", names, NULL)) != -1)
+        if (!take_option(option, o))
+            return false;
+    if (optind == argc)
+        return true;
+    fprintf(stderr, "vpmm-regions: '%s': only options are allowed\n", argv[optind]);
+    return false;
+}
+
+/* False: it could not be written, which is said. */
+static bool print(const char *json, const struct result *results, size_t n)
+{
+    if (!json || strcmp(json, "-") == 0) {
+        if (json)
+            print_json(stdout, results, n);
+        else
+            print_text(results, n);
+        return output_is_whole();
+    }
+    FILE *out = fopen(json, "w");
+    if (out)
+        print_json(out, results, n);
+    bool is_written = out && !ferror(out);
+    if (out && fclose(out) != 0)
+        is_written = false;
+    if (!is_written)
+        fprintf(stderr, "vpmm-regions: %s: %s\n", json, strerror(errno));
+    return is_written;
 }
 
 int main(int argc, char **argv)
 {
-    const char *json = NULL;
-    size_t rounds = 20000;
-    for (int i = 1; i < argc; i++) {
-        char *end = NULL;
-        if (strcmp(argv[i], "--json") == 0 && i + 1 < argc) {
-            json = argv[++i];
-        } else if (strcmp(argv[i], "--rounds") == 0 && i + 1 < argc) {
-            rounds = strtoull(argv[++i], &end, 10);
-            if (*end != 0 || rounds == 0)
-                return usage();
-        } else {
-            return usage();
-        }
-    }
+    struct options o;
     struct result results[2 * COUNTS];
     size_t n = 0;
+    if (!parse_options(argc, argv, &o)) {
+        fprintf(stderr, "vpmm-regions: see vpmm-regions --help\n");
+        return 2;
+    }
     for (int tier = 2; tier <= 3; tier++)
         for (size_t i = 0; i < COUNTS; i++, n++) {
-            results[n] = (struct result){.regions = counts[i], .tier = tier, .ns = measure(counts[i], tier, rounds)};
+            results[n] = (struct result){.regions = counts[i], .tier = tier, .ns = measure(counts[i], tier, o.rounds)};
             results[n].factor = results[n].ns / results[n - i].ns;
         }
-    FILE *out = json == NULL || strcmp(json, "-") == 0 ? stdout : fopen(json, "w");
-    if (out == NULL) {
-        fprintf(stderr, "vpmm-regions: %s: %s\n", json, strerror(errno));
-        return 1;
-    }
-    if (json != NULL)
-        print_json(out, results, n);
-    else
-        print_text(results, n);
-    return out != stdout && fclose(out) != 0;
+    return print(o.json, results, n) ? 0 : 1;
 }

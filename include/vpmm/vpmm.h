@@ -326,8 +326,8 @@ vpmm_status vpmm_pool_set_access(vpmm_pool *, int device, CUmemAccess_flags);
  * parked, or the process is the child of a fork.
  * HOST_MEMORY: also CU_STREAM_PER_THREAD, where other libraries have taken all pthread keys of the process.
  * The output is written on success only. A capture is looked for where the call goes past the thread's front cache: a
- * hit succeeds on a capturing stream with VPMM_STREAMS_TRUSTED, and with CHECKED fails and ends the capture, as
- * cuStreamGetId does. Builds with VPMM_DEBUG_CHECKS always look.
+ * hit succeeds on a capturing stream with VPMM_STREAMS_TRUSTED. With CHECKED, each malloc on a stream of which the thread
+ * has a front cache fails there and ends the capture, as cuStreamGetId does. Builds with VPMM_DEBUG_CHECKS always look.
  */
 vpmm_status vpmm_malloc(vpmm_pool *, size_t bytes, CUstream stream, CUdeviceptr *);
 
@@ -434,11 +434,11 @@ vpmm_status vpmm_wake(vpmm_pool *);
  * Read without a lock while others allocate, each number is right, but two of them may be of different instants.
  *
  * peak_live_bytes and peak_requested_bytes are since the pool's creation, or since the attribute was last set, and
- * hits of front caches count in them. peak_live_bytes is exact where one thread allocates. Where several do, either may
- * be too high or too low: for each thread by 8 MiB, and by what it allocates or frees in a tenth of a millisecond
- * beside the peak; however fast, by twice cache_bytes and 64 MiB at most, and twice 64 MiB for pieces in
- * peak_requested_bytes. That may be higher still by what rounding adds, where memory is replaced by memory of the same
- * rounded size. A call under way adds its request.
+ * hits of front caches count in them. peak_live_bytes is exact where one thread allocates, and peak_requested_bytes too
+ * where no reaper looks meanwhile. Else either may be too high or too low: for each thread by 8 MiB, and by what it
+ * allocates or frees in a tenth of a millisecond beside the peak; however fast, by twice cache_bytes and 64 MiB at most,
+ * and twice 64 MiB for pieces in peak_requested_bytes. That may be higher still by what rounding adds, where memory is
+ * replaced by memory of the same rounded size. A call under way adds its request.
  *
  *   slab_bytes = slab_live_bytes + slab_free_bytes         live_bytes = slab_bytes + pages handed out whole
  */
