@@ -50,10 +50,15 @@ class memory_resource
 
     /* `stream`: for what is allocated without one. `driver`: whose streams they are; NULL: as the pool's. */
     explicit memory_resource(pool &of, CUstream stream = nullptr, const vpmm_driver *driver = nullptr)
-        : resource_(of, stream), driver_(driver != nullptr ? driver : vpmm_pool_driver(of.get()))
+        : memory_resource(of.get(), stream, driver)
+    {
+    }
+
+    explicit memory_resource(vpmm_pool *of, CUstream stream = nullptr, const vpmm_driver *driver = nullptr)
+        : resource_(of, stream), driver_(driver != nullptr ? driver : vpmm_pool_driver(of))
     {
         vpmm_device device;
-        throw_if(vpmm_device_get(of.get(), &device));
+        throw_if(vpmm_device_get(of, &device));
         ordinal_ = device.ordinal;
     }
 

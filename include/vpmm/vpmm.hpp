@@ -125,6 +125,13 @@ class pool
         return pool_;
     }
 
+    /* Owns from now on what was made elsewhere. Not a default pool (vpmm_pool_default), which nobody owns. */
+    static pool adopt(vpmm_pool *owned) noexcept
+    {
+        pool adopted(owned, nothing_is_made());
+        return adopted;
+    }
+
     /* The caller's from now on. */
     vpmm_pool *release() noexcept
     {
@@ -163,6 +170,24 @@ class pool
         return released;
     }
 
+    /* vpmm_poll: what the pool's thread does, if it has none. */
+    void poll()
+    {
+        throw_if(vpmm_poll(pool_));
+    }
+
+    std::uint64_t attribute(vpmm_attribute which) const
+    {
+        std::uint64_t value = 0;
+        throw_if(vpmm_pool_get_attribute(pool_, which, &value));
+        return value;
+    }
+
+    void set_attribute(vpmm_attribute which, std::uint64_t value)
+    {
+        throw_if(vpmm_pool_set_attribute(pool_, which, value));
+    }
+
     /* vpmm_pool_set_access: of a device other than the pool's. */
     void set_access(int device, CUmemAccess_flags flags)
     {
@@ -188,6 +213,11 @@ class pool
     }
 
   private:
+    struct nothing_is_made {
+    };
+
+    pool(vpmm_pool *owned, nothing_is_made /* but owned */) noexcept : pool_(owned) {}
+
     explicit pool(const vpmm_config *config)
     {
         throw_if(vpmm_pool_create(config, &pool_));
@@ -207,9 +237,12 @@ class buffer
   public:
     buffer() noexcept = default;
 
-    buffer(pool &from, std::size_t bytes, CUstream stream)
-        : pool_(from.get()), address_(from.allocate(bytes, stream)), bytes_(bytes), stream_(stream)
+    buffer(pool &from, std::size_t bytes, CUstream stream) : buffer(from.get(), bytes, stream) {}
+
+    /* Of a pool that is not a vpmm::pool, as vpmm_pool_default's. */
+    buffer(vpmm_pool *from, std::size_t bytes, CUstream stream) : pool_(from), bytes_(bytes), stream_(stream)
     {
+        throw_if(vpmm_malloc(pool_, bytes, stream, &address_));
     }
 
     buffer(buffer &&other) noexcept
@@ -305,7 +338,9 @@ class resource
     /* What vpmm_malloc promises of any request. More costs memory: see allocate. */
     static constexpr std::size_t default_alignment = 256;
 
-    explicit resource(pool &of, CUstream stream = nullptr) : pool_(of.get()), stream_(stream)
+    explicit resource(pool &of, CUstream stream = nullptr) : resource(of.get(), stream) {}
+
+    explicit resource(vpmm_pool *of, CUstream stream = nullptr) : pool_(of), stream_(stream)
     {
         vpmm_device device;
         throw_if(vpmm_device_get(pool_, &device));

@@ -147,6 +147,25 @@ static void assignment(vpmm_sim *sim)
     need(a.get() == second && b.get() == nullptr, "a pool is assigned");
 }
 
+/* What C code has made: owned, or used while somebody else owns it. */
+static void pools_of_others(vpmm_sim *sim, CUstream stream)
+{
+    vpmm_config config = on(sim);
+    vpmm_pool *made = nullptr;
+    need(vpmm_pool_create(&config, &made) == VPMM_SUCCESS, "a pool is made");
+    {
+        vpmm::buffer memory(made, 5000, stream);
+        vpmm::resource resource(made, stream);
+        resource.deallocate(resource.allocate(700), 700);
+        need(memory.size() == 5000 && !memory.empty(), "it is used by its pointer");
+    }
+    vpmm::pool owner = vpmm::pool::adopt(made);
+    need(owner.get() == made && owner.stats().requested_bytes == 0, "it has an owner");
+    owner.set_attribute(VPMM_ATTRIBUTE_DECAY_MS, 5);
+    need(owner.attribute(VPMM_ATTRIBUTE_DECAY_MS) == 5, "its attributes are set and read");
+    owner.poll();
+}
+
 static void parking(vpmm_sim *sim, CUstream stream)
 {
     vpmm_config config = on(sim);
@@ -180,6 +199,7 @@ int main()
         resources(pool, stream, other, third);
         misaligned(sim, stream);
         assignment(sim);
+        pools_of_others(sim, stream);
         errors(pool, stream);
         pool.release_stream(other);
         pool.trim();
