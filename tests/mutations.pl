@@ -87,7 +87,8 @@ sub check_tests {
     for (split ' ', $_[0]{tests}) {
         my ($test) = split /:/;
         my @sources = glob("$sources/tests/*/$test.c");
-        die "there is no test $test\n" unless @sources || $test eq 'relacy_handovers';
+        push @sources, glob("$sources/tests/cpp/$1.cpp") if $test =~ /^cpp_(\w+)$/;
+        die "there is no test $test\n" unless @sources || $test =~ /^(relacy_handovers|preload)$/;
     }
 }
 

@@ -88,11 +88,15 @@ turns_red() {
   case $test in tsan_*) tree=tsan ;; esac
   [ "${test#*:}" = "$test" ] || filter=(--filter "${test#*:}")
   test=${test%%:*}
-  cmake --build "$scratch/$tree" --parallel "$cores" --target "$test" >"$log" 2>&1 || return 2
+  local targets=("$test")
+  [ "$test" != preload ] || targets=(vpmm_preload preload_linked preload_loaded preload_next)
+  cmake --build "$scratch/$tree" --parallel "$cores" --target "${targets[@]}" >"$log" 2>&1 || return 2
   if [ "$tree" = tsan ]; then
     ! timeout 150 setarch "$(uname -m)" -R "$scratch/$tree/tests/$test" >"$log" 2>&1
-  elif [ "$test" = relacy_handovers ]; then
-    ! "$scratch/$tree/tests/$test" >"$log" 2>&1
+  elif [ "$test" = preload ]; then
+    ! timeout 150 "$source/tests/preload/checks.sh" "$scratch/$tree" ${filter[@]+"${filter[1]}"} >"$log" 2>&1
+  elif [[ $test = relacy_handovers || $test = cpp_* ]]; then
+    ! timeout 150 "$scratch/$tree/tests/$test" >"$log" 2>&1
   else
     ! timeout 150 "$scratch/$tree/tests/$test" --fail-fast --verbose=1 --jobs "$cores" --color=never "${filter[@]}" >"$log" 2>&1
   fi
@@ -101,6 +105,7 @@ turns_red() {
 first_failure() {
   sed -nE 's/^\[FAIL\] [^:]*::([^:]*): .*/\1/p; s/^\[(CRASH|ERR )\].*::([^:]*): .*/\2/p
     s/^([a-z_]*): FAILED.*/\1/p
+    s/^FAILED: (.*): exit status.*/\1/p
     $ { /^\[RUN \]|^\[PASS\]|schedules of 1/ s/.*/(no end)/p }
     s/.*(WARNING: ThreadSanitizer: [a-z ]*).*/\1/p' "$1" | head -n 1
 }
