@@ -242,9 +242,9 @@ vpmm_status vpmm_pool_destroy(vpmm_pool *pool)
         return status;
     if (pool->is_default)
         return fail(VPMM_ERROR_INVALID_VALUE,
-                    "vpmm_pool_destroy: this is device %d's default pool, which others may have "
-                    "too: vpmm_trim gives back what is free in it",
-                    pool->device.id);
+                    "vpmm_pool_destroy: this is device %d's default pool, which others may have too: "
+                    "vpmm_trim gives back what is free in it",
+                    pool->device.ordinal);
     uint64_t live = live_bytes(pool), small = load_relaxed_u64(&pool->async.count);
     if (status == VPMM_SUCCESS && (live || small))
         return fail(VPMM_ERROR_BUSY,

@@ -51,9 +51,8 @@ struct access {
     pthread_mutex_t lock;
     struct access_list list; /* under the lock, as is the next */
     uint32_t holders;        /* builds for which the list stays as it is */
-    bool in_doubt;        /* a change could not be taken back: some memory may have other rights than the list says, so
-                                the driver is called whatever that is. Under the pass lock */
-    struct wakeup let_go; /* by the last of them */
+    struct wakeup let_go;    /* by the last of them */
+    bool in_doubt;           /* a change could not be taken back: see (1); under the pass lock */
 };
 
 void access_init(struct access *, int ordinal);

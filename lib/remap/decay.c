@@ -71,7 +71,7 @@ static uint64_t peaks_of(const struct arena *arena, uint64_t ms, uint64_t now)
     return peaks;
 }
 
-static uint64_t margin_of(const struct decay *decay, uint64_t peaks)
+static uint64_t margin_beyond(const struct decay *decay, uint64_t peaks)
 {
     return decay->margin ? (uint64_t)((double)decay->margin * ((double)peaks / (double)decay->margin_of)) : 0;
 }
@@ -79,7 +79,7 @@ static uint64_t margin_of(const struct decay *decay, uint64_t peaks)
 static uint64_t target_of(const struct arena *arena, uint64_t use, uint64_t ms, uint64_t now)
 {
     uint64_t peaks = ms ? peaks_of(arena, ms, now) : 0;
-    return greater(floor_of(arena, use), peaks + margin_of(&arena->decay, peaks));
+    return greater(floor_of(arena, use), peaks + margin_beyond(&arena->decay, peaks));
 }
 
 /* ---- growth ---- */

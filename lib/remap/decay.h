@@ -7,8 +7,8 @@
  *   claim    of a past epoch, on memory that is not used now: its peak for half of decay_ms, and evenly less from then
  *            on until decay_ms are over
  *   peaks    what the peaks claim together
- *   growth   a build made physical memory, for all that was mapped did not do. It leaves what was mapped after it, and
- *            what was in use then, with its own request
+ *   growth   a build has made physical memory, because what was mapped did not do. It leaves what is mapped then, and
+ *            what is in use, with its own request
  *   margin   of the latest growth: what was mapped beyond the peaks, for free memory that is not in one piece, or waits
  *   floor    what stays however long nothing happens
  *   target   what stays now
