@@ -311,16 +311,27 @@ static void set_access(vpmm_sim *sim, struct sim_mapping *mapping, int device, C
     *now = (uint8_t)flags;
 }
 
+/* Of each mapping of the range: they may be of several devices. */
+static bool all_access_valid(vpmm_sim *sim, CUdeviceptr ptr, CUdeviceptr end, const CUmemAccessDesc *desc, size_t count)
+{
+    while (ptr < end) {
+        const struct sim_mapping *mapping = sim_mapping_at(sim, ptr);
+        for (size_t i = 0; i < count; i++)
+            if (!access_valid(sim, &desc[i], mapping))
+                return false;
+        ptr += mapping->size;
+    }
+    return true;
+}
+
 CUresult sim_cuMemSetAccess(CUdeviceptr ptr, size_t size, const CUmemAccessDesc *desc, size_t count)
 {
     vpmm_sim *sim = sim_self();
     if (!sim->config.vmm)
         return CUDA_ERROR_NOT_SUPPORTED;
-    if (!desc || count == 0 || !program_range(sim, ptr, size) || !wholly_mapped(sim, ptr, ptr + size))
+    if (!desc || count == 0 || !program_range(sim, ptr, size) || !wholly_mapped(sim, ptr, ptr + size) ||
+        !all_access_valid(sim, ptr, ptr + size, desc, count))
         return CUDA_ERROR_INVALID_VALUE;
-    for (size_t i = 0; i < count; i++)
-        if (!access_valid(sim, &desc[i], sim_mapping_at(sim, ptr)))
-            return CUDA_ERROR_INVALID_VALUE;
     sim->host_time++;
     for (CUdeviceptr at = ptr; at < ptr + size;) {
         struct sim_mapping *mapping = sim_mapping_at(sim, at);
@@ -336,7 +347,8 @@ CUmemAccess_flags vpmm_sim_access(vpmm_sim *sim, int device, CUdeviceptr address
 {
     pthread_mutex_lock(&sim->lock);
     const struct sim_mapping *mapping = sim_mapping_at(sim, address);
-    CUmemAccess_flags flags = mapping ? mapping->access[device] : CU_MEM_ACCESS_FLAGS_PROT_NONE;
+    bool has_any = mapping && sim_device_valid(sim, device);
+    CUmemAccess_flags flags = has_any ? mapping->access[device] : CU_MEM_ACCESS_FLAGS_PROT_NONE;
     pthread_mutex_unlock(&sim->lock);
     return flags;
 }

@@ -1322,6 +1322,31 @@ Test(sim, work_queued_before_its_memory_was_mapped_is_a_race)
     close_with(0);
 }
 
+/* Pages of two devices side by side, which are no peers: no device may use both. */
+Test(sim, rights_are_looked_at_for_each_mapping)
+{
+    vpmm_sim_config config = small_config(true);
+    config.devices = 2;
+    config.peers = false;
+    open_with(&config);
+    CUmemAllocationProp second = prop_of(1);
+    CUmemGenericAllocationHandle own = create(PAGE), other;
+    CUdeviceptr at = reserve(2 * PAGE);
+    OK(d->cuMemCreate(&other, PAGE, &second, 0));
+    OK(d->cuMemMap(at, PAGE, 0, own, 0));
+    OK(d->cuMemMap(at + PAGE, PAGE, 0, other, 0));
+    IS(CUDA_ERROR_INVALID_VALUE, give_access(at, 2 * PAGE));
+    cr_expect_eq(vpmm_sim_access(sim, 0, at), CU_MEM_ACCESS_FLAGS_PROT_NONE);
+    OK(give_access(at, PAGE));
+    cr_expect_eq(vpmm_sim_access(sim, 0, at), CU_MEM_ACCESS_FLAGS_PROT_READWRITE);
+    cr_expect_eq(vpmm_sim_access(sim, 17, at), CU_MEM_ACCESS_FLAGS_PROT_NONE, "there is no such device");
+    OK(d->cuMemUnmap(at, 2 * PAGE));
+    OK(d->cuMemRelease(own));
+    OK(d->cuMemRelease(other));
+    OK(d->cuMemAddressFree(at, 2 * PAGE));
+    close_clean();
+}
+
 /* A page of which the device has a right when work is queued, and another before it runs. */
 static uint64_t races_of_rights(CUmemAccess_flags queued_with, CUmemAccess_flags run_with)
 {
