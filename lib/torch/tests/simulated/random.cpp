@@ -47,6 +47,8 @@ struct Worker {
 static std::mutex pile_lock;
 static std::vector<Held> pile; // of all workers: who takes something from it frees it
 
+static bool is_short; // LEFT_MIB says how much of the device is left
+
 static std::atomic<uint64_t> pool_ids{1}, graphs, pools, parks, trees, uses, refused;
 
 static uint64_t draw(Worker& w, uint64_t below) {
@@ -82,6 +84,24 @@ static Held allocate(Worker& w, size_t bytes, CUstream stream) {
   return held;
 }
 
+static void drop_one(Worker& w, std::vector<Held>& of) {
+  if (!of.empty())
+    of.erase(of.begin() + static_cast<std::ptrdiff_t>(draw(w, of.size())));
+}
+
+/* False: there is no memory, and something goes in its place. */
+static bool allocate_into(Worker& w, std::vector<Held>& to, size_t bytes, CUstream stream) {
+  try {
+    to.push_back(allocate(w, bytes, stream));
+    return true;
+  } catch (const c10::OutOfMemoryError&) {
+    refused++;
+    drop_one(w, to);
+    drop_one(w, w.held);
+    return false;
+  }
+}
+
 /* On the worker's other stream, behind its own; record_stream is all that tells of it. */
 static void use_on_other(Worker& w, const Held& held) {
   CUstream other = held.stream == w.stream[0] ? w.stream[1] : w.stream[0];
@@ -89,11 +109,6 @@ static void use_on_other(Worker& w, const Held& held) {
   use(w, held, other, false);
   w.back.recordStream(held.memory, torch_stream(other));
   uses++;
-}
-
-static void drop_one(Worker& w, std::vector<Held>& of) {
-  if (!of.empty())
-    of.erase(of.begin() + static_cast<std::ptrdiff_t>(draw(w, of.size())));
 }
 
 /* One goes onto the pile, or another thread's comes from it and is freed here, while its stream may begin a capture. */
@@ -114,7 +129,8 @@ static std::vector<Held> work_in_pool(Worker& w, bool is_capture) {
   std::vector<Held> inner;
   for (int i = 0; i < 20; i++) {
     size_t bytes = 4 + draw(w, draw(w, 2) ? 3 << 20 : 20000);
-    inner.push_back(allocate(w, bytes, w.stream[is_capture && !captures(w.stream[1]) ? 0 : draw(w, 2)]));
+    if (!allocate_into(w, inner, bytes, w.stream[is_capture && !captures(w.stream[1]) ? 0 : draw(w, 2)]))
+      continue;
     if (draw(w, 3) == 0)
       use_on_other(w, inner.back());
     if (is_capture && captures(w.stream[1]) && draw(w, 3) == 0)
@@ -130,6 +146,7 @@ static std::vector<Held> work_in_pool(Worker& w, bool is_capture) {
 static void capture(Worker& w) {
   const MempoolId_t id{0, pool_ids++};
   set_reuse_in_captures(draw(w, 3) != 0);
+  torch_set_current_stream(w.stream[0]); // the one that will capture, as PyTorch sees to
   w.back.beginAllocateToPool(0, id, [&](cudaStream_t stream) {
     auto is = [=](CUstream own) { return own == reinterpret_cast<CUstream>(stream) && captures(own); };
     return is(w.stream[0]) || is(w.stream[1]);
@@ -169,7 +186,7 @@ static void use_pool(Worker& w) {
   w.back.beginAllocateToPool(0, id, [=](cudaStream_t) { return std::this_thread::get_id() == thread; });
   std::vector<Held> inner = work_in_pool(w, false);
   w.back.endAllocateToPool(0, id);
-  if (draw(w, 2))
+  if (!is_short && draw(w, 2)) // what is parked needs memory to wake
     park_and_wake(w, id, inner);
   w.back.releasePool(0, id);
   w.back.releasePool(0, id);
@@ -181,7 +198,8 @@ static std::vector<Held> record(Worker& w, const MempoolId_t& id, std::vector<He
   const std::thread::id thread = std::this_thread::get_id();
   w.back.beginAllocateToPool(0, id, [=](cudaStream_t) { return std::this_thread::get_id() == thread; });
   for (int i = 0; i < 15; i++) {
-    held.push_back(allocate(w, 4 + draw(w, draw(w, 2) ? 3 << 20 : 20000), w.stream[draw(w, 2)]));
+    if (!allocate_into(w, held, 4 + draw(w, draw(w, 2) ? 3 << 20 : 20000), w.stream[draw(w, 2)]))
+      continue;
     if (draw(w, 4) == 0)
       use_on_other(w, held.back());
     if (draw(w, 2))
@@ -368,6 +386,11 @@ int main(int count, char** arguments) {
   check_counts();
   if (seed % 2)
     record_history(back, 10000000);
+  CUdeviceptr rest = 0;
+  if (const char* left = std::getenv("LEFT_MIB")) {
+    is_short = true;
+    DRIVE(cuMemAlloc(&rest, vpmm_sim_config_default().memory_bytes - (std::strtoull(left, nullptr, 0) << 20)));
+  }
   std::atomic<bool> over{false};
   std::thread scraper;
   if (const char* where = std::getenv("VPMM_TORCH_METRICS"); where && *where)
@@ -386,6 +409,8 @@ int main(int count, char** arguments) {
   back.emptyCache({0, 0});
   if (seed % 2)
     check_history(back);
+  if (is_short)
+    DRIVE(cuMemFree(rest));
   auto stats = back.getDeviceStats(0);
   std::printf(
       "captures %llu, pools %llu, parked %llu, trees %llu, uses %llu, refused %llu; races %llu, misuses %llu, "
@@ -394,6 +419,7 @@ int main(int count, char** arguments) {
       (unsigned long long)uses, (unsigned long long)refused, (unsigned long long)vpmm_sim_races(simulated.sim),
       (unsigned long long)vpmm_sim_misuses(simulated.sim), (long long)stats.allocation[0].current,
       (long long)stats.reserved_bytes[0].current);
+  REQUIRE(!is_short || refused > 0);
   REQUIRE(vpmm_sim_races(simulated.sim) == 0 && vpmm_sim_misuses(simulated.sim) == 0);
   REQUIRE(stats.allocation[0].current == 0 && stats.allocated_bytes[0].current == 0);
   REQUIRE(stats.reserved_bytes[0].current == 0);

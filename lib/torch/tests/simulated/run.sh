@@ -42,4 +42,5 @@ for seed in "${seeds[@]:-1}"; do
   echo "seed $seed"
   run "$seed"
   VPMM_PAGE_SIZE=2M run "$seed"
+  LEFT_MIB=200 run "$seed" # of a device that is full at most times
 done
