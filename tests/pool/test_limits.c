@@ -491,8 +491,10 @@ Test(limits, a_page_of_many_granules)
 /* Also what has been freed on streams that have not come so far. */
 Test(limits, the_longest_free_region_is_any_stream_s)
 {
+    struct setup setup = setup_default();
     struct world w;
-    world_open(&w, NULL);
+    setup.pool.cache_bytes = 0; /* what is cached is in no free region */
+    world_open(&w, &setup);
     CUstream s = world_stream(&w), t = world_stream(&w);
     CUdeviceptr a = take(&w, 5, s), b = take(&w, 1, s), c = take(&w, 3, t);
     keep_busy(&w, s);

@@ -1464,6 +1464,7 @@ static uint64_t units_that_can_be_cut;
 static CUstream open_where_two_pages_can_be_cut(struct world *w)
 {
     struct setup setup = slab_setup();
+    setup.pool.cache_bytes = 0; /* from which pages would be taken, wherever they are */
     world_open(w, &setup);
     CUstream s = world_stream(w);
     give(w, take(w, 4, s), s); /* the chunk is there */
