@@ -18,6 +18,8 @@ END_WITHIN_S = 10
 # Streams that race on the simulated GPU are threads that do, and a run that failed leaves its threads: that
 # ThreadSanitizer sees it, too, is no finding.
 UNWATCHED = {"TSAN_OPTIONS": "report_bugs=0"}
+# A defect that is planted in the release of handles needs a pool that releases some.
+RELEASING = {"VPMM_DECAY_MS": "20"}
 UNFINISHED = "0" * 16  # of a thread's first round
 LARGEST_CAP = 8 << 30  # half of the simulated GPU
 WORDS = {  # of each defect's finding
@@ -97,7 +99,8 @@ def check_settings(program):
 
 def check_planted(program):
     for defect, words in WORDS.items():
-        status, said, errors = run(program, "--seconds", "10", "--seed", "2", "--plant", defect, **UNWATCHED)
+        status, said, errors = run(program, "--seconds", "10", "--seed", "2", "--plant", defect, **UNWATCHED,
+                                   **(RELEASING if defect == "lost-page" else {}))
         result = said["results"][0]
         check(status == FAILED and result["outcome"] == "failed", f"the planted defect {defect} is found", errors)
         check(any(word in result["message"] for word in words), f"{defect} is called by its name", result["message"])
