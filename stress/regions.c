@@ -204,18 +204,18 @@ static void print_text(const struct result *results, size_t n)
         printf("%4d  %7zu  %9.1f  %6.2f\n", results[i].tier, results[i].regions, results[i].ns, results[i].factor);
 }
 
-static const char help[] = "usage: vpmm-regions [OPTION]...\n"
-                           "\n"
-                           "What a malloc and free pair costs in memory that a stream has freed itself (tier 2), and "
-                           "in what another one has freed\n"
-                           "and is done with (tier 3), with 16 to 16,384 free regions, on the simulated GPU.\n"
-                           "\n"
-                           "  --rounds N     the median of so many (default 20000)\n"
-                           "  --json FILE|-  an array to FILE or to standard output, in place of the table\n"
-                           "  --help         this text\n"
-                           "\n"
-                           "The factor is the cost over that with 16 regions: below 2 is the aim.\n"
-                           "Exit status: 0 measured, 1 the output could not be written, 2 wrong usage.\n";
+static const char help[] =
+    "usage: vpmm-regions [OPTION]...\n"
+    "\n"
+    "What a malloc and free pair costs with 16 to 16,384 free regions, on the simulated GPU: in memory that a stream\n"
+    "has freed itself (tier 2), and in what another one has freed and is done with (tier 3).\n"
+    "\n"
+    "  --rounds N     the median of so many (default 20000)\n"
+    "  --json FILE|-  an array to FILE or to standard output, in place of the table\n"
+    "  --help         this text\n"
+    "\n"
+    "The factor is the cost over that with 16 regions: below 2 is the aim.\n"
+    "Exit status: 0 measured, 1 the output could not be written, 2 wrong usage.\n";
 
 struct options {
     const char *json; /* NULL: a table */

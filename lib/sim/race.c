@@ -233,28 +233,23 @@ void sim_race_early(vpmm_sim *sim, const struct sim_op *op, const struct sim_map
     report(sim, op->site, &host, "work was queued before the memory that it uses was mapped");
 }
 
-/* A right that is taken away while work that needs it may still run. */
-void sim_race_revoke(vpmm_sim *sim, const struct sim_mapping *mapping, int device, CUmemAccess_flags left)
+/* What the host takes from a mapping, and from which uses of it. */
+struct taking {
+    int device;       /* ANY_DEVICE: every one's */
+    bool writes_only; /* reads may go on */
+    bool forgets;     /* there is no mapping any more */
+    const char *words;
+};
+
+enum { ANY_DEVICE = -1 };
+
+static bool needs(const vpmm_sim *sim, const struct sim_access *use, const struct taking *taking)
 {
-    if (!sim->config.detect_races)
-        return;
-    const struct sim_frame *frame = sim_frame();
-    const struct sim_handle *handle = mapping->handle;
-    struct sim_site host = {
-        .entry = frame->entry, .caller = frame->caller, .address = mapping->base, .bytes = mapping->size};
-    for (uint32_t p = 0; p < handle->page_count; p++) {
-        const struct sim_shadow *page = &sim->devices[handle->device].shadow[handle->pages[p]];
-        for (uint32_t i = 0; i < page->count; i++) {
-            const struct sim_access *old = &page->uses[i];
-            bool needs = old->write || left == CU_MEM_ACCESS_FLAGS_PROT_NONE;
-            if (old->mapping == mapping->serial && needs && sim->lanes[old->site->lane]->device == device &&
-                !sim_clock_knows(sim->host_clock, old->site->lane, old->site->number))
-                report(sim, old->site, &host, "a right is taken away that is not ordered after its last use");
-        }
-    }
+    bool is_meant = taking->device == ANY_DEVICE || sim->lanes[use->site->lane]->device == taking->device;
+    return is_meant && (use->write || !taking->writes_only);
 }
 
-void sim_race_unmap(vpmm_sim *sim, const struct sim_mapping *mapping)
+static void take_away(vpmm_sim *sim, const struct sim_mapping *mapping, const struct taking *taking)
 {
     if (!sim->config.detect_races)
         return;
@@ -266,11 +261,26 @@ void sim_race_unmap(vpmm_sim *sim, const struct sim_mapping *mapping)
         struct sim_shadow *page = &sim->devices[handle->device].shadow[handle->pages[p]];
         for (uint32_t i = 0; i < page->count; i++) {
             struct sim_access *old = &page->uses[i];
-            if (old->mapping != mapping->serial)
+            if (old->mapping != mapping->serial || !needs(sim, old, taking))
                 continue;
             if (!sim_clock_knows(sim->host_clock, old->site->lane, old->site->number))
-                report(sim, old->site, &host, "an unmap is not ordered after the last use of the mapping");
-            old->mapping = 0;
+                report(sim, old->site, &host, taking->words);
+            if (taking->forgets)
+                old->mapping = 0;
         }
     }
+}
+
+/* A right that is taken away while work that needs it may still run. */
+void sim_race_revoke(vpmm_sim *sim, const struct sim_mapping *mapping, int device, CUmemAccess_flags left)
+{
+    take_away(sim, mapping,
+              &(struct taking){device, left != CU_MEM_ACCESS_FLAGS_PROT_NONE, false,
+                               "a right is taken away that is not ordered after its last use"});
+}
+
+void sim_race_unmap(vpmm_sim *sim, const struct sim_mapping *mapping)
+{
+    take_away(sim, mapping,
+              &(struct taking){ANY_DEVICE, false, true, "an unmap is not ordered after the last use of the mapping"});
 }

@@ -787,8 +787,8 @@ Test(builders, a_malloc_that_finds_no_memory_leaves, .timeout = 60)
 /* ---- how long handles are ---- */
 
 /*
- * A small device, and requests of many lengths in turn that fill nine tenths of it: with handles of any length each
- * seventh of them was refused, for what was free lay beside live blocks in handles that they share.
+ * A small device, and requests of many lengths in turn that fill nine tenths of it: with handles of any length some
+ * are refused, for what is free lies beside live blocks in handles that they share.
  */
 Test(builders, a_small_device_is_filled_to_nine_tenths)
 {

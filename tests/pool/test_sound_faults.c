@@ -436,18 +436,23 @@ static CUresult CUDAAPI free_and_meddle(CUdeviceptr address, CUstream stream)
     return between.answer;
 }
 
-static void address_goes_on_during_a_free(CUresult answer)
+/* A pool over a driver whose free is this one; it copies the table. */
+static void open_between(CUresult(CUDAAPI *free_async)(CUdeviceptr, CUstream))
 {
-    needs_simulator();
-    vpmm_driver table;
     struct setup setup = setup_default();
     setup.pool.small = VPMM_SMALL_ASYNC;
     world_open_without_pool(&between.w, &setup);
     between.real = between.w.driver;
-    table = *between.real;
-    table.cuMemFreeAsync = free_and_meddle;
+    vpmm_driver table = *between.real;
+    table.cuMemFreeAsync = free_async;
     setup.pool.driver = &table;
     must_work(vpmm_pool_create(&setup.pool, &between.w.pool));
+}
+
+static void address_goes_on_during_a_free(CUresult answer)
+{
+    needs_simulator();
+    open_between(free_and_meddle);
     CUdeviceptr p = take_bytes(&between.w, 1000, world_stream(&between.w));
     between.meddle = true;
     between.answer = answer;
@@ -472,15 +477,7 @@ static CUresult CUDAAPI free_twice(CUdeviceptr address, CUstream stream)
 Test(sound_faults, a_free_during_the_same_free_is_refused)
 {
     needs_simulator();
-    vpmm_driver table;
-    struct setup setup = setup_default();
-    setup.pool.small = VPMM_SMALL_ASYNC;
-    world_open_without_pool(&between.w, &setup);
-    between.real = between.w.driver;
-    table = *between.real;
-    table.cuMemFreeAsync = free_twice;
-    setup.pool.driver = &table;
-    must_work(vpmm_pool_create(&setup.pool, &between.w.pool));
+    open_between(free_twice);
     give(&between.w, take_bytes(&between.w, 1000, world_stream(&between.w)), between.w.stream[0]);
     cr_expect_eq(second_free, VPMM_ERROR_INVALID_POINTER, "%s", vpmm_status_name(second_free));
     small_is(&between.w, 0);

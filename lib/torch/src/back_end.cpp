@@ -136,14 +136,16 @@ class BackEnd final : public WithoutExpandableSegments<back_end::CUDAAllocator> 
     for (size_t i = 0; i < devices_.size(); i++) {
       Device& device = *devices_[i];
       device.frees.try_again();
-      for (const auto& pool : device.pools.all())
-        if (pool->is_private() && is_meant(id, *pool) && !device.pools.users(pool->id))
+      for (const auto& pool : device.pools.all()) {
+        if (!is_meant(id, *pool))
+          continue;
+        if (pool->is_private() && !device.pools.users(pool->id))
           device.frees.await_uses(*pool); // of one that is gone, as PyTorch's own does
-      for (const auto& pool : device.pools.all())
-        if (!pool->is_lent() && is_meant(id, *pool)) {
+        if (!pool->is_lent()) {
           vpmm_trim(pool->pool, 0, nullptr); // what stays is in use, or its work has not ended
           pool->parking.empty_cache();
         }
+      }
       mapped_history_.note_all(device, context);
       mapped_history_.end_idle(device, context);
     }

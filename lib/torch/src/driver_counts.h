@@ -17,6 +17,15 @@ namespace vpmm_torch {
 struct DriverCounts {
   int64_t handles = 0, handles_released = 0, bytes = 0, bytes_released = 0, waits = 0;
   int64_t peak_bytes = 0; // the sum of the highest that each pool has had mapped
+
+  /* But for the peak. */
+  void add(const DriverCounts& more) {
+    handles += more.handles;
+    handles_released += more.handles_released;
+    bytes += more.bytes;
+    bytes_released += more.bytes_released;
+    waits += more.waits;
+  }
 };
 
 inline DriverCounts driver_counts(const std::vector<std::shared_ptr<Pool>>& pools) {
@@ -47,11 +56,7 @@ class DriverAccount {
   DriverCounts now(const std::vector<std::shared_ptr<Pool>>& pools) {
     DriverCounts counts = driver_counts(pools);
     std::lock_guard<std::mutex> guard(lock_);
-    counts.handles += ended_.handles;
-    counts.handles_released += ended_.handles_released;
-    counts.bytes += ended_.bytes;
-    counts.bytes_released += ended_.bytes_released;
-    counts.waits += ended_.waits;
+    counts.add(ended_);
     counts.peak_bytes = std::max(counts.peak_bytes, ended_.peak_bytes);
     return counts;
   }
@@ -64,13 +69,11 @@ class DriverAccount {
   }
 
   /* What it had counted has been given back with it. */
-  void note_end(const DriverCounts& its) {
+  void note_end(DriverCounts its) {
+    its.handles_released = its.handles;
+    its.bytes_released = its.bytes;
     std::lock_guard<std::mutex> guard(lock_);
-    ended_.handles += its.handles;
-    ended_.handles_released += its.handles;
-    ended_.bytes += its.bytes;
-    ended_.bytes_released += its.bytes;
-    ended_.waits += its.waits;
+    ended_.add(its);
   }
 
   DriverCounts before() {
