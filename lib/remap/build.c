@@ -91,15 +91,15 @@ static bool alloc_extents(struct build *build, const struct policy_plan *plan)
     return true;
 }
 
-static bool build_alloc(struct build *build, const struct view *view, const struct policy_plan *plan)
+static bool build_alloc(struct build *build, struct view *view, const struct policy_plan *plan)
 {
     build->moved = plan->moves;
     build->extents = plan->moves + plan->creates;
     build->extent = calloc(build->extents + 1, sizeof(struct extent *));
     build->donor = calloc(build->moved + 1, sizeof(struct donor));
     build->spare = zombie_create((uint32_t)build->extents);
-    return build->extent && build->donor && build->spare && alloc_donors(build, view, plan) &&
-           alloc_extents(build, plan);
+    return view_may_keep(view, plan->moves + 1) && build->extent && build->donor && build->spare &&
+           alloc_donors(build, view, plan) && alloc_extents(build, plan);
 }
 
 static vpmm_status no_host_memory(void)
@@ -164,25 +164,51 @@ static void return_base(struct build *build)
     build->base.units = 0;
 }
 
-/* All the plan's regions, or none. False: one has changed since it was seen. */
-static bool claim_regions(struct build *build, const struct view *view, const struct policy_plan *plan)
+static bool extends(const struct policy_plan *plan)
 {
-    bool extends = plan->place == POLICY_EXTEND_UP || plan->place == POLICY_EXTEND_DOWN;
-    if (extends && !view_claim_run(view, build->arena, (uint32_t)plan->run, &build->base))
+    return plan->place == POLICY_EXTEND_UP || plan->place == POLICY_EXTEND_DOWN;
+}
+
+/* Which of the plan's moves is the first of another run than the ith. */
+static size_t next_run(const struct view *view, const struct policy_plan *plan, size_t i)
+{
+    uint32_t run = view->extent[plan->move[i]].run;
+    while (i < plan->moves && view->extent[plan->move[i]].run == run)
+        i++;
+    return i;
+}
+
+static bool claim_and_keep(struct view *view, struct arena *arena, uint32_t run)
+{
+    struct region region;
+    bool claimed = view_claim_run(view, arena, run, &region);
+    if (claimed)
+        view_keep(view, region);
+    return claimed;
+}
+
+/* All of the plan's runs, of which as many as are still there are kept. False: one has changed since it was seen. */
+static bool claim_runs(const struct build *build, struct view *view, const struct policy_plan *plan)
+{
+    bool all = !extends(plan) || claim_and_keep(view, build->arena, (uint32_t)plan->run);
+    for (size_t i = 0; i < plan->moves; i = next_run(view, plan, i))
+        all &= claim_and_keep(view, build->arena, view->extent[plan->move[i]].run);
+    return all;
+}
+
+/* What of the plan's runs is neither extended nor moved is published. False: one has changed, and all are kept. */
+static bool claim_regions(struct build *build, struct view *view, const struct policy_plan *plan)
+{
+    size_t keeps = view->keeps;
+    if (!claim_runs(build, view, plan))
         return false;
-    for (size_t i = 0; i < plan->moves;) {
-        uint32_t run = view->extent[plan->move[i]].run;
-        struct region region;
-        size_t last = i + 1;
-        while (last < plan->moves && view->extent[plan->move[last]].run == run)
-            last++;
-        if (!view_claim_run(view, build->arena, run, &region)) {
-            return_donors(build);
-            return_base(build);
-            return false;
-        }
-        divide(build, view, plan, i, last, region);
-        i = last;
+    const struct region *region = view->kept + keeps;
+    view->keeps = keeps;
+    if (extends(plan))
+        build->base = *region++;
+    for (size_t i = 0, next; i < plan->moves; i = next) {
+        next = next_run(view, plan, i);
+        divide(build, view, plan, i, next, *region++);
     }
     return true;
 }
@@ -671,10 +697,16 @@ static bool plan_waits(const struct view *view, const struct policy_plan *plan)
     return waits;
 }
 
-enum claim_result { CLAIM_DONE, CLAIM_AGAIN, CLAIM_FAILED };
+enum claim_result {
+    CLAIM_DONE,
+    CLAIM_FOUND,   /* a free region that will do */
+    CLAIM_SPOILED, /* what the plan was made for has changed */
+    CLAIM_NO_HOLE, /* one chunk more is needed */
+    CLAIM_FAILED,
+};
 
 /* Under the plan lock: from the policy's plan to a build that owns all it needs. */
-static enum claim_result claim_plan(struct build *build, const struct view *view, const struct policy_plan *plan,
+static enum claim_result claim_plan(struct build *build, struct view *view, const struct policy_plan *plan,
                                     vpmm_status *status)
 {
     if (!build_alloc(build, view, plan)) {
@@ -682,7 +714,7 @@ static enum claim_result claim_plan(struct build *build, const struct view *view
         return CLAIM_FAILED;
     }
     if (!claim_regions(build, view, plan))
-        return CLAIM_AGAIN;
+        return CLAIM_SPOILED;
     carve(build, view, plan);
     build->cost_us = plan->cost_us;
     fetch_add_sc_u32(&build->arena->builders, 1);
@@ -706,7 +738,7 @@ static uint32_t longest_handle(const struct arena *arena, const struct build_lim
 
 /* `with_runs` false: new memory alone, which nobody else can snatch away. */
 static enum claim_result plan_and_claim(struct build *build, uint64_t pages, const struct build_limits *limits,
-                                        bool with_runs, bool *needs_chunk, vpmm_status *status)
+                                        bool with_runs, vpmm_status *status)
 {
     struct arena *arena = build->arena;
     struct view *view = arena->view;
@@ -732,10 +764,8 @@ static enum claim_result plan_and_claim(struct build *build, uint64_t pages, con
         *status = no_host_memory();
         return CLAIM_FAILED;
     }
-    if (plan->place == POLICY_NO_HOLE) {
-        *needs_chunk = true;
-        return CLAIM_AGAIN;
-    }
+    if (plan->place == POLICY_NO_HOLE)
+        return CLAIM_NO_HOLE;
     if (plan->place == POLICY_NO_MEMORY) {
         *status = fail(VPMM_ERROR_OUT_OF_MEMORY, "the device's memory or the pool's cap is exhausted");
         return CLAIM_FAILED;
@@ -761,24 +791,44 @@ static vpmm_status no_room(const struct arena *arena, uint64_t pages)
                 (unsigned long long)arena->space.units.chunk_units << arena->space.units.unit_shift);
 }
 
+/* The scratch of a plan that came to nothing. */
+static void begin_again(struct build *build)
+{
+    build_free(build);
+    *build = (struct build){.arena = build->arena, .stream = build->stream};
+}
+
+/*
+ * Under the plan lock, until it has something or there is nothing to be had. Other threads spoil plans by taking what was
+ * seen free; each thereby makes progress. What is free by now comes first.
+ */
+static enum claim_result find_or_claim(struct build *build, uint64_t pages, const struct build_limits *limits,
+                                       struct region *found, enum region_source *source, vpmm_status *status)
+{
+    enum { TRIES = 8 };
+    struct space *space = &build->arena->space;
+    enum claim_result claimed = CLAIM_SPOILED;
+    for (int i = 0; claimed == CLAIM_SPOILED; i++) {
+        begin_again(build);
+        *source =
+            build->stream ? region_take(space, build->stream, (struct want){pages, 1}, false, found) : REGION_NONE;
+        claimed = *source != REGION_NONE ? CLAIM_FOUND : plan_and_claim(build, pages, limits, i < TRIES, status);
+    }
+    view_let_go(build->arena->view, build->arena);
+    return claimed;
+}
+
 vpmm_status build_region(struct arena *arena, struct stream *stream, uint64_t pages, struct build_limits *limits,
                          struct region *result, enum region_source *source)
 {
-    enum { TRIES = 8 }; /* at plans that other threads spoil by taking what was seen free */
     if (pages > arena->space.units.chunk_units)
         return no_room(arena, pages);
-    for (int i = 0;; i++) {
+    for (;;) {
         struct build build = {.arena = arena, .stream = stream};
-        bool needs_chunk = false;
         vpmm_status status = VPMM_SUCCESS;
         lock_take(&arena->plan_lock);
-        *source = stream ? region_take(&arena->space, stream, (struct want){pages, 1}, false, result) : REGION_NONE;
-        if (*source != REGION_NONE) {
-            pthread_mutex_unlock(&arena->plan_lock);
-            return VPMM_SUCCESS; /* freed while this thread waited for the plan lock */
-        }
         uint32_t seen = load_acquire_u32(&arena->space.units.chunks);
-        enum claim_result claimed = plan_and_claim(&build, pages, limits, i < TRIES, &needs_chunk, &status);
+        enum claim_result claimed = find_or_claim(&build, pages, limits, result, source, &status);
         pthread_mutex_unlock(&arena->plan_lock);
         if (claimed == CLAIM_DONE) {
             status = carry_out(&build, limits, result);
@@ -786,9 +836,9 @@ vpmm_status build_region(struct arena *arena, struct stream *stream, uint64_t pa
             return status;
         }
         build_free(&build);
-        if (needs_chunk) /* a fresh one has room, but other threads may be quicker to fill it */
+        if (claimed == CLAIM_NO_HOLE) /* a fresh one has room, but other threads may be quicker to fill it */
             status = reserve_chunk(arena, seen);
-        if (status != VPMM_SUCCESS)
+        if (claimed != CLAIM_NO_HOLE || status != VPMM_SUCCESS)
             return status;
     }
 }

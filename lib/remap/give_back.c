@@ -66,7 +66,7 @@ static enum removal remove_extent(struct arena *arena, struct extent *extent, st
 }
 
 /* Claims the run of one extent under the plan lock, and keeps the extent alone. */
-static struct extent *claim_extent(struct arena *arena, const struct view *view, uint32_t index, struct region *kept)
+static struct extent *claim_extent(struct arena *arena, struct view *view, uint32_t index, struct region *kept)
 {
     const struct policy_extent *seen = &view->extent[index];
     struct region region;

@@ -1,5 +1,6 @@
 #include "remap/view.h"
 
+#include "base/assert.h"
 #include "base/radix.h"
 #include "remap/hole.h"
 
@@ -38,7 +39,7 @@ static struct view_region in_reach(const struct collector *collector, const stru
 {
     const struct streams *streams = &collector->arena->streams;
     struct fence fence = unit_fence(unit_at(&collector->arena->space.units, found->first));
-    struct view_region region = {found->first, found->units, *found, false};
+    struct view_region region = {.page = found->first, .pages = found->units, .found = *found};
     bool whole = collector->reach == VIEW_ALL      ? fence_seems_waitable(streams, fence)
                  : collector->reach == VIEW_USABLE ? fence_usable(streams, fence, collector->stream)
                                                    : fence_passed(streams, fence);
@@ -72,6 +73,22 @@ static bool add_region(const struct seen_region *found, void *data)
     }
     view->met[view->regions++] = region;
     prefetch_around(&collector->arena->space.units, &region);
+    return true;
+}
+
+/* The collector's streams may use it: they might when it was claimed. */
+static bool add_kept(struct collector *collector)
+{
+    struct view *view = collector->view;
+    for (size_t i = 0; i < view->keeps; i++) {
+        const struct region *kept = &view->kept[i];
+        if (!kept->units)
+            continue;
+        if (!room((void **)&view->met, &view->met_capacity, view->regions, sizeof *view->met))
+            return false;
+        view->met[view->regions++] =
+            (struct view_region){.page = kept->first, .pages = kept->units, .kept = (uint32_t)i + 1};
+    }
     return true;
 }
 
@@ -121,9 +138,11 @@ static bool add_extents(struct view *view, const struct arena *arena, struct pol
 }
 
 /* In VIEW_ALL, what one stream would have to wait for is not joined to anything. */
-static bool is_usable(const struct arena *arena, const struct stream *stream, const struct view_region *region)
+static bool is_usable(const struct view *view, const struct arena *arena, const struct stream *stream,
+                      const struct view_region *region)
 {
-    struct fence fence = unit_fence(unit_at(&arena->space.units, region->found.first));
+    struct fence fence = region->kept ? view->kept[region->kept - 1].fence
+                                      : unit_fence(unit_at(&arena->space.units, region->found.first));
     return region->part ||
            (stream ? fence_usable(&arena->streams, fence, stream) : fence_passed(&arena->streams, fence));
 }
@@ -135,7 +154,7 @@ static uint32_t count_adjoining(const struct view *view, const struct arena *are
     uint32_t n = 1;
     while (i + n < view->regions &&
            view->region[i + n].page == view->region[i + n - 1].page + view->region[i + n - 1].pages &&
-           is_usable(arena, stream, &view->region[i + n]))
+           is_usable(view, arena, stream, &view->region[i + n]))
         n++;
     return n;
 }
@@ -162,7 +181,7 @@ static bool add_runs(struct view *view, struct arena *arena, const struct stream
 {
     uint32_t regions;
     for (size_t i = 0; i < view->regions; i += regions) {
-        bool waits = !is_usable(arena, stream, &view->region[i]);
+        bool waits = !is_usable(view, arena, stream, &view->region[i]);
         regions = waits ? 1 : count_adjoining(view, arena, stream, i);
         if (!add_run(view, arena, i, regions, waits))
             return false;
@@ -170,8 +189,13 @@ static bool add_runs(struct view *view, struct arena *arena, const struct stream
     return true;
 }
 
-static bool claim_member(const struct view_region *seen, struct arena *arena, struct region *region)
+static bool claim_member(struct view *view, const struct view_region *seen, struct arena *arena, struct region *region)
 {
+    if (seen->kept) {
+        *region = view->kept[seen->kept - 1];
+        view->kept[seen->kept - 1].units = 0;
+        return true;
+    }
     if (!region_claim(&arena->space, &seen->found, region))
         return false;
     if (seen->part)
@@ -179,20 +203,39 @@ static bool claim_member(const struct view_region *seen, struct arena *arena, st
     return true;
 }
 
-bool view_claim_run(const struct view *view, struct arena *arena, uint32_t run, struct region *region)
+bool view_claim_run(struct view *view, struct arena *arena, uint32_t run, struct region *region)
 {
     const struct view_members *members = &view->members[run];
     struct region next;
-    if (!claim_member(&view->region[members->first], arena, region))
+    if (!claim_member(view, &view->region[members->first], arena, region))
         return false;
     for (uint32_t i = 1; i < members->regions; i++) {
-        if (!claim_member(&view->region[members->first + i], arena, &next)) {
+        if (!claim_member(view, &view->region[members->first + i], arena, &next)) {
             region_publish(&arena->space, *region);
             return false;
         }
         *region = region_unite(&arena->space, *region, next);
     }
     return true;
+}
+
+bool view_may_keep(struct view *view, size_t regions)
+{
+    return room_for((void **)&view->kept, &view->keep_capacity, view->keeps + regions, sizeof *view->kept);
+}
+
+void view_keep(struct view *view, struct region region)
+{
+    vpmm_assert(region.units && view->keeps < view->keep_capacity);
+    view->kept[view->keeps++] = region;
+}
+
+void view_let_go(struct view *view, struct arena *arena)
+{
+    for (size_t i = 0; i < view->keeps; i++)
+        if (view->kept[i].units)
+            region_publish(&arena->space, view->kept[i]);
+    view->keeps = 0;
 }
 
 /*
@@ -253,7 +296,7 @@ bool view_make(struct view *view, struct arena *arena, const struct stream *stre
             add_regions_of(&stream_at(&arena->streams, slot)->free[SPACE_PAGES], every_bin, &collector);
     }
     add_holes(view, arena, hole_pages);
-    if (view->out_of_memory)
+    if (view->out_of_memory || !add_kept(&collector))
         return false;
     if (view->holes)
         qsort(view->hole, view->holes, sizeof *view->hole, by_page);
@@ -269,6 +312,7 @@ void view_free(struct view *view)
     free(view->run);
     free(view->extent);
     free(view->hole);
+    free(view->kept);
     *view = (struct view){0};
 }
 

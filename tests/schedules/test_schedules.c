@@ -451,6 +451,23 @@ SCHEDULES(build_against_free)
         "build, free", 0,
         (struct exploration){.open = open_scattered, .close = close_with_three, .act = {get_three, put_fourth}});
 }
+/* It lacks a page, and another of what it wanted is taken: it goes on with the rest, and makes these two. */
+PLAY(get_four)
+{
+    get(4, play.s);
+}
+PLAY(close_with_two_pages_made)
+{
+    unsigned pages = (unsigned)(stats_of(&play.w).mapped_bytes / PAGE);
+    explore_check(pages == 7 + 2, "%u pages are mapped, not seven and two", pages);
+    close_world();
+}
+SCHEDULES(build_against_malloc)
+{
+    explore_play(
+        "build, malloc", 0,
+        (struct exploration){.open = open_scattered, .close = close_with_two_pages_made, .act = {get_four, get_one}});
+}
 PLAY(get_two_on_t)
 {
     play.p[7] = try_get(2, play.t, &play.status[7]);
