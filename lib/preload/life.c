@@ -43,7 +43,8 @@ CUresult preload_pool_set_access(CUmemoryPool pool, const CUmemAccessDesc *acces
     const vpmm_driver *driver = vpmm_driver_cuda();
     int device = result == CUDA_SUCCESS && driver ? device_of_standard(driver, pool) : -1;
     for (size_t i = 0; device >= 0 && i < count; i++)
-        if (access[i].location.type != CU_MEM_LOCATION_TYPE_DEVICE || access[i].location.id != device)
+        if (access[i].flags != CU_MEM_ACCESS_FLAGS_PROT_NONE &&
+            (access[i].location.type != CU_MEM_LOCATION_TYPE_DEVICE || access[i].location.id != device))
             served_share(device, SERVED_SHARED_ASYNC);
     return result;
 }

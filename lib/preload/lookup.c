@@ -71,7 +71,11 @@ void *preload_answer(void *handle, const char *name)
     real_find_dlsym();
     size_t i = name && name[0] == 'c' && name[1] == 'u' ? find_symbol(name) : KNOWN;
     void *function = i < KNOWN && handle != RTLD_DEFAULT && handle != RTLD_NEXT ? real_dlsym(handle, name) : NULL;
-    return function && is_drivers(real_entries_if_loaded(), i, function) ? ours_now(i) : NULL;
+    if (!function || !is_drivers(real_entries_if_loaded(), i, function))
+        return NULL;
+    function = ours_now(i);
+    dlerror(); /* what the look-ups may have left there: the program's dlsym succeeds */
+    return function;
 }
 
 /* The driver knows entries by their names without a version; one that takes them with it is followed too. */

@@ -311,7 +311,10 @@ static void case_shared(void)
     OK(cu.default_pool(&standard, 0));
     OK(cu.pool_access(standard, &access, 1)); /* of its own device: nothing new */
     OK(cu.free_async(served(1000, stream), stream));
-    access.location.id = 1;
+    access = (CUmemAccessDesc){.location = {.type = CU_MEM_LOCATION_TYPE_DEVICE, .id = 1}}; /* no right at all */
+    OK(cu.pool_access(standard, &access, 1));
+    OK(cu.free_async(served(1000, stream), stream));
+    access.flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
     OK(cu.pool_access(standard, &access, 1));
     OK(left(&memory, 1000, stream));
     OK(cu.free_async(memory, stream));

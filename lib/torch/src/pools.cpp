@@ -1,6 +1,7 @@
 #include "pools.h"
 
 #include "asked.h"
+#include "limits.h"
 #include "metrics.h"
 
 #include <algorithm>
@@ -87,10 +88,9 @@ Pool::~Pool() {
  * Address space for a private pool: as much as the device has memory, and not the terabytes of a main one, of which
  * there are enough for some ten pools.
  */
-static size_t private_va_size(size_t most) {
+static size_t private_va_size(int device, size_t most) {
   constexpr size_t STEP = size_t{1} << 30;
-  size_t free = 0, total = 0;
-  C10_CUDA_CHECK(cudaMemGetInfo(&free, &total));
+  const size_t total = memory_of(device).second; // of the pool's device, which need not be current
   return std::min(most, (total + STEP - 1) / STEP * STEP);
 }
 
@@ -133,7 +133,7 @@ vpmm_config configuration(int device, bool is_private) {
   config.graph = is_private;
   if (is_private) {
     config.initial_pages = config.max_mapped = 0; // those are the main pool's
-    config.va_size = private_va_size(config.va_size);
+    config.va_size = private_va_size(device, config.va_size);
   }
   return config;
 }

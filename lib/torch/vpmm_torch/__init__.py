@@ -72,7 +72,8 @@ def _raise(refusal):
 
 def pluggable():
     """A torch.cuda.memory.CUDAPluggableAllocator over a vpmm pool of its own, for one MemPool beside PyTorch's own
-    allocator: MemPool(pluggable().allocator()). Not for what is captured."""
+    allocator: MemPool(pluggable().allocator()). Not for what is captured, nor for requests that name another stream
+    than the current one, of which PyTorch does not tell such an allocator."""
     import torch
 
     return torch.cuda.memory.CUDAPluggableAllocator(_path, "vpmm_torch_malloc", "vpmm_torch_free")
