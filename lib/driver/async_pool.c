@@ -11,6 +11,7 @@ struct async_record {
     size_t bytes;
     enum record_state state;
     bool refused; /* at any time: no longer counted, and what the driver does not know was freed */
+    CUevent end;  /* the point of its stream where its free was last refused; NULL: none. Of who frees it */
 };
 
 static struct object_key key_of(CUdeviceptr address)
@@ -66,13 +67,29 @@ vpmm_status async_pool_init(struct async_pool *async, struct device *device)
 
 /* ---- records ---- */
 
+/* What the stream has been given by now comes before the last free of all, which is on another one (free_at_last). */
+static void note_refusal(struct async_pool *async, struct async_record *record, CUstream stream)
+{
+    if (!record->end)
+        device_call(async->device, cuEventCreate, &record->end, CU_EVENT_DISABLE_TIMING);
+    if (record->end)
+        device_call(async->device, cuEventRecord, record->end, stream);
+}
+
+static void record_free(struct async_pool *async, struct async_record *record)
+{
+    if (record->end && !device_dead(async->device))
+        device_call(async->device, cuEventDestroy, record->end);
+    free(record);
+}
+
 /* Its end, by who has taken it out of the map or was replaced. */
 static void record_end(struct async_pool *async, struct async_record *record)
 {
     if (!record->refused)
         fetch_sub_relaxed_u64(&async->count, 1);
     stats_end_live(async->device->stats, STAT_async_bytes, record->bytes, record->bytes);
-    free(record);
+    record_free(async, record);
 }
 
 /* Of a record that has its address, under its map's lock: the driver has handed the address out again. */
@@ -153,9 +170,11 @@ static void undo_malloc(struct async_pool *async, struct async_record *record, C
     record->bytes = 0;
     record->state = RECORD_REFUSED;
     record->refused = true;
-    if (device_call(async->device, cuMemFreeAsync, (CUdeviceptr)record->key.a, stream) == CUDA_SUCCESS ||
-        !record_add(async, record))
-        free(record);
+    bool freed = device_call(async->device, cuMemFreeAsync, (CUdeviceptr)record->key.a, stream) == CUDA_SUCCESS;
+    if (!freed)
+        note_refusal(async, record, stream);
+    if (freed || !record_add(async, record))
+        record_free(async, record);
 }
 
 /* The driver's call, and the record that becomes known with its answer. The record is taken over. */
@@ -226,8 +245,10 @@ vpmm_status async_pool_free(struct async_pool *async, CUdeviceptr address, CUstr
         return end_free(async, record, false, false) ? VPMM_SUCCESS : status;
     bool freed = record->refused ? free_again(async, record, stream)
                                  : device_call(device, cuMemFreeAsync, address, stream) == CUDA_SUCCESS;
-    if (!freed)
+    if (!freed) {
         status = device_failed(device, "freeing to the memory pool for small requests");
+        note_refusal(async, record, stream);
+    }
     device_leave(device, &scope);
     return end_free(async, record, freed, true) ? VPMM_SUCCESS : status;
 }
@@ -246,7 +267,21 @@ void async_pool_trim(struct async_pool *async)
 struct closing {
     struct async_pool *async;
     vpmm_status status;
+    CUstream stream; /* for what was refused; NULL: nothing was so far */
 };
+
+/* On a stream of its own: a call on the legacy one ends every capture on a blocking stream of the context. */
+static CUresult free_at_last(struct closing *closing, const struct async_record *record)
+{
+    struct device *device = closing->async->device;
+    CUresult result = CUDA_SUCCESS;
+    if (!closing->stream)
+        result = device_call(device, cuStreamCreate, &closing->stream, CU_STREAM_NON_BLOCKING);
+    if (result == CUDA_SUCCESS && record->end)
+        result = device_call(device, cuStreamWaitEvent, closing->stream, record->end, 0);
+    return result == CUDA_SUCCESS ? device_call(device, cuMemFreeAsync, (CUdeviceptr)record->key.a, closing->stream)
+                                  : result;
+}
 
 /* What is still live, on a lost device, and what was refused: nobody frees that again. */
 static void end_record(void *object, void *data)
@@ -255,16 +290,16 @@ static void end_record(void *object, void *data)
     struct async_record *record = object;
     struct device *device = closing->async->device;
     if (record->refused && !device_dead(device)) {
-        CUresult result = device_call(device, cuMemFreeAsync, (CUdeviceptr)record->key.a, NULL);
+        CUresult result = free_at_last(closing, record);
         if (result != CUDA_SUCCESS && result != CUDA_ERROR_INVALID_VALUE)
             closing->status = device_failed(device, "freeing what was refused to the memory pool for small requests");
     }
-    free(record);
+    record_free(closing->async, record);
 }
 
 vpmm_status async_pool_destroy(struct async_pool *async)
 {
-    struct closing closing = {async, VPMM_SUCCESS};
+    struct closing closing = {async, VPMM_SUCCESS, NULL};
     if (!async->device)
         return closing.status;
     for (int i = 0; i < ASYNC_MAPS; i++) {
@@ -274,6 +309,8 @@ vpmm_status async_pool_destroy(struct async_pool *async)
         pthread_mutex_destroy(&async->map[i].lock);
     }
     pthread_rwlock_destroy(&async->handing);
+    if (closing.stream)
+        device_call(async->device, cuStreamDestroy, closing.stream);
     if (async->pool && device_call(async->device, cuMemPoolDestroy, async->pool) != CUDA_SUCCESS)
         closing.status = device_failed(async->device, "destroying the memory pool for small requests");
     return closing.status;

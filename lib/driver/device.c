@@ -147,8 +147,11 @@ vpmm_status device_open(struct device *device, const vpmm_driver *table, int ord
     if (status == VPMM_SUCCESS)
         status = find_granularity(device);
     if (status == VPMM_SUCCESS &&
-        device_call(device, cuDevicePrimaryCtxRetain, &device->primary, device->id) != CUDA_SUCCESS)
+        device_call(device, cuDevicePrimaryCtxRetain, &device->primary, device->id) != CUDA_SUCCESS) {
+        if (device->primary) /* it was retained, whatever the driver said */
+            device->driver.cuDevicePrimaryCtxRelease(device->id);
         status = device_failed(device, "retaining the primary context");
+    }
     return status;
 }
 

@@ -113,8 +113,12 @@ static vpmm_status find_pages(struct arena *arena, struct want want, struct stre
     uint64_t pages = pages_for(arena, want);
     vpmm_status status =
         tiers_take_pages(arena, pages + growth(arena), pages, longest_handle(arena), stream, &found->region, &source);
-    if (tiers_is_shortage(status) && find_elsewhere(arena, want, stream, found))
-        return VPMM_SUCCESS;
+    struct tiers_hands hands = {0};
+    if (tiers_is_shortage(status))
+        do
+            if (find_elsewhere(arena, want, stream, found))
+                return VPMM_SUCCESS;
+        while (tiers_try_again(arena, TIERS_GRANULES, &hands));
     if (status == VPMM_SUCCESS) {
         *found = cut_as_piece(arena, found->region, pages);
         found->built = source == REGION_NONE;

@@ -125,7 +125,7 @@ static vpmm_status out_of_memory(struct vpmm_pool *pool, size_t bytes)
     uint64_t max_mapped = load_relaxed_u64(&pool->arena.max_mapped);
     if (max_mapped)
         snprintf(cap, sizeof cap, "%" PRIu64, max_mapped);
-    bool is_stuck = stats.reusable_bytes >= bytes; /* by now: others may have freed it meanwhile */
+    bool is_stuck = stats.live_bytes && stats.reusable_bytes >= bytes; /* by now: others may have freed it meanwhile */
     bool others_hold = !max_mapped && stats.mapped_bytes + bytes <= pool->device.total_bytes;
     return fail(
         VPMM_ERROR_OUT_OF_MEMORY,

@@ -216,7 +216,27 @@ static vpmm_status find_or_build(struct arena *arena, const struct turn_request 
     return status;
 }
 
-/* Memory in other threads' hands comes back in a moment: at most 10 ms. */
+static bool any_in_hands(const struct arena *arena, enum tiers_units units)
+{
+    return load_sc_u32(&arena->builders) ||
+           (units == TIERS_PAGES ? units_any_owned(&arena->space.units) : cut_any_owned(arena));
+}
+
+bool tiers_try_again(const struct arena *arena, enum tiers_units units, struct tiers_hands *hands)
+{
+    const uint64_t most_ns = 10 * UINT64_C(1000000);
+    uint64_t now = clock_now_ns();
+    if (!hands->until_ns)
+        hands->until_ns = now + most_ns;
+    if (hands->had_none || now >= hands->until_ns)
+        return false;
+    hands->had_none = !any_in_hands(arena, units);
+    if (!hands->had_none)
+        clock_sleep_us(100);
+    return true;
+}
+
+/* What others build moves their memory: it comes back in a moment, at most 10 ms. */
 static void await_builders(struct arena *arena)
 {
     for (int i = 0; i < 100 && load_sc_u32(&arena->builders); i++)
@@ -249,6 +269,16 @@ static vpmm_status settle_and_find(struct arena *arena, const struct turn_reques
     return status;
 }
 
+/* The last that is tried for a request that has failed with this status. */
+static vpmm_status find_in_hands(struct arena *arena, const struct turn_request *request, bool may_wait,
+                                 struct build_limits *limits, struct turn_answer *answer, vpmm_status status)
+{
+    struct tiers_hands hands = {0};
+    while (tiers_is_shortage(status) && tiers_try_again(arena, TIERS_PAGES, &hands))
+        status = find_or_build(arena, request, may_wait, limits, answer);
+    return status;
+}
+
 /* Tier 6: before a request fails within these limits, everything is taken back, cheapest first. */
 static vpmm_status reclaim(struct arena *arena, const struct turn_request *request, struct build_limits usable,
                            struct turn_answer *answer)
@@ -262,7 +292,7 @@ static vpmm_status reclaim(struct arena *arena, const struct turn_request *reque
     cut_flush(arena); /* now that slices have passed, slabs are empty */
     vpmm_status status = find_or_build(arena, request, policy_waits(arena), &usable, answer);
     if (arena->is_graph) /* no wait of this pool's frees memory for another stream */
-        return status;
+        return find_in_hands(arena, request, policy_waits(arena), &usable, answer, status);
     if (tiers_is_shortage(status)) {
         await_builders(arena);
         status = find_or_build(arena, request, true, &all, answer);
@@ -271,7 +301,7 @@ static vpmm_status reclaim(struct arena *arena, const struct turn_request *reque
         status = settle_and_find(arena, request, &all, answer);
     if (tiers_is_shortage(status)) /* the device gave less than was asked of it: with just that */
         status = find_or_build(arena, request, true, &all, answer);
-    return status;
+    return find_in_hands(arena, request, true, &all, answer, status);
 }
 
 /*

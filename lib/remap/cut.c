@@ -291,6 +291,29 @@ bool cut_has_spares(const struct arena *arena)
     return slab_page_is_kept(arena) || cut_noted(arena);
 }
 
+static bool any_owned_of_chunk(const struct arena *arena, uint32_t chunk)
+{
+    const struct units *units = &arena->space.units;
+    uint64_t page = (uint64_t)chunk << units->chunk_shift, end = page + units->chunk_units;
+    bool any = false;
+    for (uint64_t n; page < end && !any; page += n) {
+        uint64_t word = load_acquire_u64(&unit_at(units, page)->word);
+        n = word_units(word) ? word_units(word) : 1;
+        any = word_state(word) == UNIT_OWN ||
+              (word_state(word) == UNIT_CUT &&
+               units_any_owned_of(&arena->cut.units, first_granule(arena, page), n * arena->cut.page_granules));
+    }
+    return any;
+}
+
+bool cut_any_owned(const struct arena *arena)
+{
+    bool any = false;
+    for (uint32_t chunk = 0; chunk < load_acquire_u32(&arena->cut.units.chunks) && !any; chunk++)
+        any = any_owned_of_chunk(arena, chunk);
+    return any;
+}
+
 bool cut_granule_of(const struct arena *arena, CUdeviceptr address, uint64_t *granule)
 {
     uint64_t page;

@@ -98,6 +98,9 @@ bool cut_noted(const struct arena *);
 /* Whether there is anything that cut_flush might free. */
 bool cut_has_spares(const struct arena *);
 
+/* Whether a region of granules is in a thread's hands, or pages are that may be cut; as far as none changes meanwhile. */
+bool cut_any_owned(const struct arena *);
+
 /* The granule that holds an address of a cut page; false: no page there is, or may be, cut. */
 bool cut_granule_of(const struct arena *, CUdeviceptr, uint64_t *granule);
 

@@ -80,3 +80,24 @@ struct unit *unit_at_address(const struct units *units, CUdeviceptr address)
     uint64_t unit;
     return unit_of_address(units, address, &unit) ? unit_at(units, unit) : NULL;
 }
+
+/* Where a region was seen that is another by now, the units that it had may be met one by one. */
+bool units_any_owned_of(const struct units *units, uint64_t first, uint64_t units_at_most)
+{
+    bool any = false;
+    for (uint64_t unit = first, n; unit < first + units_at_most && !any; unit += n) {
+        uint64_t word = load_acquire_u64(&unit_at(units, unit)->word);
+        n = word_units(word) ? word_units(word) : 1;
+        any = word_state(word) == UNIT_OWN;
+    }
+    return any;
+}
+
+bool units_any_owned(const struct units *units)
+{
+    bool any = false;
+    uint32_t chunks = load_acquire_u32(&units->chunks); /* pairs with units_add_chunk's release */
+    for (uint32_t chunk = 0; chunk < chunks && !any; chunk++)
+        any = units_any_owned_of(units, (uint64_t)chunk << units->chunk_shift, units->chunk_units);
+    return any;
+}

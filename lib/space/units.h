@@ -204,6 +204,10 @@ bool unit_of_address(const struct units *, CUdeviceptr, uint64_t *unit);
 /* Its descriptor; NULL: there is none. */
 struct unit *unit_at_address(const struct units *, CUdeviceptr);
 
+/* Whether one of the regions that begin at these units, of one chunk, is in a thread's hands; as far as none changes. */
+bool units_any_owned_of(const struct units *, uint64_t first, uint64_t units_at_most);
+bool units_any_owned(const struct units *); /* of all chunks */
+
 /*
  * The same in the first chunk alone, the only one of most pools, which is there before anything else of the pool.
  * Rotated, an offset that is no unit's has its low bits at the top, and is out of range like one beyond the end.

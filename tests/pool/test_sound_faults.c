@@ -346,6 +346,66 @@ Test(sound_faults, a_free_that_did_not_work_is_made_up_for_at_the_pool_s_end)
     small_close(&w, 0);
 }
 
+Test(sound_faults, a_context_that_was_retained_and_said_no_is_let_go)
+{
+    needs_simulator();
+    struct setup setup = setup_default();
+    struct world w;
+    world_open_without_pool(&w, &setup);
+    setup.pool.driver = w.driver;
+    vpmm_sim_fail_after(w.sim, "cuDevicePrimaryCtxRetain", 1, CUDA_ERROR_UNKNOWN, false);
+    must_fail(VPMM_ERROR_DRIVER, vpmm_pool_create(&setup.pool, &w.pool));
+    world_close(&w); /* nothing leaks */
+}
+
+Test(sound_faults, the_end_that_makes_up_for_a_free_leaves_captures_alone)
+{
+    struct world w;
+    CUgraph graph = NULL;
+    CUstream captured;
+    small_open(&w, NULL);
+    cr_assert_eq(w.driver->cuStreamCreate(&captured, CU_STREAM_DEFAULT), CUDA_SUCCESS);
+    CUdeviceptr p = take_bytes(&w, 1000, w.stream[0]);
+    vpmm_sim_fail(w.sim, "cuMemFreeAsync", 1, CUDA_ERROR_UNKNOWN, false);
+    must_fail(VPMM_ERROR_DRIVER, vpmm_free(w.pool, p, w.stream[0]));
+    cr_assert_eq(w.driver->cuStreamBeginCapture(captured, CU_STREAM_CAPTURE_MODE_RELAXED), CUDA_SUCCESS);
+    must_work(vpmm_pool_destroy(w.pool));
+    w.pool = NULL;
+    cr_expect_eq(w.driver->cuStreamEndCapture(captured, &graph), CUDA_SUCCESS);
+    cr_expect_eq(w.driver->cuGraphDestroy(graph), CUDA_SUCCESS);
+    cr_assert_eq(w.driver->cuStreamDestroy(captured), CUDA_SUCCESS);
+    world_close(&w);
+}
+
+/* A device without pages has no event of the pool's that shows when its streams have come so far. */
+Test(sound_faults, a_free_that_the_end_makes_up_for_comes_after_its_stream_s_work)
+{
+    struct setup setup = setup_default();
+    struct world w;
+    CUmemoryPool others;
+    CUdeviceptr again;
+    needs_simulator();
+    setup.sim.vmm = false;
+    world_open(&w, &setup);
+    CUstream s = world_stream(&w), t = world_stream(&w);
+    CUdeviceptr p = take_bytes(&w, 1000, s);
+    cr_assert_eq(w.driver->cuMemsetD8Async(p, 1, 1000, s), CUDA_SUCCESS);
+    vpmm_sim_fail(w.sim, "cuMemFreeAsync", 1, CUDA_ERROR_UNKNOWN, false);
+    must_fail(VPMM_ERROR_DRIVER, vpmm_free(w.pool, p, s));
+    must_work(vpmm_pool_destroy(w.pool));
+    w.pool = NULL;
+    cr_expect(world_pending(&w, s), "the work has been waited for");
+    const CUmemPoolProps props = {.allocType = CU_MEM_ALLOCATION_TYPE_PINNED,
+                                  .location = {.type = CU_MEM_LOCATION_TYPE_DEVICE}};
+    cr_assert_eq(w.driver->cuMemPoolCreate(&others, &props), CUDA_SUCCESS);
+    cr_assert_eq(w.driver->cuMemAllocFromPoolAsync(&again, 1000, others, t), CUDA_SUCCESS);
+    cr_assert_eq(w.driver->cuMemsetD8Async(again, 2, 1000, t), CUDA_SUCCESS);
+    cr_assert_eq(w.driver->cuMemFreeAsync(again, t), CUDA_SUCCESS);
+    cr_assert_eq(w.driver->cuStreamSynchronize(t), CUDA_SUCCESS);
+    cr_assert_eq(w.driver->cuMemPoolDestroy(others), CUDA_SUCCESS);
+    world_close(&w);
+}
+
 Test(sound_faults, a_free_that_was_refused_may_be_tried_again)
 {
     for (int worked = 0; worked < 2; worked++) {

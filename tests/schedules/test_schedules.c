@@ -417,6 +417,14 @@ SCHEDULES(two_mallocs_that_split_one_region)
                  (struct exploration){.open = open_for_split, .close = close_plain, .act = {get_one, get_one}});
 }
 
+/* While one has the region in its hands the other finds no free memory, and may make none. */
+SCHEDULES(two_mallocs_that_split_one_region_under_the_cap)
+{
+    play.cap = 5;
+    explore_play("split, split under the cap", 0,
+                 (struct exploration){.open = open_for_split, .close = close_plain, .act = {get_one, get_one}});
+}
+
 /* Under the cap a build moves what is free; what is being freed then is taken, or not, and is there afterwards. */
 PLAY(open_scattered)
 {

@@ -566,3 +566,32 @@ SCHEDULES(slabs_of_a_page_and_a_trim)
         "slabs' page: slab, slabs, trim", 0,
         (struct exploration){.open = open_slab_page, .close = close_plain, .act = {get_big, get_two_kinds_on_t, trim}});
 }
+
+/* ---- the pool's last page ---- */
+
+PLAY(get_granules_on_t)
+{
+    get_bytes(GRANULES, play.t);
+}
+PLAY(open_with_a_free_page)
+{
+    open_world();
+    put(get(1, play.s), play.s);
+    run_stream(play.s);
+    poll_pool();
+}
+/* There is room for both, which one has in its hands while the other looks for it. */
+SCHEDULES(two_mallocs_from_the_last_page)
+{
+    play.cap = 1;
+    explore_play("granules, granules on another stream", 0,
+                 (struct exploration){
+                     .open = open_with_a_free_page, .close = close_plain, .act = {get_granules, get_granules_on_t}});
+}
+SCHEDULES(slice_and_granules_from_the_last_page)
+{
+    play.cap = 1;
+    explore_play(
+        "granules, slice on another stream", 0,
+        (struct exploration){.open = open_with_a_free_page, .close = close_plain, .act = {get_granules, get_big_on_t}});
+}
