@@ -151,7 +151,7 @@ static const char *advice_for(vpmm_status status)
     case VPMM_ERROR_INVALID_VALUE:
         return "Correct the setting; unset the VPMM_* environment variables for the defaults.";
     case VPMM_ERROR_OUT_OF_ADDRESS_SPACE:
-        return "Choose a smaller VPMM_VA_SIZE.";
+        return "Choose a VPMM_VA_SIZE that a request fits in and the device has addresses for, or none.";
     case VPMM_ERROR_HOST_MEMORY:
         return "Free host memory, or raise the process's limits (ulimit -v).";
     default:
@@ -348,7 +348,11 @@ static bool open_metrics(server *s)
         return true;
     config.port = (uint16_t)s->options->metrics_port;
     config.address = s->options->metrics_address;
-    if (!vpmm_ok(s, "the metrics", vpmm_exporter_start(&config, &s->exporter)) ||
+    vpmm_status status = vpmm_exporter_start(&config, &s->exporter);
+    if (status == VPMM_ERROR_INVALID_VALUE || status == VPMM_ERROR_BUSY)
+        return fail(s, "Choose another --metrics-port (0: any that is free) or --metrics-address.",
+                    "the metrics: %s: %s", vpmm_status_name(status), vpmm_last_error());
+    if (!vpmm_ok(s, "the metrics", status) ||
         !vpmm_ok(s, "the metrics", vpmm_exporter_add(s->exporter, s->pool, "server")))
         return false;
     fprintf(s->out, "metrics: port %u of %s, /metrics\n", vpmm_exporter_port(s->exporter), config.address);
@@ -403,10 +407,11 @@ static bool open_workers(server *s)
     return ok;
 }
 
-static bool server_open(server *s, const options *o)
+/* What the user has named: the trace, and settings in the environment. */
+static bool read_settings(server *s, const options *o, vpmm_config *config)
 {
     char error[512];
-    vpmm_config config = vpmm_config_default();
+    *config = vpmm_config_default();
     s->options = o;
     s->out = o->json != NULL && strcmp(o->json, "-") == 0 ? stderr : stdout;
     if (!trace_read(o->trace, &s->trace, error, sizeof error))
@@ -414,15 +419,21 @@ static bool server_open(server *s, const options *o)
                     "Name a trace (op,id,bytes,stream,us) with --trace; requests.csv comes with vpmm, in examples and, "
                     "installed, in share/vpmm.",
                     "%s", error);
-    return vpmm_ok(s, "the environment", vpmm_config_from_env(&config)) && open_driver(s) &&
-           open_context(s, config.device) && open_pool(s, &config) && open_metrics(s) && open_workers(s);
+    return vpmm_ok(s, "the environment", vpmm_config_from_env(config));
+}
+
+static bool server_open(server *s, vpmm_config *config)
+{
+    return open_driver(s) && open_context(s, config->device) && open_pool(s, config) && open_metrics(s) &&
+           open_workers(s);
 }
 
 static void close_worker(server *s, worker *w)
 {
     if (w->stream != NULL) {
-        if (w->mallocs != 0)
-            vpmm_ok(s, "vpmm_stream_release", vpmm_stream_release(s->pool, w->stream));
+        vpmm_status status = vpmm_stream_release(s->pool, w->stream);
+        if (status != VPMM_ERROR_INVALID_VALUE) /* the pool has never met it */
+            vpmm_ok(s, "vpmm_stream_release", status);
         cuda_ok(s, "cuStreamDestroy", s->driver->cuStreamDestroy(w->stream));
     }
     for (unsigned i = 0; i < IN_FLIGHT; i++)
@@ -722,10 +733,15 @@ int main(int argc, char **argv)
     server s = {0};
     account a = {0};
     sigset_t signals;
+    vpmm_config config;
     if (!parse_options(argc, argv, &o))
         return EXIT_USAGE;
+    if (!read_settings(&s, &o, &config)) {
+        trace_release(&s.trace);
+        return EXIT_USAGE;
+    }
     block_signals(&signals);
-    bool opened = server_open(&s, &o);
+    bool opened = server_open(&s, &config);
     if (opened) {
         run_workers(&s, &signals);
         a = take_account(&s);

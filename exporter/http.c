@@ -211,6 +211,16 @@ static const char *path_of(const struct http *http, const char *target)
     return *end ? end : "/"; /* "@..." behind a user, an error by RFC 9110 4.2.4, is no page's path */
 }
 
+/* A path ends at its first NUL, which stands for itself in none: %00 makes it that of no page. */
+static size_t unescape(void *data, struct MHD_Connection *connection, char *text)
+{
+    (void)data, (void)connection;
+    size_t length = MHD_http_unescape(text);
+    if (strlen(text) < length)
+        *text = '\0';
+    return strlen(text);
+}
+
 static enum MHD_Result route(struct http *http, struct MHD_Connection *connection, const char *path, const char *method)
 {
     static const struct {
@@ -394,12 +404,13 @@ static vpmm_status start_daemon(struct http *http, const struct settings *settin
         {MHD_OPTION_HTTPS_MEM_KEY, 0, settings->key},
         {MHD_OPTION_HTTPS_PRIORITIES, 0, "SECURE128:-VERS-ALL:+VERS-TLS1.3:+VERS-TLS1.2"},
         {MHD_OPTION_END, 0, NULL}};
-    http->daemon = MHD_start_daemon(
-        flags, 0, NULL, NULL, serve, http, MHD_OPTION_EXTERNAL_LOGGER, log_nothing, NULL, MHD_OPTION_LISTEN_SOCKET,
-        http->listener, MHD_OPTION_CONNECTION_LIMIT, http->limits.connections + CLIENTS_LEAVING,
-        MHD_OPTION_CONNECTION_MEMORY_LIMIT, (size_t)http->limits.header_bytes, MHD_OPTION_STRICT_FOR_CLIENT, 1,
-        MHD_OPTION_NOTIFY_CONNECTION, notice_connection, http, MHD_OPTION_NOTIFY_COMPLETED, notice_end, http,
-        MHD_OPTION_ARRAY, http->tls ? tls_options : tls_options + 3, MHD_OPTION_END);
+    http->daemon = MHD_start_daemon(flags, 0, NULL, NULL, serve, http, MHD_OPTION_EXTERNAL_LOGGER, log_nothing, NULL,
+                                    MHD_OPTION_LISTEN_SOCKET, http->listener, MHD_OPTION_CONNECTION_LIMIT,
+                                    http->limits.connections + CLIENTS_LEAVING, MHD_OPTION_CONNECTION_MEMORY_LIMIT,
+                                    (size_t)http->limits.header_bytes, MHD_OPTION_STRICT_FOR_CLIENT, 1,
+                                    MHD_OPTION_UNESCAPE_CALLBACK, unescape, NULL, MHD_OPTION_NOTIFY_CONNECTION,
+                                    notice_connection, http, MHD_OPTION_NOTIFY_COMPLETED, notice_end, http,
+                                    MHD_OPTION_ARRAY, http->tls ? tls_options : tls_options + 3, MHD_OPTION_END);
     if (!http->daemon)
         return vpmm_error_set(VPMM_ERROR_HOST_MEMORY, "libmicrohttpd could not be started: no memory or no descriptor");
     http->listener = -1; /* the daemon's from here on */

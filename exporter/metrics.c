@@ -238,7 +238,7 @@ static void write_settings(const struct writer *w)
     static const char *const name[SETTINGS] = {"vpmm_driver_lost", "vpmm_device_memory_bytes", "vpmm_page_bytes",
                                                "vpmm_max_mapped_bytes"};
     static const char *const help[SETTINGS] = {
-        "1: the driver has failed for good, every call answers VPMM_ERROR_DRIVER",
+        "1: the driver has failed for good, every call that needs it answers VPMM_ERROR_DRIVER",
         "memory of the pool's device",
         "the pool's page",
         "the pool's cap on mapped and quarantined bytes; 0: none",

@@ -149,7 +149,10 @@ static void open_bench(bench *b, const options *o)
 {
     vpmm_config config = vpmm_config_default();
     *b = (bench){.options = o, .random = (o->seed + 1) * 0x9e3779b97f4a7c15};
-    need("the environment", vpmm_config_from_env(&config));
+    if (vpmm_config_from_env(&config) != VPMM_SUCCESS) {
+        fprintf(stderr, "vpmm-fragment: %s\n", vpmm_last_error());
+        exit(EXIT_USAGE);
+    }
     open_gpu(b, config.device);
     need_told(gpu_page_size(&b->gpu, config.page_size, &b->page_size));
     config.driver = b->gpu.driver;

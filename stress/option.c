@@ -30,12 +30,13 @@ bool option_count(const char *option, const char *text, unsigned min, unsigned m
     return true;
 }
 
-bool option_factor(const char *option, const char *text, double *out)
+bool option_factor(const char *option, const char *text, double least, double most, double *out)
 {
-    char *end;
+    char *end, allowed[80];
     double value = strtod(text, &end);
-    if (end == text || *end != '\0' || !isfinite(value) || value < 1e-6 || value > 1000)
-        return option_refuse(option, text, "a factor from 0.000001 to 1000 is allowed");
+    snprintf(allowed, sizeof allowed, "a factor from %g to %g is allowed", least, most);
+    if (end == text || *end != '\0' || !isfinite(value) || value < least || value > most)
+        return option_refuse(option, text, allowed);
     *out = value;
     return true;
 }

@@ -8,11 +8,6 @@ import argparse
 import collections
 import csv
 
-import matplotlib
-
-matplotlib.use("svg")
-import matplotlib.pyplot as plt  # noqa: E402
-
 GIB = 1 << 30
 NAMES = {"native": "PyTorch's caching allocator", "expandable": "expandable segments", "async": "cudaMallocAsync",
          "vpmm": "vpmm behind CUDAPluggableAllocator", "vpmm_torch": "vpmm_torch"}
@@ -25,6 +20,9 @@ def main():
     parser.add_argument("samples")
     parser.add_argument("picture")
     args = parser.parse_args()
+    import matplotlib  # here, so that --help needs nothing
+    matplotlib.use("svg")
+    import matplotlib.pyplot as plt
     runs, workers = collections.defaultdict(list), set()
     with open(args.samples, encoding="utf-8", newline="") as file:
         for allocator, number, seconds, held, in_use in csv.reader(file):

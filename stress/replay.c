@@ -102,7 +102,7 @@ static bool take_option(int option, replay_options *o)
     case 'm':
         return option_number("min-bytes", optarg, 0, TRACE_MAX_BYTES, &o->min_bytes);
     case 's':
-        return option_factor("scale", optarg, &o->scale);
+        return option_factor("scale", optarg, 1e-6, 1000, &o->scale);
     case 'P':
         o->pace = true;
         return true;

@@ -165,12 +165,6 @@ static bool take_device(const char *text, options *o)
     return good;
 }
 
-static bool take_fraction(const char *text, options *o)
-{
-    return option_factor("fraction", text, &o->fraction) &&
-           ((o->fraction >= 0.01 && o->fraction <= 1) || option_refuse("fraction", text, "0.01 to 1 is allowed"));
-}
-
 static bool take_metrics(const char *text, options *o)
 {
     unsigned port = 0;
@@ -242,7 +236,7 @@ static bool take_option(int option, options *o)
     case 'S':
         return option_count("streams", optarg, 1, MAX_SHARED_STREAMS, &o->streams);
     case 'f':
-        return take_fraction(optarg, o);
+        return option_factor("fraction", optarg, 0.01, 1, &o->fraction);
     case 'r':
         return option_number("seed", optarg, 0, UINT64_MAX, &o->seed);
     case 'p':

@@ -202,6 +202,10 @@ static bool choose_cap(run *r)
     if (r->mapped_unit < r->page_size)
         r->mapped_unit = r->page_size;
     r->cap = r->cap / r->mapped_unit * r->mapped_unit;
+    if (r->cap == 0) /* to the pool that means no cap */
+        run_end(r, USAGE,
+                "VPMM_MAX_MAPPED, or --fraction of the device, is less than the %zu MiB that are mapped at once",
+                r->mapped_unit >> 20);
     return atomic_load(&r->outcome) == PASSED;
 }
 

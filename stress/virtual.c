@@ -498,7 +498,7 @@ static bool take_option(int option, virtual_options *o)
     case 'p':
         return option_count("passes", optarg, 1, MAX_PASSES, &o->passes);
     case 's':
-        return option_factor("scale", optarg, &o->scale);
+        return option_factor("scale", optarg, 1e-6, 1000, &o->scale);
     case 'l':
         return option_number("lag", optarg, 0, LONGEST_US, &o->lag_us);
     case 'm':

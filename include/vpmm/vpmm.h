@@ -521,7 +521,7 @@ vpmm_status vpmm_stats_get(vpmm_pool *, vpmm_stats *);
  * Writes the statistics, a line each, then every region in ascending address order, in the specification's notation
  * (counts of pages): [X] live, [-X] reusable, [*X] hole, [~X] pending unmap; [?X] is in the hands of a call. Live pages
  * that are cut follow, a line for each run of them, in granules: (X) live, (-X) free, (/X) a slab; then how many slices
- * of each size are free.
+ * of each size are free. INVALID_VALUE: a NULL argument, or a file that cannot be written.
  */
 vpmm_status vpmm_dump(vpmm_pool *, FILE *);
 

@@ -378,6 +378,9 @@ Test(exporter, other_paths_and_methods)
     cr_assert_eq(status_of(exporter, "/metrics?name=x"), 200);
     cr_assert_eq(status_of(exporter, "/metric"), 404);
     cr_assert_eq(status_of(exporter, "/../metrics"), 404);
+    cr_assert_eq(status_of(exporter, "/%6Detrics"), 200);
+    cr_assert_eq(status_of(exporter, "/metrics%00"), 404);
+    cr_assert_eq(status_of(exporter, "/%00metrics"), 404);
     struct reply reply = client_ask_from(1, port, "HEAD", "/metrics", "");
     cr_assert_eq(reply.status, 200);
     cr_assert_eq(reply.body_count, 0);
