@@ -287,6 +287,15 @@ def check_every_metric_has_a_sample(prometheus):
     need(not missing, f"without a sample: {missing}")
 
 
+def check_every_metric_is_on_the_dashboard(url):
+    with open(DASHBOARD) as file:
+        shown = " ".join(expressions(json.load(file)))
+    exported = re.findall(r"^# TYPE (vpmm_\w+) ", fetch(url), re.MULTILINE)
+    need(len(exported) > 40, f"only {exported}")
+    missing = [name for name in exported if not re.search(rf"\b{name}(_bucket)?\b", shown)]
+    need(not missing, f"in no panel: {missing}")
+
+
 def check_every_panel_shows_something(prometheus):
     with open(DASHBOARD) as file:
         dashboard = json.load(file)
@@ -373,7 +382,7 @@ def check_all(server):
         for name in ("rules", "alerts_fire_and_do_not", "scrape_configuration", "dashboard", "dashboard_types"):
             check(name)
         for name in ("promtool_metrics", "text_parser", "openmetrics_parser", "duplicate_series", "families",
-                     "tiers", "identities_under_load"):
+                     "tiers", "identities_under_load", "every_metric_is_on_the_dashboard"):
             check(name, url)
         time.sleep(max(0, started + LOADED - time.monotonic()))
         for name in ("prometheus_scrapes", "every_metric_has_a_sample", "every_panel_shows_something",
