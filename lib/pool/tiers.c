@@ -161,12 +161,6 @@ static void serve_others(struct arena *arena, struct turn_place *place)
         goes_on = turn_serve(&arena->turn, place, &request) && serve_one(arena, place, &request);
 }
 
-static uint64_t pages_served(const struct arena *arena)
-{
-    const uint64_t most_bytes = UINT64_C(256) << 20;
-    return most_bytes >> arena->space.units.unit_shift;
-}
-
 /* Enters the queue of builders. False: it is the caller's turn. Else it has memory, found or built by another. */
 static bool await_turn(struct arena *arena, const struct turn_request *request, struct turn_place *place,
                        struct turn_answer *answer)
@@ -213,15 +207,12 @@ static vpmm_status find_or_build(struct arena *arena, const struct turn_request 
         keep_what_was_asked_for(arena, request->pages, &answer->region);
         return VPMM_SUCCESS;
     }
-    if (load_relaxed_u32(&arena->reuse) != VPMM_REUSE_WAIT_HOST) /* which waits for the GPU during the turn */
-        await_put_off(&arena->space.await, pages_served(arena));
     if (!has_turn && !limits->is_short)
         serve_others(arena, &place);
     vpmm_status status = build_at_turn(arena, request, may_wait, limits, answer);
     if (status == VPMM_SUCCESS)
         keep_what_was_asked_for(arena, request->pages, &answer->region);
     turn_leave(turn, &place);
-    await_make_up(&arena->space.await);
     return status;
 }
 
@@ -320,7 +311,8 @@ static vpmm_status reclaim(struct arena *arena, const struct turn_request *reque
  */
 static bool may_be_served(const struct arena *arena, uint64_t pages)
 {
-    return pages <= pages_served(arena);
+    const uint64_t most_bytes = UINT64_C(256) << 20;
+    return pages << arena->space.units.unit_shift <= most_bytes;
 }
 
 vpmm_status tiers_take_pages(struct arena *arena, uint64_t pages, uint64_t enough, uint32_t longest_handle,

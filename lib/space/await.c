@@ -5,14 +5,6 @@
 
 enum { SLOT_BITS = 32 };
 
-/* The calling thread's: whom it is to wake later, a bit for each place. `await` NULL: it puts nothing off. */
-static _Thread_local struct {
-    const struct await *await;
-    uint64_t most_units, places;
-} put_off;
-
-_Static_assert(AWAIT_PLACES <= 64, "a bit for each place");
-
 void await_init(struct await *await)
 {
     for (unsigned i = 0; i < AWAIT_PLACES; i++)
@@ -66,35 +58,12 @@ void await_wake(struct await *await, unsigned place)
         wakeup_signal(&await->place[place].news);
 }
 
-static bool is_put_off(const struct await *await, unsigned place, uint64_t wanted)
-{
-    bool later = put_off.await == await && wanted <= put_off.most_units;
-    put_off.places |= (uint64_t)later << place;
-    return later;
-}
-
 void await_wake_wanting(struct await *await, uint64_t units, struct fence fence)
 {
     for (unsigned i = 0; i < AWAIT_PLACES; i++) {
         uint64_t want = load_sc_u64(&await->place[i].want);
         bool in_reach = !fence.stream || fence.stream == (uint32_t)want;
-        if (want && want >> SLOT_BITS <= units && in_reach && !is_put_off(await, i, want >> SLOT_BITS))
+        if (want && want >> SLOT_BITS <= units && in_reach)
             await_wake(await, i);
     }
-}
-
-void await_put_off(const struct await *await, uint64_t most_units)
-{
-    vpmm_assert(!put_off.await && !put_off.places);
-    put_off.await = await;
-    put_off.most_units = most_units;
-}
-
-void await_make_up(struct await *await)
-{
-    vpmm_assert(!put_off.await || put_off.await == await);
-    put_off.await = NULL;
-    for (unsigned i = 0; put_off.places; i++, put_off.places >>= 1)
-        if (put_off.places & 1)
-            await_wake(await, i);
 }

@@ -53,13 +53,6 @@ bool await_spin(struct await *, unsigned place, uint32_t seen, uint64_t ns);
 /* Wakes the place's thread, for another reason than a publication. AWAIT_NO_PLACE: nobody. */
 void await_wake(struct await *, unsigned place);
 
-/*
- * What the calling thread publishes from now on wakes nobody who wants `most_units` or less, until it makes up for that.
- * For who has the turn (turn.h), as long as it has it.
- */
-void await_put_off(const struct await *, uint64_t most_units);
-void await_make_up(struct await *);
-
 /* For await_published alone. */
 void await_wake_wanting(struct await *, uint64_t units, struct fence);
 

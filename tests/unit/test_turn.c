@@ -431,27 +431,6 @@ Test(await, what_may_serve_wakes)
     close_queue();
 }
 
-Test(await, what_is_put_off_is_made_up_for)
-{
-    open_queue();
-    unsigned few = await_enter(&all.await, PAGES, SLOT), many = await_enter(&all.await, PAGES + 1, SLOT);
-    uint32_t before = await_read(&all.await, few), of_many = await_read(&all.await, many);
-    await_put_off(&all.await, PAGES);
-    cr_expect(!wakes(PAGES, FENCE_PASSED, few));
-    cr_expect(wakes(PAGES + 1, FENCE_PASSED, many), "who wants more is woken at once");
-    await_make_up(&all.await);
-    cr_expect_neq(await_read(&all.await, few), before);
-    cr_expect_eq(await_read(&all.await, many), of_many + 1, "it was woken twice");
-    cr_expect(wakes(PAGES, FENCE_PASSED, few), "it is put off for good");
-    await_put_off(&all.await, PAGES); /* nothing is published meanwhile */
-    before = await_read(&all.await, few);
-    await_make_up(&all.await);
-    cr_expect_eq(await_read(&all.await, few), before);
-    await_leave(&all.await, few);
-    await_leave(&all.await, many);
-    close_queue();
-}
-
 /* Who waits for the turn alone has a place and wants nothing. */
 Test(await, no_memory_wakes_who_waits_for_the_turn_alone, .timeout = 60)
 {
