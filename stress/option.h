@@ -15,7 +15,7 @@ bool option_refuse(const char *option, const char *value, const char *allowed);
 bool option_number(const char *option, const char *text, uint64_t min, uint64_t max, uint64_t *out);
 bool option_count(const char *option, const char *text, unsigned min, unsigned max, unsigned *out);
 
-/* A factor from 0.000001 to 1000. */
+/* A factor from `least` to `most`. */
 bool option_factor(const char *option, const char *text, double least, double most, double *out);
 
 /* At a program's end: whether all of standard output could be written. Told if not. */

@@ -67,13 +67,32 @@ vpmm_status async_pool_init(struct async_pool *async, struct device *device)
 
 /* ---- records ---- */
 
-/* What the stream has been given by now comes before the last free of all, which is on another one (free_at_last). */
+/* An event of what the stream has been given by now, made in the stream's own context. NULL: there is none to be had. */
+static CUevent point_of(struct device *device, CUstream stream)
+{
+    struct device_scope scope;
+    CUcontext context;
+    CUevent event = NULL;
+    if (device_call(device, cuStreamGetCtx, stream, &context) != CUDA_SUCCESS ||
+        device_enter_context(device, context, &scope) != VPMM_SUCCESS)
+        return NULL;
+    if (device_call(device, cuEventCreate, &event, CU_EVENT_DISABLE_TIMING) != CUDA_SUCCESS ||
+        device_call(device, cuEventRecord, event, stream) != CUDA_SUCCESS) {
+        if (event)
+            device_call(device, cuEventDestroy, event);
+        event = NULL;
+    }
+    device_leave(device, &scope);
+    return event;
+}
+
+/* The last free of all, which is on another stream, comes after this point (free_at_last). */
 static void note_refusal(struct async_pool *async, struct async_record *record, CUstream stream)
 {
-    if (!record->end)
-        device_call(async->device, cuEventCreate, &record->end, CU_EVENT_DISABLE_TIMING);
-    if (record->end)
-        device_call(async->device, cuEventRecord, record->end, stream);
+    CUevent before = record->end;
+    record->end = point_of(async->device, stream);
+    if (before)
+        device_call(async->device, cuEventDestroy, before);
 }
 
 static void record_free(struct async_pool *async, struct async_record *record)
@@ -92,14 +111,17 @@ static void record_end(struct async_pool *async, struct async_record *record)
     record_free(async, record);
 }
 
-/* Of a record that has its address, under its map's lock: the driver has handed the address out again. */
-static void replace(struct async_pool *async, struct object_map *records, struct async_record *old)
+/*
+ * Of a record that has its address, under its map's lock: the driver has handed the address out again. The record, for
+ * the caller to end without the lock; NULL: its free ends it.
+ */
+static struct async_record *replace(struct object_map *records, struct async_record *old)
 {
     object_map_remove(records, old->key);
-    if (old->state == RECORD_FREEING)
-        old->state = RECORD_REPLACED; /* its free ends it */
-    else
-        record_end(async, old);
+    if (old->state != RECORD_FREEING)
+        return old;
+    old->state = RECORD_REPLACED;
+    return NULL;
 }
 
 /* Counted before it is found. False: no host memory. */
@@ -110,12 +132,14 @@ static bool record_add(struct async_pool *async, struct async_record *record)
     lock_take(&async->map[i].lock);
     struct async_record *old = object_map_get(records, record->key);
     if (old)
-        replace(async, records, old);
+        old = replace(records, old);
     if (!record->refused)
         fetch_add_relaxed_u64(&async->count, 1);
     stats_begin_live(async->device->stats, STAT_async_bytes, record->bytes, record->bytes);
     bool added = object_map_put(records, record);
     pthread_mutex_unlock(&async->map[i].lock);
+    if (old)
+        record_end(async, old);
     return added;
 }
 
@@ -249,8 +273,9 @@ vpmm_status async_pool_free(struct async_pool *async, CUdeviceptr address, CUstr
         status = device_failed(device, "freeing to the memory pool for small requests");
         note_refusal(async, record, stream);
     }
+    freed = end_free(async, record, freed, true);
     device_leave(device, &scope);
-    return end_free(async, record, freed, true) ? VPMM_SUCCESS : status;
+    return freed ? VPMM_SUCCESS : status;
 }
 
 void async_pool_trim(struct async_pool *async)

@@ -106,6 +106,18 @@ static uint32_t longest_handle(const struct arena *arena)
     return arena->is_graph ? UINT32_MAX : 1;
 }
 
+/* What was taken back when pages were asked for, and what comes out of others' hands. */
+static bool find_at_last(struct arena *arena, struct want want, struct stream *stream, struct found_piece *found)
+{
+    struct tiers_hands hands = {0};
+    do {
+        slab_page_give_up(arena);
+        if (find_elsewhere(arena, want, stream, found) || cut_free_pages(arena, want, stream, found))
+            return true;
+    } while (tiers_try_again(arena, TIERS_GRANULES, &hands));
+    return false;
+}
+
 /* Pages, cut. What was taken back before there are none may have left granules instead. */
 static vpmm_status find_pages(struct arena *arena, struct want want, struct stream *stream, struct found_piece *found)
 {
@@ -113,12 +125,8 @@ static vpmm_status find_pages(struct arena *arena, struct want want, struct stre
     uint64_t pages = pages_for(arena, want);
     vpmm_status status =
         tiers_take_pages(arena, pages + growth(arena), pages, longest_handle(arena), stream, &found->region, &source);
-    struct tiers_hands hands = {0};
-    if (tiers_is_shortage(status))
-        do
-            if (find_elsewhere(arena, want, stream, found))
-                return VPMM_SUCCESS;
-        while (tiers_try_again(arena, TIERS_GRANULES, &hands));
+    if (tiers_is_shortage(status) && find_at_last(arena, want, stream, found))
+        return VPMM_SUCCESS;
     if (status == VPMM_SUCCESS) {
         *found = cut_as_piece(arena, found->region, pages);
         found->built = source == REGION_NONE;

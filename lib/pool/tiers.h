@@ -33,9 +33,10 @@ void tiers_flush(struct arena *);
  * Memory in other threads' hands: what they have taken is free but for what they need of it, and back in a moment. A
  * request that is about to fail tries again
  *     while (tiers_try_again(arena, units, &hands))
- * once if there is none in these units, for it may have come back since it was missed, and while there is some, for 10 ms
- * at most. What is taken and comes back during the last try alone, and is in no thread's hands before and after, is
- * missed.
+ * once if there is none in these units, for it may have come back since it was missed, and while there is some, until
+ * 10 ms are over: a piece does so for pages and then for granules. A look goes over all regions: 3 to 6 ms for 50,000
+ * of granules. What is taken and comes back during the last try alone, and is in no thread's hands before and after,
+ * is missed.
  */
 struct tiers_hands { /* zero-filled: no look yet */
     uint64_t until_ns;

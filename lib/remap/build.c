@@ -181,10 +181,10 @@ static size_t next_run(const struct view *view, const struct policy_plan *plan, 
 static bool claim_and_keep(struct view *view, struct arena *arena, uint32_t run)
 {
     struct region region;
-    bool claimed = view_claim_run(view, arena, run, &region);
-    if (claimed)
+    bool whole = view_claim_run(view, arena, run, &region);
+    if (region.units)
         view_keep(view, region);
-    return claimed;
+    return whole;
 }
 
 /* All of the plan's runs, of which as many as are still there are kept. False: one has changed since it was seen. */
@@ -196,7 +196,7 @@ static bool claim_runs(const struct build *build, struct view *view, const struc
     return all;
 }
 
-/* What of the plan's runs is neither extended nor moved is published. False: one has changed, and all are kept. */
+/* What of the plan's runs is neither extended nor moved is published. False: one has changed; the others are kept. */
 static bool claim_regions(struct build *build, struct view *view, const struct policy_plan *plan)
 {
     size_t keeps = view->keeps;
@@ -736,9 +736,26 @@ static uint32_t longest_handle(const struct arena *arena, const struct build_lim
     return part < limits->longest_handle ? (uint32_t)part : limits->longest_handle;
 }
 
+/* What is kept and what was freed beside it since are one run, which no search finds, and the policy passes over. */
+static size_t run_that_fits(const struct view *view, uint64_t pages)
+{
+    size_t i = view->keeps ? 0 : view->runs;
+    while (i < view->runs && (view->run[i].pages < pages || view->run[i].waits))
+        i++;
+    return i;
+}
+
+static enum claim_result claim_what_fits(struct view *view, struct arena *arena, uint32_t run, struct region *found)
+{
+    if (!view_may_keep(view, 1) || !claim_and_keep(view, arena, run))
+        return CLAIM_SPOILED;
+    *found = view->kept[--view->keeps];
+    return CLAIM_FOUND;
+}
+
 /* `with_runs` false: new memory alone, which nobody else can snatch away. */
 static enum claim_result plan_and_claim(struct build *build, uint64_t pages, const struct build_limits *limits,
-                                        bool with_runs, vpmm_status *status)
+                                        bool with_runs, struct region *found, vpmm_status *status)
 {
     struct arena *arena = build->arena;
     struct view *view = arena->view;
@@ -752,6 +769,9 @@ static enum claim_result plan_and_claim(struct build *build, uint64_t pages, con
         *status = no_host_memory();
         return CLAIM_FAILED;
     }
+    size_t fits = with_runs ? run_that_fits(view, pages) : view->runs;
+    if (fits < view->runs)
+        return claim_what_fits(view, arena, (uint32_t)fits, found);
     struct policy_view shown = view_for_policy(view, with_runs);
     shown.mapped_pages = arena->budgeted_pages;
     shown.creatable_pages = creatable(arena, limits);
@@ -812,7 +832,9 @@ static enum claim_result find_or_claim(struct build *build, uint64_t pages, cons
         begin_again(build);
         *source =
             build->stream ? region_take(space, build->stream, (struct want){pages, 1}, false, found) : REGION_NONE;
-        claimed = *source != REGION_NONE ? CLAIM_FOUND : plan_and_claim(build, pages, limits, i < TRIES, status);
+        claimed = *source != REGION_NONE ? CLAIM_FOUND : plan_and_claim(build, pages, limits, i < TRIES, found, status);
+        if (claimed == CLAIM_FOUND && *source == REGION_NONE)
+            *source = fence_passed(&build->arena->streams, found->fence) ? REGION_COMPLETED : REGION_OWN_STREAM;
     }
     view_let_go(build->arena->view, build->arena);
     return claimed;

@@ -98,7 +98,8 @@ bool cut_noted(const struct arena *);
 /* Whether there is anything that cut_flush might free. */
 bool cut_has_spares(const struct arena *);
 
-/* Whether a region of granules is in a thread's hands, or pages are that may be cut; as far as none changes meanwhile. */
+/* Whether a region of granules is in a thread's hands, or one of pages, which may be about to be cut. What changes is
+   missed; what is left of the page that slabs are cut from counts as in somebody's hands. */
 bool cut_any_owned(const struct arena *);
 
 /* The granule that holds an address of a cut page; false: no page there is, or may be, cut. */

@@ -70,8 +70,11 @@ static struct extent *claim_extent(struct arena *arena, struct view *view, uint3
 {
     const struct policy_extent *seen = &view->extent[index];
     struct region region;
-    if (!view_claim_run(view, arena, seen->run, &region))
+    if (!view_claim_run(view, arena, seen->run, &region)) {
+        if (region.units)
+            region_publish(&arena->space, region);
         return NULL;
+    }
     struct extent *extent = unit_extent(unit_at(&arena->space.units, seen->page));
     *kept = (struct region){seen->page, seen->pages, region.fence, false};
     region_publish_part(&arena->space, region, region.first, seen->page);

@@ -207,13 +207,12 @@ bool view_claim_run(struct view *view, struct arena *arena, uint32_t run, struct
 {
     const struct view_members *members = &view->members[run];
     struct region next;
+    region->units = 0;
     if (!claim_member(view, &view->region[members->first], arena, region))
         return false;
     for (uint32_t i = 1; i < members->regions; i++) {
-        if (!claim_member(view, &view->region[members->first + i], arena, &next)) {
-            region_publish(&arena->space, *region);
+        if (!claim_member(view, &view->region[members->first + i], arena, &next))
             return false;
-        }
         *region = region_unite(&arena->space, *region, next);
     }
     return true;

@@ -204,7 +204,7 @@ bool unit_of_address(const struct units *, CUdeviceptr, uint64_t *unit);
 /* Its descriptor; NULL: there is none. */
 struct unit *unit_at_address(const struct units *, CUdeviceptr);
 
-/* Whether one of the regions that begin at these units, of one chunk, is in a thread's hands; as far as none changes. */
+/* Whether one of the regions that begin at these units, of one chunk, is in a thread's hands. What changes is missed. */
 bool units_any_owned_of(const struct units *, uint64_t first, uint64_t units_at_most);
 bool units_any_owned(const struct units *); /* of all chunks */
 
