@@ -425,6 +425,28 @@ SCHEDULES(two_mallocs_that_split_one_region_under_the_cap)
                  (struct exploration){.open = open_for_split, .close = close_plain, .act = {get_one, get_one}});
 }
 
+/* A graph's pool waits for no stream, but for this. */
+PLAY(open_graph_s_pool_for_split)
+{
+    play.graph = true;
+    open_for_split_now();
+}
+PLAY(close_graph_s_pool)
+{
+    look();
+    for (int i = 0; i < OWNED; i++)
+        if (play.owned[i].at)
+            put(play.owned[i].at, play.owned[i].stream);
+    world_close(&play.w);
+}
+SCHEDULES(two_mallocs_that_split_one_region_of_a_graph_s_pool)
+{
+    play.cap = 5;
+    explore_play("split, split in a graph's pool under the cap", 0,
+                 (struct exploration){
+                     .open = open_graph_s_pool_for_split, .close = close_graph_s_pool, .act = {get_one, get_one}});
+}
+
 /* Under the cap a build moves what is free; what is being freed then is taken, or not, and is there afterwards. */
 PLAY(open_scattered)
 {
