@@ -270,7 +270,7 @@ vpmm_status async_pool_free(struct async_pool *async, CUdeviceptr address, CUstr
     bool freed = record->refused ? free_again(async, record, stream)
                                  : device_call(device, cuMemFreeAsync, address, stream) == CUDA_SUCCESS;
     if (!freed) {
-        status = device_failed(device, "freeing to the memory pool for small requests");
+        status = device_failed(device, "freeing to the memory pool for small requests"); /* before other calls fail */
         note_refusal(async, record, stream);
     }
     freed = end_free(async, record, freed, true);

@@ -219,7 +219,8 @@ static vpmm_status find_or_build(struct arena *arena, const struct turn_request 
 static bool any_in_hands(const struct arena *arena, enum tiers_units units)
 {
     return load_sc_u32(&arena->builders) ||
-           (units == TIERS_PAGES ? units_any_owned(&arena->space.units) : cut_any_owned(arena));
+           (units == TIERS_PAGES ? units_any_of_chunks(&arena->space.units, unit_is_owned, NULL)
+                                 : cut_any_owned(arena));
 }
 
 bool tiers_try_again(const struct arena *arena, enum tiers_units units, struct tiers_hands *hands)

@@ -291,27 +291,19 @@ bool cut_has_spares(const struct arena *arena)
     return slab_page_is_kept(arena) || cut_noted(arena);
 }
 
-static bool any_owned_of_chunk(const struct arena *arena, uint32_t chunk)
+/* Of a page, whether it or one of its granules is. The granules of a page's chunk are there, if any of it was cut. */
+static bool is_page_owned(uint64_t page, uint64_t word, const void *data)
 {
-    const struct units *units = &arena->space.units;
-    uint64_t page = (uint64_t)chunk << units->chunk_shift, end = page + units->chunk_units;
-    bool any = false;
-    for (uint64_t n; page < end && !any; page += n) {
-        uint64_t word = load_acquire_u64(&unit_at(units, page)->word);
-        n = word_units(word) ? word_units(word) : 1;
-        any = word_state(word) == UNIT_OWN ||
-              (word_state(word) == UNIT_CUT &&
-               units_any_owned_of(&arena->cut.units, first_granule(arena, page), n * arena->cut.page_granules));
-    }
-    return any;
+    const struct arena *arena = data;
+    return unit_is_owned(page, word, NULL) ||
+           (word_state(word) == UNIT_CUT &&
+            units_any(&arena->cut.units, first_granule(arena, page), word_units(word) * arena->cut.page_granules,
+                      unit_is_owned, NULL));
 }
 
 bool cut_any_owned(const struct arena *arena)
 {
-    bool any = false;
-    for (uint32_t chunk = 0; chunk < load_acquire_u32(&arena->cut.units.chunks) && !any; chunk++)
-        any = any_owned_of_chunk(arena, chunk);
-    return any;
+    return units_any_of_chunks(&arena->space.units, is_page_owned, arena);
 }
 
 bool cut_granule_of(const struct arena *arena, CUdeviceptr address, uint64_t *granule)

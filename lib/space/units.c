@@ -81,23 +81,36 @@ struct unit *unit_at_address(const struct units *units, CUdeviceptr address)
     return unit_of_address(units, address, &unit) ? unit_at(units, unit) : NULL;
 }
 
-/* Where a region was seen that is another by now, the units that it had may be met one by one. */
-bool units_any_owned_of(const struct units *units, uint64_t first, uint64_t units_at_most)
+/*
+ * Where a region was seen that is part of a longer one by now, that one's other units are met one by one, and after MOST
+ * of them the look is over.
+ */
+bool units_any(const struct units *units, uint64_t first, uint64_t units_at_most, unit_question *is_so,
+               const void *data)
 {
+    enum { MOST = 1024 };
+    unsigned alone = 0;
     bool any = false;
-    for (uint64_t unit = first, n; unit < first + units_at_most && !any; unit += n) {
+    for (uint64_t unit = first, n; unit < first + units_at_most && !any && alone <= MOST; unit += n) {
         uint64_t word = load_acquire_u64(&unit_at(units, unit)->word);
         n = word_units(word) ? word_units(word) : 1;
-        any = word_state(word) == UNIT_OWN;
+        alone = word_units(word) ? 0 : alone + 1;
+        any = is_so(unit, word, data);
     }
     return any;
 }
 
-bool units_any_owned(const struct units *units)
+bool units_any_of_chunks(const struct units *units, unit_question *is_so, const void *data)
 {
     bool any = false;
     uint32_t chunks = load_acquire_u32(&units->chunks); /* pairs with units_add_chunk's release */
     for (uint32_t chunk = 0; chunk < chunks && !any; chunk++)
-        any = units_any_owned_of(units, (uint64_t)chunk << units->chunk_shift, units->chunk_units);
+        any = units_any(units, (uint64_t)chunk << units->chunk_shift, units->chunk_units, is_so, data);
     return any;
+}
+
+bool unit_is_owned(uint64_t unit, uint64_t word, const void *data)
+{
+    (void)unit, (void)data;
+    return word_state(word) == UNIT_OWN;
 }

@@ -204,9 +204,15 @@ bool unit_of_address(const struct units *, CUdeviceptr, uint64_t *unit);
 /* Its descriptor; NULL: there is none. */
 struct unit *unit_at_address(const struct units *, CUdeviceptr);
 
-/* Whether one of the regions that begin at these units, of one chunk, is in a thread's hands. What changes is missed. */
-bool units_any_owned_of(const struct units *, uint64_t first, uint64_t units_at_most);
-bool units_any_owned(const struct units *); /* of all chunks */
+/*
+ * Whether it is so of one of the regions that begin at these units, of one chunk; or of all chunks. A look from region
+ * to region, which takes nothing: what changes meanwhile, and what comes after it, may be missed.
+ */
+typedef bool unit_question(uint64_t unit, uint64_t word, const void *data);
+bool units_any(const struct units *, uint64_t first, uint64_t units_at_most, unit_question *, const void *data);
+bool units_any_of_chunks(const struct units *, unit_question *, const void *data);
+
+unit_question unit_is_owned; /* in a thread's hands */
 
 /*
  * The same in the first chunk alone, the only one of most pools, which is there before anything else of the pool.
