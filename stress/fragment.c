@@ -51,7 +51,7 @@ static const char help[] =
     "use, over all the steps. Times are wall-clock, on sim the simulator's own.\n"
     "\n"
     "Exit status: 0 every request was served, every audit passed, and all was given back at the end; 1 otherwise; 2\n"
-    "wrong usage.\n";
+    "wrong usage or settings.\n";
 
 typedef struct options {
     bool cuda;

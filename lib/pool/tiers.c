@@ -237,7 +237,7 @@ bool tiers_try_again(const struct arena *arena, enum tiers_units units, struct t
     return true;
 }
 
-/* What others build moves their memory: it comes back in a moment, at most 10 ms. */
+/* What others have claimed for a build that fails comes back in a moment: at most 10 ms. */
 static void await_builders(struct arena *arena)
 {
     for (int i = 0; i < 100 && load_sc_u32(&arena->builders); i++)

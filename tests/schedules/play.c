@@ -213,13 +213,18 @@ static void look_at_streams(void)
 }
 
 /* Everything that is free is found, also as one region: nothing was lost on the way. */
+void put_all(void)
+{
+    for (int i = 0; i < OWNED; i++)
+        if (play.owned[i].at)
+            put(play.owned[i].at, play.owned[i].stream);
+}
+
 void close_world(void)
 {
     vpmm_stats stats;
     look();
-    for (int i = 0; i < OWNED; i++)
-        if (play.owned[i].at)
-            put(play.owned[i].at, play.owned[i].stream);
+    put_all();
     world_drain(&play.w);
     look();
     if (!play.lost)

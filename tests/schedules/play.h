@@ -45,6 +45,7 @@ CUdeviceptr get_bytes(size_t bytes, CUstream);
 CUdeviceptr try_get(size_t pages, CUstream, vpmm_status *);
 CUdeviceptr get(size_t pages, CUstream);
 void put(CUdeviceptr, CUstream);
+void put_all(void); /* what is owned */
 
 void own(CUdeviceptr, size_t bytes, CUstream); /* it was handed out in another way, */
 void disown(CUdeviceptr);                      /* or freed */

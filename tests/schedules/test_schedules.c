@@ -434,9 +434,7 @@ PLAY(open_graph_s_pool_for_split)
 PLAY(close_graph_s_pool)
 {
     look();
-    for (int i = 0; i < OWNED; i++)
-        if (play.owned[i].at)
-            put(play.owned[i].at, play.owned[i].stream);
+    put_all();
     world_close(&play.w);
 }
 SCHEDULES(two_mallocs_that_split_one_region_of_a_graph_s_pool)
