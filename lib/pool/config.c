@@ -348,6 +348,15 @@ static vpmm_status check_decay(const vpmm_config *config)
                   (unsigned long long)DECAY_MS_MAX, settings[SETTING_DECAY_MS].variable);
 }
 
+static vpmm_status check_capture_gate(const vpmm_config *config)
+{
+    const vpmm_capture_gate *gate = &config->capture_gate;
+    if (!gate->enter == !gate->leave)
+        return VPMM_SUCCESS;
+    return fail(VPMM_ERROR_INVALID_VALUE, "capture_gate has no `%s`; allowed: both functions, or neither",
+                gate->enter ? "leave" : "enter");
+}
+
 vpmm_status config_check(const vpmm_config *config, size_t granularity)
 {
     size_t page = config->page_size ? config->page_size : granularity;
@@ -364,5 +373,7 @@ vpmm_status config_check(const vpmm_config *config, size_t granularity)
         status = check_words(config);
     if (!status)
         status = check_decay(config);
+    if (!status)
+        status = check_capture_gate(config);
     return status;
 }

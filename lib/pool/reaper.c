@@ -118,6 +118,7 @@ static void *reap(void *data)
 {
     struct reaper *reaper = data;
     struct arena *arena = reaper->arena;
+    store_relaxed_u64(&arena->streams.reaper, (uint64_t)pthread_self());
     prctl(PR_SET_NAME, "vpmm-reaper");
     prctl(PR_SET_TIMERSLACK, 1000); /* nanoseconds: the default would double the tick */
     while (!load_sc_u32(&reaper->stop)) {

@@ -81,7 +81,7 @@ vpmm_status arena_init(struct arena *arena, struct device *device, struct stats 
     vpmm_status status = space_init(&arena->space, config->page_size, config->va_size);
     if (status == VPMM_SUCCESS)
         status = streams_init(&arena->streams, device, config);
-    if (status == VPMM_SUCCESS && arena->streams.is_private && !arena->streams.is_eager)
+    if (status == VPMM_SUCCESS && arena->streams.privacy != STREAM_OPEN && !arena->streams.is_eager)
         context_keep_block(&arena->streams, &arena->streams.wait, device->primary); /* before the pool has memory */
     return status == VPMM_SUCCESS && config->small == VPMM_SMALL_SLAB ? init_cut(arena, config) : status;
 }

@@ -36,8 +36,7 @@
  * longest mallocs of sixteen threads on sixteen cores took 7.7 ms for 11.9 and 4.4 for 6.7 (an H200, third pass of
  * llama_serving and llama_two_streams). But who is not woken in time has memory made: eight lagging threads of
  * llama_four_threads and llama_two_streams held 1.30 times what they used for 1.11 in virtual time, where no stream
- * waits for another (VPMM_REUSE=completed). A PyTorch server of four workers and of eight, on that H200, held 1.25 and
- * 1.19 with it, for 1.04 to 1.07 in all versions before; that was not measured in turn.
+ * waits for another (VPMM_REUSE=completed).
  *
  * The turn is an order, no exclusion: all that a build shares with others is claimed by exchange or under the plan lock,
  * so builds may also run side by side. This bounds what a builder that the kernel has preempted costs the others: a

@@ -49,11 +49,13 @@ static bool captures_nothing(const struct streams *streams, const struct stream 
            capture == CU_STREAM_CAPTURE_STATUS_NONE;
 }
 
-/* Whether another than a call that was given the stream may record on it. The caller is counted in. */
-static bool is_open_to_others(const struct streams *streams, const struct stream *stream)
+/*
+ * Of an open stream, or one whose gate the caller is in: whether another than a call that was given it may record on it.
+ * The caller is counted in.
+ */
+static bool is_open_now(const struct streams *streams, const struct stream *stream)
 {
-    return !stream_is_private(stream) && load_sc_u32(&stream->state) == STREAM_ACTIVE &&
-           captures_nothing(streams, stream);
+    return load_sc_u32(&stream->state) == STREAM_ACTIVE && captures_nothing(streams, stream);
 }
 
 /*
@@ -142,7 +144,7 @@ static bool mark_once(struct streams *streams, struct stream *stream, bool by_ot
     struct mark *place = &stream->mark[stream->next_mark], *newest = NULL;
     if (number <= load_relaxed_u64(&stream->recorded))
         return true;
-    if (!(by_other ? is_open_to_others(streams, stream) : captures_nothing(streams, stream)))
+    if (!(by_other ? is_open_now(streams, stream) : captures_nothing(streams, stream)))
         return false;
     bool is_free = mark_state(load_acquire_u64(&place->word)) == MARK_FREE; /* pairs with retire_marks */
     if (by_other && (!is_free || load_sc_u32(&stream->waiters)))
@@ -185,8 +187,16 @@ static bool mark(struct streams *streams, struct stream *stream, bool by_other)
 
 void stream_mark_by_other(struct streams *streams, struct stream *stream)
 {
-    if (!stream_is_private(stream))
+    const vpmm_capture_gate *gate = &streams->gate;
+    enum stream_privacy privacy = load_relaxed_u32(&stream->privacy);
+    if (load_sc_u64(&stream->published) <= load_relaxed_u64(&stream->recorded))
+        return;
+    if (privacy == STREAM_OPEN) {
         mark(streams, stream, true);
+    } else if (privacy == STREAM_GATED && !is_reaper(streams) && gate->enter(gate->data, stream->handle)) {
+        mark(streams, stream, true);
+        gate->leave(gate->data, stream->handle);
+    }
 }
 
 /*
@@ -245,7 +255,7 @@ static bool recordable_now(const struct streams *streams, struct stream *stream,
     bool recordable = load_sc_u32(&stream->state) == STREAM_ACTIVE && !stream_is_private(stream) &&
                       device_enter_context(streams->device, stream->context, &scope) == VPMM_SUCCESS;
     if (recordable) {
-        recordable = is_open_to_others(streams, stream);
+        recordable = is_open_now(streams, stream);
         if (recordable && take_fence)
             fence_take(stream);
         device_leave(streams->device, &scope);
@@ -273,7 +283,7 @@ bool fence_waitable(const struct streams *streams, struct fence fence)
 static CUevent event_once(struct streams *streams, struct stream *stream)
 {
     CUevent event = NULL;
-    if (!is_open_to_others(streams, stream))
+    if (stream_is_private(stream) || !is_open_now(streams, stream))
         return NULL;
     if (device_call(streams->device, cuEventCreate, &event, CU_EVENT_DISABLE_TIMING) == CUDA_SUCCESS &&
         record(streams, stream, event, true))

@@ -34,8 +34,8 @@
  * milliseconds; the stream itself need not. So if the pool has a reaper, marks wait until MARK_ALONE_NS are over since
  * the latest, or more than MARK_ALONE_BYTES and an eighth of what is mapped was freed. What then stays unmarked as the
  * program falls silent is marked by the reaper, or, of a private stream, lies as what is in its caches does: until the
- * stream's next call, or a wait for its context. With a mark at each free, training a ResNet under PyTorch recorded,
- * and asked for, 320 events a step, and was 14 % slower (an H200).
+ * stream's next call, one of another's through the gate, or a wait for its context. With a mark at each free, training a
+ * ResNet under PyTorch recorded, and asked for, 320 events a step, and was 14 % slower (an H200).
  * `waiters` counts threads between the choice of an event and the end of their wait for it, for which the record stays
  * the stream's. Who marks for another records nothing while there are any: the place it would take may be one that a
  * waiter has chosen before it passed.
@@ -88,8 +88,8 @@ enum { MARK_ALONE_NS = 500000, MARK_ALONE_BYTES = 128 << 20, MARK_ALONE_PART = 8
 void stream_mark(struct streams *, struct stream *);
 
 /*
- * The same by another, who is counted in: if the stream is ACTIVE and not private, captures nothing, and a place is
- * free. Nothing is lost if not.
+ * The same by another, who is counted in: if the stream is ACTIVE and not private, or the gate lets the caller in, if it
+ * captures nothing, and a place is free. Nothing is lost if not.
  */
 void stream_mark_by_other(struct streams *, struct stream *);
 

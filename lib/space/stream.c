@@ -16,7 +16,11 @@ vpmm_status streams_init(struct streams *streams, struct device *device, const v
     streams->device = device;
     streams->by_name = config->graph;
     streams->is_eager = config->streams == VPMM_STREAMS_EAGER;
-    streams->is_private = streams->is_eager || config->captures || config->graph;
+    streams->privacy = streams->is_eager || config->graph ? STREAM_PRIVATE
+                       : !config->captures                ? STREAM_OPEN
+                       : config->capture_gate.enter       ? STREAM_GATED
+                                                          : STREAM_PRIVATE;
+    streams->gate = config->capture_gate;
     streams->marks_may_wait = config->reaper && !config->graph;
     streams->registry = object_map_create();
     if (!streams->registry)
@@ -122,7 +126,7 @@ static bool record_for(struct streams *streams, struct stream *stream, CUstream 
     stream->has_id = identity->has_id;
     stream->thread = identity->thread;
     store_relaxed_u32(&stream->uses, 0);
-    store_relaxed_u32(&stream->is_private, streams->is_private || stream->thread || handle_is_legacy(handle));
+    store_relaxed_u32(&stream->privacy, stream->thread || handle_is_legacy(handle) ? STREAM_PRIVATE : streams->privacy);
     thread_ref(stream->thread);
     store_sc_u32(&stream->state, STREAM_ACTIVE); /* pairs with enter_known's load: the fields above are set */
     bool put = object_map_put(streams->registry, stream);
@@ -138,7 +142,8 @@ static vpmm_status register_stream(struct streams *streams, CUstream handle, con
         streams->by_name ? VPMM_SUCCESS : identity_find_context(streams->device, handle, identity, &context);
     if (status != VPMM_SUCCESS)
         return status;
-    bool keeps = (streams->is_private || handle_is_legacy(handle)) && !streams->is_eager && !identity->thread;
+    bool keeps =
+        (streams->privacy != STREAM_OPEN || handle_is_legacy(handle)) && !streams->is_eager && !identity->thread;
     struct stale_events stale = {.count = 0};
     lock_take(&streams->lock);
     struct stream *known = object_map_get(streams->registry, identity->key);
@@ -403,33 +408,33 @@ bool streams_pending(const struct streams *streams, const struct stream *but)
     return false;
 }
 
-/* Counted in: a record that is in use keeps what it is. */
-static bool is_unmarked(struct stream *stream, bool *markable)
+/* Counted in: a record that is in use keeps what it is. PRIVATE: nobody has its handle any more, too. */
+static bool is_unmarked(struct stream *stream, enum stream_privacy *privacy)
 {
     if (load_sc_u64(&stream->published) <= load_relaxed_u64(&stream->recorded))
         return false;
     fetch_add_sc_u32(&stream->users, 1);
     enum stream_state state = load_sc_u32(&stream->state);
-    *markable = state == STREAM_ACTIVE && !stream_is_private(stream);
+    *privacy = state == STREAM_ACTIVE ? load_relaxed_u32(&stream->privacy) : STREAM_PRIVATE;
     stream_leave(stream);
     return state == STREAM_ACTIVE || state == STREAM_ORPHAN;
 }
 
-static bool any_unmarked(const struct streams *streams, bool by_others)
+static bool any_unmarked(const struct streams *streams, enum stream_privacy least, enum stream_privacy most)
 {
-    bool markable;
+    enum stream_privacy privacy;
     for (uint32_t slot = 1, n = load_acquire_u32(&streams->slots); slot < n; slot++)
-        if (is_unmarked(stream_at(streams, slot), &markable) && markable == by_others)
+        if (is_unmarked(stream_at(streams, slot), &privacy) && least <= privacy && privacy <= most)
             return true;
     return false;
 }
 
 bool streams_unmarked(const struct streams *streams)
 {
-    return any_unmarked(streams, true);
+    return any_unmarked(streams, STREAM_OPEN, is_reaper(streams) ? STREAM_OPEN : STREAM_GATED);
 }
 
 bool streams_unmarkable(const struct streams *streams)
 {
-    return any_unmarked(streams, false);
+    return any_unmarked(streams, STREAM_GATED, STREAM_PRIVATE);
 }

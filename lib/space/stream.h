@@ -15,7 +15,7 @@
  *            be seen yet, no free region is hinted under it, and nobody is counted in or waits for one of its events
  *
  * Whose handle. A handle is the program's: it destroys the stream, or begins a capture on it, as soon as no call that
- * was given the stream is under way. The library therefore uses a handle in two ways, and in no third:
+ * was given the stream is under way. The library therefore uses a handle in three ways, and in no fourth:
  *   in a call that was given the stream   the handle is good, and no capture begins on it, while the call is counted in
  *                                         `users`. Only here is cuStreamGetId asked: of a stream that captures it
  *                                         returns an error and destroys the capture
@@ -25,8 +25,12 @@
  *                                         driver bear with it: an event that is recorded in a capture does it no harm,
  *                                         but to ask it destroys the capture, and who waits for it is drawn in. So such
  *                                         an event is seen by nobody before it is known to be none
- *   private                               only calls that are given the stream use its handle, and they leave nothing
- *                                         unmarked behind:
+ *   through the gate                      (vpmm_capture_gate) of a gated stream, by a call that was given another one:
+ *                                         while it is inside the program neither destroys the stream nor captures. The
+ *                                         reaper, which is no call of the program's, stays outside: a program of one
+ *                                         thread need not keep anything waiting
+ *   private                               only calls that are given the stream use its handle (those of a gated one also
+ *                                         as above), and they leave nothing unmarked behind:
  *                                           - with VPMM_STREAMS_EAGER every stream, since the program destroys it
  *                                             without a word;
  *                                           - CU_STREAM_PER_THREAD, on which only its thread can record
@@ -34,9 +38,10 @@
  *                                         unmarked,
  *                                           - the legacy stream: to record on it destroys each capture on a blocking
  *                                             stream of its context;
- *                                           - with `captures` in the configuration every stream: to record on it while
- *                                             the program begins or ends a capture there crashes the driver. While it
- *                                             is the pool's only stream a little may stay unmarked, too: fence.h
+ *                                           - with `captures` in the configuration every stream, gated where there is
+ *                                             a gate: to record on it while the program begins or ends a capture there
+ *                                             crashes the driver. While it is the pool's only stream a little may stay
+ *                                             unmarked, too: fence.h
  *   by name                               in the pool of a graph nobody uses a handle, nor asks for an id: a record is
  *                                         that of its handle, nothing is marked, and nothing passes before the end
  * What nobody can mark any more (of an orphan; of a private stream if the driver refused) passes when the context has
@@ -93,17 +98,23 @@ struct wait_holder {
     bool is_refused;   /* the driver has said no to taking it back, which need not be true */
 };
 
+/* Who uses the handle beside the calls that are given the stream. */
+enum stream_privacy {
+    STREAM_OPEN,    /* any other */
+    STREAM_GATED,   /* other calls, while they are inside the program's gate */
+    STREAM_PRIVATE, /* nobody */
+};
+
 struct stream {
     struct object_key key; /* first: the registry's. Constant while the record is in use, as are all up to `thread` */
     uint32_t slot;
     CUstream handle;
     CUcontext context;
     unsigned long long id;
-    bool has_id;                  /* not so: stream 0, per-thread, a driver without cuStreamGetId */
-    _Atomic(uint32_t) is_private; /* its handle is for calls that are given the stream alone. Read, as a hint, also by
-                                     who is not counted in: fence_seems_waitable */
-    struct thread *thread;        /* of a per-thread stream: the only one that may record; NULL: any */
-    uint32_t next_unused;         /* under the registry's lock */
+    bool has_id;               /* not so: stream 0, per-thread, a driver without cuStreamGetId */
+    _Atomic(uint32_t) privacy; /* read, as a hint, also by who is not counted in: fence_seems_waitable */
+    struct thread *thread;     /* of a per-thread stream: the only one that may record; NULL: any */
+    uint32_t next_unused;      /* under the registry's lock */
     _Atomic(uint32_t) state;
     _Atomic(uint32_t) users;
     _Atomic(uint32_t) caches[SPACES]; /* so many front caches are attached: their memory has no fence yet */
@@ -132,12 +143,14 @@ struct stream {
 
 struct streams {
     struct device *device;
-    bool by_name;              /* constant, as are the next two: no driver call is made with a stream; a graph's pool */
-    bool is_eager;             /* a stream may be destroyed after any call that was given it */
-    bool is_private;           /* every stream is, with EAGER, `captures` or by name */
-    bool marks_may_wait;       /* constant: stream_mark */
-    pthread_mutex_t wait_lock; /* over the driver calls of a wait for a context (context.h) */
-    struct wait_holder wait;   /* under it: of the device's primary context */
+    bool by_name;  /* constant, as are the next two: no driver call is made with a stream; a graph's pool */
+    bool is_eager; /* a stream may be destroyed after any call that was given it */
+    enum stream_privacy privacy; /* of each stream at least so much: with EAGER, `captures` or by name */
+    vpmm_capture_gate gate;      /* constant; for streams that are gated, */
+    _Atomic(uint64_t) reaper;    /* and never for this thread, pthread_self(); 0: none yet */
+    bool marks_may_wait;         /* constant: stream_mark */
+    pthread_mutex_t wait_lock;   /* over the driver calls of a wait for a context (context.h) */
+    struct wait_holder wait;     /* under it: of the device's primary context */
     _Atomic(void *)
         wants_block; /* CUcontext: the latest in which a stream was met while another thread had that lock */
     _Atomic(uint32_t)
@@ -170,9 +183,16 @@ static inline bool streams_has_one(const struct streams *streams)
     return load_acquire_u32(&streams->slots) <= 2;
 }
 
+/* Whether the calling thread is the pool's own. */
+static inline bool is_reaper(const struct streams *streams)
+{
+    return load_relaxed_u64(&streams->reaper) == (uint64_t)pthread_self();
+}
+
+/* Or gated. */
 static inline bool stream_is_private(const struct stream *stream)
 {
-    return load_relaxed_u32(&stream->is_private);
+    return load_relaxed_u32(&stream->privacy) != STREAM_OPEN;
 }
 
 /* The record in a slot below `slots`, or of the fence of a region that the caller has, or has just claimed. */
@@ -259,10 +279,10 @@ bool streams_complete(struct streams *);
 /* Whether any mark is outstanding, of another stream than this one (NULL: of any): the reaper has something to watch. */
 bool streams_pending(const struct streams *, const struct stream *but);
 
-/* Whether anything is freed and not marked, which the reaper may have to try again. */
+/* Whether anything is freed and not marked that the calling thread may mark, the reaper or another. */
 bool streams_unmarked(const struct streams *);
 
-/* Whether anything is freed that only a wait for its context can show to have passed. */
+/* Whether anything is freed that perhaps only a wait for its context can show to have passed. */
 bool streams_unmarkable(const struct streams *);
 
 #endif

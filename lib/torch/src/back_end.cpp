@@ -24,6 +24,7 @@
 #include "on_device.h"
 #include "segments.h"
 #include "shortage.h"
+#include "streams.h"
 
 #include <c10/core/impl/GPUTrace.h>
 #include <c10/cuda/CUDAException.h>
@@ -639,7 +640,7 @@ class BackEnd final : public WithoutExpandableSegments<back_end::CUDAAllocator> 
 
   /* Of the device that is current, and its current stream. The runtime takes a lock over all threads to say which. */
   void* obtain_for_current(DeviceIndex device, size_t bytes) {
-    return bytes ? obtain(device, bytes, c10::cuda::getCurrentCUDAStream(device)) : nullptr;
+    return bytes ? obtain(device, bytes, note_current(c10::cuda::getCurrentCUDAStream(device))) : nullptr;
   }
 
   /* From CUDA itself while that is asked for: torch.cuda.caching_allocator_enable(False), and a variable for tools. */

@@ -3,6 +3,7 @@
 #include "asked.h"
 #include "limits.h"
 #include "metrics.h"
+#include "streams.h"
 
 #include <algorithm>
 #include <cstdlib>
@@ -95,10 +96,9 @@ static size_t private_va_size(int device, size_t most) {
 }
 
 /*
- * What a thread's front cache holds, unless VPMM_CACHE_BYTES says otherwise. A program takes its streams in turn, and
- * with `captures` a cache of a stream stays as it is until a later call with that stream, so that each thread strands
- * some. With 64 MiB a server with 1 and 4 workers held 1.09 and 1.10 times what was in use, with 8 MiB 1.06 and 1.05,
- * with none 1.05 and 1.05, at the same number of tokens a second (stress/README.md).
+ * What a thread's front cache holds, unless VPMM_CACHE_BYTES says otherwise. What lies in a cache is not joined with what
+ * lies beside it before a request needs it: with 64 MiB a server with 1 and 4 workers held 1.09 and 1.10 times what was in
+ * use, with 8 MiB 1.06 and 1.05, with none 1.05 and 1.05, at the same number of tokens a second (stress/README.md).
  */
 constexpr size_t CACHE_BYTES = size_t{8} << 20;
 
@@ -142,12 +142,23 @@ static void give_access(const Pool& pool, int peer) {
   check(vpmm_pool_set_access(pool.pool, peer, CU_MEM_ACCESS_FLAGS_PROT_READWRITE), "access for another device");
 }
 
+/* The main pool's gate, for streams that last: of another, which the program may destroy, nobody else touches the handle. */
+static bool enter_gate(void* pools, CUstream stream) {
+  return is_pytorchs(stream) && static_cast<Pools*>(pools)->enter();
+}
+
+static void leave_gate(void* pools, CUstream) {
+  static_cast<Pools*>(pools)->leave();
+}
+
 /* Under the lock. */
 std::shared_ptr<Pool> Pools::make(MempoolId_t id) {
   auto made = std::make_shared<Pool>();
   made->id = id;
   vpmm_config config = configuration(device_, made->is_private());
   made->configured_cap = config.max_mapped;
+  if (!made->is_private())
+    config.capture_gate = {enter_gate, leave_gate, this};
   metrics_begin();
   check(vpmm_pool_create(&config, &made->pool), "a pool");
   metrics_add(made->pool, id);

@@ -1,8 +1,30 @@
 /*
  * captures.c - stream captures beside everything else. Nobody of the program disturbs one: no thread calls with the
  * stream, and while a blocking stream captures none uses the legacy stream. So each has to end well.
+ *
+ * In some rounds there is a gate, in which calls with other streams record on one that is about to capture: it begins
+ * and ends its capture when they are out.
  */
 #include "random.h"
+
+static pthread_rwlock_t gate = PTHREAD_RWLOCK_INITIALIZER;
+
+static bool gate_enter(void *data, CUstream stream)
+{
+    (void)data, (void)stream;
+    bool entered = pthread_rwlock_tryrdlock(&gate) == 0;
+    if (entered)
+        count(COUNT_gates);
+    return entered;
+}
+
+static void gate_leave(void *data, CUstream stream)
+{
+    (void)data, (void)stream;
+    pthread_rwlock_unlock(&gate);
+}
+
+const vpmm_capture_gate capture_gate = {.enter = gate_enter, .leave = gate_leave};
 
 static void count_capture(CUstreamCaptureMode mode, unsigned flags)
 {
@@ -19,7 +41,9 @@ static void count_capture(CUstreamCaptureMode mode, unsigned flags)
 static void end_capture(CUstream stream, const char *beside)
 {
     CUgraph graph = NULL;
+    pthread_rwlock_wrlock(&gate);
     CUresult result = current.driver->cuStreamEndCapture(stream, &graph);
+    pthread_rwlock_unlock(&gate);
     if (result != CUDA_SUCCESS)
         failed("a capture that nobody disturbed, beside %s, ended with %d; the pool's call that a capture refused last "
                "is %s",
@@ -33,7 +57,9 @@ static void begin_capture(struct worker *worker, CUstream stream, unsigned flags
 {
     stream_leave_alone(worker, stream);
     CUstreamCaptureMode mode = (CUstreamCaptureMode)draw(worker, 3);
+    pthread_rwlock_wrlock(&gate);
     cuda_must(current.driver->cuStreamBeginCapture(stream, mode));
+    pthread_rwlock_unlock(&gate);
     count_capture(mode, flags);
 }
 

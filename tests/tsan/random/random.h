@@ -60,6 +60,7 @@ enum {
     X(captures_relaxed)                                                                                                \
     X(graphs)                                                                                                          \
     X(captures_blocking)                                                                                               \
+    X(gates)                                                                                                           \
     X(exhaustions)                                                                                                     \
     X(pools)                                                                                                           \
     X(lives)                                                                                                           \
@@ -227,6 +228,9 @@ struct round {
 };
 
 extern struct round current;
+
+/* Of pools whose configuration has `captures`, in some rounds. */
+extern const vpmm_capture_gate capture_gate;
 
 /* What a pool beside the round's gives; false: it has no more, or failed. */
 bool take_from(vpmm_pool *, size_t bytes, CUstream, CUdeviceptr *);

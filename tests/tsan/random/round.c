@@ -43,6 +43,8 @@ static void draw_config(struct worker *chooser, const struct kind *kind, const v
     config->cache_bytes = draw_cache(chooser, kind);
     config->extent_size = one_in(chooser, 2) ? PAGE : 0;
     config->max_mapped = is_tight ? (48 + draw(chooser, 64)) * PAGE : current.sim ? 0 : current.device_pages * PAGE;
+    if (config->captures && one_in(chooser, 2))
+        config->capture_gate = capture_gate;
 }
 
 static bool open_driver(const vpmm_driver *cuda)

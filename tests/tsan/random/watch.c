@@ -55,11 +55,11 @@ static void say_settings(void)
     const vpmm_config *c = &current.config;
     snprintf(settings, sizeof settings,
              "VPMM_TEST_SEED=%" PRIu64
-             " VPMM_TEST_ONLY=%s: streams %s, captures %d, reuse %s, small %s, reaper %d, cache_bytes %zu, "
+             " VPMM_TEST_ONLY=%s: streams %s, captures %d, gate %d, reuse %s, small %s, reaper %d, cache_bytes %zu, "
              "extent_size %zu, max_mapped %zu, va_size %zu, device of %zu pages",
-             current.seed, current.kind->name, modes[c->streams], c->captures, reuses[c->reuse],
-             c->small == VPMM_SMALL_SLAB ? "slab" : "async", c->reaper, c->cache_bytes, c->extent_size, c->max_mapped,
-             c->va_size, current.device_pages);
+             current.seed, current.kind->name, modes[c->streams], c->captures, c->capture_gate.enter != NULL,
+             reuses[c->reuse], c->small == VPMM_SMALL_SLAB ? "slab" : "async", c->reaper, c->cache_bytes,
+             c->extent_size, c->max_mapped, c->va_size, current.device_pages);
 }
 
 void watch_round(void)
