@@ -20,7 +20,8 @@
  * What is not served, and why
  *   captures             the driver makes a node of the graph. A free of own memory on a capturing stream goes to it as
  *                        well: it does not know the address, and says CUDA_ERROR_INVALID_VALUE, as it says of its own
- *                        memory from outside of the graph; the capture goes on (seen with driver 580.159)
+ *                        memory from outside of the graph; the capture goes on (seen with driver 580.159). That one
+ *                        begins and ends is noted (captures.h)
  *   pools                a device whose current pool is not its default one, and requests that name a pool
  *   other contexts       vpmm would keep events in them, which must not outlive them: only primary ones are served
  *   shared memory        once the default pool is made accessible from other devices, or, of synchronous requests, peer
@@ -71,6 +72,20 @@
     X(device_set_pool, "cuDeviceSetMemPool", "cuDeviceSetMemPool", (CUdevice device, CUmemoryPool pool))               \
     X(set_pool, "cuMemSetMemPool", "cuMemSetMemPool",                                                                  \
       (CUmemLocation * location, CUmemAllocationType type, CUmemoryPool pool))                                         \
+    /* captures: the graph's edges are nobody's business here */                                                       \
+    X(begin_capture_v1, "cuStreamBeginCapture", "cuStreamBeginCapture", (CUstream stream))                             \
+    X(begin_capture_v1_ptsz, "cuStreamBeginCapture_ptsz", "cuStreamBeginCapture", (CUstream stream))                   \
+    X(begin_capture, "cuStreamBeginCapture_v2", "cuStreamBeginCapture", (CUstream stream, CUstreamCaptureMode mode))   \
+    X(begin_capture_ptsz, "cuStreamBeginCapture_v2_ptsz", "cuStreamBeginCapture",                                      \
+      (CUstream stream, CUstreamCaptureMode mode))                                                                     \
+    X(begin_capture_to_graph, "cuStreamBeginCaptureToGraph", "cuStreamBeginCaptureToGraph",                            \
+      (CUstream stream, CUgraph graph, const CUgraphNode *nodes, const void *edges, size_t count,                      \
+       CUstreamCaptureMode mode))                                                                                      \
+    X(begin_capture_to_graph_ptsz, "cuStreamBeginCaptureToGraph_ptsz", "cuStreamBeginCaptureToGraph",                  \
+      (CUstream stream, CUgraph graph, const CUgraphNode *nodes, const void *edges, size_t count,                      \
+       CUstreamCaptureMode mode))                                                                                      \
+    X(end_capture, "cuStreamEndCapture", "cuStreamEndCapture", (CUstream stream, CUgraph * graph))                     \
+    X(end_capture_ptsz, "cuStreamEndCapture_ptsz", "cuStreamEndCapture", (CUstream stream, CUgraph * graph))           \
     /* what ends, and what begins to be shared */                                                                      \
     X(enable_peer, "cuCtxEnablePeerAccess", "cuCtxEnablePeerAccess", (CUcontext peer, unsigned int flags))             \
     X(primary_retain, "cuDevicePrimaryCtxRetain", "cuDevicePrimaryCtxRetain", (CUcontext * context, CUdevice device))  \
@@ -110,7 +125,9 @@
 /* What is only called. */
 #define PRELOAD_CALLED(X)                                                                                              \
     X(device_get_pool, "cuDeviceGetMemPool", "", (CUmemoryPool * pool, CUdevice device))                               \
-    X(primary_state, "cuDevicePrimaryCtxGetState", "", (CUdevice device, unsigned int *flags, int *active))
+    X(primary_state, "cuDevicePrimaryCtxGetState", "", (CUdevice device, unsigned int *flags, int *active))            \
+    X(is_capturing, "cuStreamIsCapturing", "", (CUstream stream, CUstreamCaptureStatus * status))                      \
+    X(is_capturing_ptsz, "cuStreamIsCapturing_ptsz", "", (CUstream stream, CUstreamCaptureStatus * status))
 
 /* Ours: preload_<name>, which the loader knows by the driver's symbol, whatever cuda.h renames. */
 #define PRELOAD_DECLARE(name, symbol, base, parameters, ...)                                                           \

@@ -66,8 +66,9 @@ CUresult preload_enable_peer(CUcontext peer, unsigned int flags)
 /* ---- ends ---- */
 
 /*
- * vpmm uses the handle no more. A stream that captures is not released, and need not be: with `captures` vpmm touches a
- * stream only in calls that are given it, and knows by its id that a later stream with the handle is another one.
+ * vpmm uses the handle no more. A stream that captures is not released, and need not be: while a capture counts
+ * (captures.h) vpmm touches a stream only in calls that are given it, and knows by its id that a later stream with the
+ * handle is another one.
  */
 static void forget(CUstream stream)
 {

@@ -1,6 +1,7 @@
 #include "served.h"
 
 #include "book.h"
+#include "captures.h"
 #include "real.h"
 
 #include <pthread.h>
@@ -127,6 +128,7 @@ static vpmm_status make_pool(struct served *served)
 {
     vpmm_config config = vpmm_config_default();
     config.captures = true;
+    config.capture_gate = captures_gate;
     config.exportable = false;
     vpmm_status status = vpmm_config_from_env(&config);
     config.device = served->device;

@@ -183,6 +183,12 @@ CUresult fake_stream_destroy(CUstream stream)
     return driver()->cuStreamDestroy(stream);
 }
 
+DECLARE(begin_capture, "cuStreamBeginCapture_v2", (CUstream stream, CUstreamCaptureMode mode))
+CUresult fake_begin_capture(CUstream stream, CUstreamCaptureMode mode)
+{
+    return driver()->cuStreamBeginCapture(stream, mode);
+}
+
 static CUstream per_thread(CUstream stream)
 {
     return stream ? stream : CU_STREAM_PER_THREAD;
@@ -347,6 +353,7 @@ static const struct row {
     ROW("cuMemFree", 3020, fake_free),
     ROW("cuMemGetInfo", 3020, fake_get_info),
     ROW("cuStreamDestroy", 4000, fake_stream_destroy),
+    ROW("cuStreamBeginCapture", 10010, fake_begin_capture),
     {"cuMemAllocAsync", 11020, true, (void *)fake_alloc_async_ptsz},
     {"cuMemFreeAsync", 11020, true, (void *)fake_free_async_ptsz},
     {"cuMemAllocFromPoolAsync", 11020, true, (void *)fake_alloc_from_pool_async_ptsz},

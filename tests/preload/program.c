@@ -38,7 +38,7 @@
     X(stream_create, "cuStreamCreate", "cuStreamCreate", 2000, (CUstream *, unsigned int))                             \
     X(stream_destroy, "cuStreamDestroy_v2", "cuStreamDestroy", 4000, (CUstream))                                       \
     X(stream_wait, "cuStreamSynchronize", "cuStreamSynchronize", 2000, (CUstream))                                     \
-    X(capture, "cuStreamBeginCapture", "cuStreamBeginCapture", 10010, (CUstream, CUstreamCaptureMode))                 \
+    X(capture, "cuStreamBeginCapture_v2", "cuStreamBeginCapture", 10010, (CUstream, CUstreamCaptureMode))              \
     X(capture_end, "cuStreamEndCapture", "cuStreamEndCapture", 10000, (CUstream, CUgraph *))                           \
     X(graph_destroy, "cuGraphDestroy", "cuGraphDestroy", 10000, (CUgraph))                                             \
     X(fill, "cuMemsetD8Async", "cuMemsetD8Async", 3020, (CUdeviceptr, unsigned char, size_t, CUstream))                \
@@ -282,6 +282,41 @@ static void case_beside_capture(void)
     OK(cu.capture_end(stream, &graph));
     OK(cu.stream_destroy(there));
     OK(cu.graph_destroy(graph));
+}
+
+/* Whether a request for one stream, longer than all that is free, records on others, for what is in their caches. */
+static bool records_on_others(CUstream on)
+{
+    static size_t bytes;
+    uint64_t marks = fake.calls("cuEventRecord");
+    CUdeviceptr memory = served(bytes += 16 << 20, on);
+    bool recorded = fake.calls("cuEventRecord") > marks;
+    OK(cu.free_async(memory, on));
+    return recorded;
+}
+
+/* What a stream has freed last another gets, but while anything captures, or has ended as nobody ends a capture. */
+static void case_left_behind(void)
+{
+    CUgraph graph;
+    CUstream others[8], third;
+    OK(cu.stream_create(&third, CU_STREAM_NON_BLOCKING));
+    for (int i = 0; i < 8; i++)
+        OK(cu.stream_create(&others[i], CU_STREAM_NON_BLOCKING));
+    for (int i = 0; i < 6; i++) {
+        OK(cu.free_async(served(3 << 20, stream), stream));
+        if (i == 1 || i == 4)
+            OK(cu.capture(third, CU_STREAM_CAPTURE_MODE_RELAXED));
+        if (i == 1)
+            EXPECT(cu.capture_end(others[7], &graph) != CUDA_SUCCESS); /* it captures nothing, and ends nothing */
+        EXPECT(records_on_others(others[i]) == (i == 0 || i == 2 || i == 3));
+        if (i == 1)
+            OK(cu.capture_end(third, &graph));
+        if (i == 1)
+            OK(cu.graph_destroy(graph));
+        if (i == 4)
+            cu.stream_destroy(third);
+    }
 }
 
 static void case_pools(void)
@@ -983,6 +1018,7 @@ static const struct {
     {"drivers", case_drivers, true},
     {"capture", case_capture, true},
     {"beside_capture", case_beside_capture, false},
+    {"left_behind", case_left_behind, false},
     {"pools", case_pools, false},
     {"shared", case_shared, false},
     {"context", case_context, false},
