@@ -61,9 +61,9 @@
  *   cuStreamBeginCapture, and a wait  during no call that was given the stream; for a blocking stream, also none that
  *   by which a stream joins a capture was given the legacy stream of its context. And as for cuStreamDestroy: after a
  *                                     release that no later call with the stream has followed, or with EAGER, or with
- *                                     `captures` in the configuration. Otherwise the caller's mistake: another thread
- *                                     may be recording an event on the stream just then, at which the driver crashes
- *                                     (see vpmm_config)
+ *                                     `captures` in the configuration, and, where that has a capture_gate, with nobody
+ *                                     inside. Otherwise the caller's mistake: another thread may be recording an event
+ *                                     on the stream just then, at which the driver crashes (see vpmm_config)
  *   cuStreamBeginCapture ..           calls with the capturing stream answer NOT_SUPPORTED, and so do calls with the
  *   EndCapture                        legacy stream while a blocking stream of its context captures, but for hits (see
  *                                     vpmm_malloc); but not of a pool with `graph`. All others, on other streams and
@@ -141,7 +141,7 @@ typedef enum vpmm_reuse {
  * does not call vpmm_stream_release before cuStreamDestroy must choose EAGER: with the others memory freed on the
  * stream may lie in a front cache, and its end is recorded some milliseconds later by another thread, on a handle that
  * is gone, at which the driver crashes, or on the stream that has it now. Whatever the choice, a stream's id is asked
- * only in calls that are given the stream.
+ * only in calls that are given the stream, or through the capture gate.
  */
 typedef enum vpmm_streams {
     VPMM_STREAMS_CHECKED, /* the stream's id is compared in every malloc. In a thread that has no context current the

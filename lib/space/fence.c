@@ -59,6 +59,18 @@ static bool is_open_now(const struct streams *streams, const struct stream *stre
 }
 
 /*
+ * Of a gated stream, inside the gate, which captures nothing, so that its id may be asked. A program that has destroyed it
+ * without a word may have another one with its handle by now, which the gate lets in, and whose work says nothing of what
+ * the memory waits for.
+ */
+static bool has_its_handle(const struct streams *streams, const struct stream *stream)
+{
+    unsigned long long id;
+    return load_relaxed_u32(&stream->privacy) == STREAM_OPEN ||
+           (device_call(streams->device, cuStreamGetId, stream->handle, &id) == CUDA_SUCCESS && id == stream->id);
+}
+
+/*
  * Of an event that was recorded for another: whether it is none of a capture that began meanwhile. A capture that is
  * there now may be the event's, which must then not be asked. Where there is none, the event's own has ended if it had
  * one, and to ask it harms nobody.
@@ -144,7 +156,8 @@ static bool mark_once(struct streams *streams, struct stream *stream, bool by_ot
     struct mark *place = &stream->mark[stream->next_mark], *newest = NULL;
     if (number <= load_relaxed_u64(&stream->recorded))
         return true;
-    if (!(by_other ? is_open_now(streams, stream) : captures_nothing(streams, stream)))
+    if (by_other ? !is_open_now(streams, stream) || !has_its_handle(streams, stream)
+                 : !captures_nothing(streams, stream))
         return false;
     bool is_free = mark_state(load_acquire_u64(&place->word)) == MARK_FREE; /* pairs with retire_marks */
     if (by_other && (!is_free || load_sc_u32(&stream->waiters)))

@@ -115,6 +115,14 @@ static void unregister(struct streams *streams, struct stream *stream, enum stre
     object_map_remove(streams->registry, stream->key);
 }
 
+/* A gated one is told from a later stream with its handle by its id. */
+static enum stream_privacy privacy_of(const struct streams *streams, const struct stream *stream)
+{
+    bool is_default = stream->thread || handle_is_legacy(stream->handle);
+    bool cannot_be_told = streams->privacy == STREAM_GATED && !stream->has_id;
+    return is_default || cannot_be_told ? STREAM_PRIVATE : streams->privacy;
+}
+
 /* Under the lock. False: there is no host memory for its place in the registry. */
 static bool record_for(struct streams *streams, struct stream *stream, CUstream handle, CUcontext context,
                        const struct identity *identity)
@@ -126,7 +134,7 @@ static bool record_for(struct streams *streams, struct stream *stream, CUstream 
     stream->has_id = identity->has_id;
     stream->thread = identity->thread;
     store_relaxed_u32(&stream->uses, 0);
-    store_relaxed_u32(&stream->privacy, stream->thread || handle_is_legacy(handle) ? STREAM_PRIVATE : streams->privacy);
+    store_relaxed_u32(&stream->privacy, privacy_of(streams, stream));
     thread_ref(stream->thread);
     store_sc_u32(&stream->state, STREAM_ACTIVE); /* pairs with enter_known's load: the fields above are set */
     bool put = object_map_put(streams->registry, stream);

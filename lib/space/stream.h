@@ -17,8 +17,8 @@
  * Whose handle. A handle is the program's: it destroys the stream, or begins a capture on it, as soon as no call that
  * was given the stream is under way. The library therefore uses a handle in three ways, and in no fourth:
  *   in a call that was given the stream   the handle is good, and no capture begins on it, while the call is counted in
- *                                         `users`. Only here is cuStreamGetId asked: of a stream that captures it
- *                                         returns an error and destroys the capture
+ *                                         `users`. Only here, and through the gate, is cuStreamGetId asked: of a stream
+ *                                         that captures it returns an error and destroys the capture
  *   by another                            (the reaper, a thread that needs the memory, vpmm_trim) of an ACTIVE record
  *                                         that is not private: it is good until vpmm_stream_release has returned, and
  *                                         the program begins no capture before. Should it do so all the same, and the
@@ -26,9 +26,9 @@
  *                                         but to ask it destroys the capture, and who waits for it is drawn in. So such
  *                                         an event is seen by nobody before it is known to be none
  *   through the gate                      (vpmm_capture_gate) of a gated stream, by a call that was given another one:
- *                                         while it is inside the program neither destroys the stream nor captures. The
- *                                         reaper, which is no call of the program's, stays outside: a program of one
- *                                         thread need not keep anything waiting
+ *                                         while it is inside the program neither destroys the stream nor captures, so
+ *                                         its id is asked here too. The reaper, which is no call of the program's, stays
+ *                                         outside: a program of one thread need not keep anything waiting
  *   private                               only calls that are given the stream use its handle (those of a gated one also
  *                                         as above), and they leave nothing unmarked behind:
  *                                           - with VPMM_STREAMS_EAGER every stream, since the program destroys it

@@ -99,7 +99,7 @@ static struct {
     CUstream stream;
     atomic_bool is_given; /* the stream, to a call that is under way */
     const char *refused;  /* to others; NULL: nothing */
-    atomic_int touched, outside;
+    atomic_int touched, outside, recorded;
 } watched;
 
 /* True: the call is to be refused. */
@@ -109,6 +109,7 @@ static bool look(const char *call, CUstream stream)
         return false;
     watched.touched++;
     watched.outside += watched.gate->inside != stream;
+    watched.recorded += strcmp(call, "cuEventRecord") == 0;
     return watched.refused && strcmp(call, watched.refused) == 0;
 }
 
@@ -233,6 +234,56 @@ Test(capture_gate, default_streams_stay_their_own_calls)
     give(&w, take(&w, 5, t), t);
     cr_expect_eq(gate.entered, 0);
     world_drain(&w);
+    world_close(&w);
+}
+
+/* A stream that was destroyed without a word, and whose handle another one has by now: that one's work is not its own. */
+Test(capture_gate, a_handle_that_is_another_stream_s_is_left_alone)
+{
+    needs_simulator();
+    struct gate gate = {.is_shut = false};
+    struct setup setup = gated(&gate);
+    vpmm_driver driver;
+    struct world w;
+    watch(&w, &setup, &gate, &driver);
+    CUstream gone, next, t = world_stream(&w);
+    cr_assert_eq(w.driver->cuStreamCreate(&gone, CU_STREAM_NON_BLOCKING), CUDA_SUCCESS);
+    keep_busy(&w, gone);
+    CUdeviceptr p = take(&w, 4, gone);
+    fill(&w, p, 4, 4, gone);
+    give(&w, p, gone);
+    cr_assert_eq(w.driver->cuStreamDestroy(gone), CUDA_SUCCESS);
+    cr_assert_eq(w.driver->cuStreamCreate(&next, CU_STREAM_NON_BLOCKING), CUDA_SUCCESS);
+    cr_assert_eq(next, gone);
+    watched.stream = next;
+    watched.refused = NULL;
+    for (size_t i = 0; i < 3; i++) {
+        CUdeviceptr q = take(&w, 4 + i, t);
+        fill(&w, q, 4, 5, t);
+        give(&w, q, t);
+        world_run(&w, t, SIZE_MAX);
+    }
+    cr_expect_gt(gate.entered, 0);
+    cr_expect_eq(watched.recorded, 0);
+    world_drain(&w);
+    cr_assert_eq(w.driver->cuStreamDestroy(next), CUDA_SUCCESS);
+    world_close(&w); /* no race */
+}
+
+/* Before CUDA 12 such a handle cannot be told from the stream's own. */
+Test(capture_gate, without_ids_nobody_asks)
+{
+    needs_simulator();
+    struct gate gate = {.is_shut = false};
+    struct setup setup = gated(&gate);
+    struct world w;
+    world_open_without_pool(&w, &setup);
+    vpmm_driver driver = *w.driver;
+    driver.cuStreamGetId = NULL;
+    setup.pool.driver = &driver;
+    cr_assert_eq(vpmm_pool_create(&setup.pool, &w.pool), VPMM_SUCCESS, "%s", vpmm_last_error());
+    mapped_for_five(&w, world_stream(&w), world_stream(&w));
+    cr_expect_eq(gate.entered + gate.refused, 0);
     world_close(&w);
 }
 

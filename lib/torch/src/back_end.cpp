@@ -93,7 +93,7 @@ class BackEnd final : public WithoutExpandableSegments<back_end::CUDAAllocator> 
     Allocation allocation;
     if (!memory.get() || memory.get_deleter() != &delete_at || !allocations_.find(memory.get(), allocation))
       return;
-    const Use use{stream.stream(), stream.device_index()};
+    const Use use{note_stream(stream), stream.device_index()};
     if (use == Use{allocation.stream, allocation.device})
       return;
     if (!use_now(memory.get(), allocation, use))
@@ -640,7 +640,7 @@ class BackEnd final : public WithoutExpandableSegments<back_end::CUDAAllocator> 
 
   /* Of the device that is current, and its current stream. The runtime takes a lock over all threads to say which. */
   void* obtain_for_current(DeviceIndex device, size_t bytes) {
-    return bytes ? obtain(device, bytes, note_current(c10::cuda::getCurrentCUDAStream(device))) : nullptr;
+    return bytes ? obtain(device, bytes, note_stream(c10::cuda::getCurrentCUDAStream(device))) : nullptr;
   }
 
   /* From CUDA itself while that is asked for: torch.cuda.caching_allocator_enable(False), and a variable for tools. */

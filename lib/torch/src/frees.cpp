@@ -100,13 +100,17 @@ bool Frees::try_one(Freed& freed) {
   const Pool& pool = *freed.allocation.pool;
   if (pool.is_private() && freed.allocation.used.empty())
     return end_use(freed);
-  if (!pools_.enter())
+  bool elsewhere = is_used_on_another_device(freed.allocation);
+  if (!(elsewhere ? Pools::enter_everywhere() : pools_.enter()))
     return false;
-  bool by_events = pool.is_private() || is_used_on_another_device(freed.allocation);
+  bool by_events = pool.is_private() || elsewhere;
   bool done = by_events ? have_passed(freed) : say_uses(freed);
   if (!pool.is_lent())
     done = done && end_use(freed);
-  pools_.leave();
+  if (elsewhere)
+    Pools::leave_everywhere();
+  else
+    pools_.leave();
   return done && (!pool.is_lent() || end_use(freed));
 }
 

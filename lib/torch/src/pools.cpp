@@ -143,12 +143,18 @@ static void give_access(const Pool& pool, int peer) {
 }
 
 /* The main pool's gate, for streams that last: of another, which the program may destroy, nobody else touches the handle. */
-static bool enter_gate(void* pools, CUstream stream) {
-  return is_pytorchs(stream) && static_cast<Pools*>(pools)->enter();
+static bool enter_gate(void*, CUstream stream) {
+  return is_pytorchs(stream) && Pools::enter_everywhere();
 }
 
-static void leave_gate(void* pools, CUstream) {
-  static_cast<Pools*>(pools)->leave();
+static void leave_gate(void*, CUstream) {
+  Pools::leave_everywhere();
+}
+
+/* Whether the program says that it captures streams otherwise than by PyTorch, which no gate sees. */
+static bool captures_itself() {
+  vpmm_config said = vpmm_config_default();
+  return vpmm_config_from_env(&said) == VPMM_SUCCESS && said.captures;
 }
 
 /* Under the lock. */
@@ -157,8 +163,8 @@ std::shared_ptr<Pool> Pools::make(MempoolId_t id) {
   made->id = id;
   vpmm_config config = configuration(device_, made->is_private());
   made->configured_cap = config.max_mapped;
-  if (!made->is_private())
-    config.capture_gate = {enter_gate, leave_gate, this};
+  if (!made->is_private() && !captures_itself())
+    config.capture_gate = {enter_gate, leave_gate, nullptr};
   metrics_begin();
   check(vpmm_pool_create(&config, &made->pool), "a pool");
   metrics_add(made->pool, id);
@@ -344,6 +350,39 @@ bool Pools::no_other_captures() {
   std::lock_guard<std::mutex> guard(lock_);
   return std::all_of(underway_.begin(), underway_.end(),
                      [](const auto& it) { return !it.may_capture() || it.thread == std::this_thread::get_id(); });
+}
+
+/* Of a thread that has ended a capture may go on; another one may end it. */
+bool Pools::none_captures() {
+  std::lock_guard<std::mutex> guard(lock_);
+  return std::none_of(underway_.begin(), underway_.end(), [](const auto& it) {
+    return it.seems_to_capture && (it.thread_lives->load() || seems_to_capture(it.stream));
+  });
+}
+
+bool Pools::enter_if_none_captures() {
+  entered_[thread_number()].count.fetch_add(1);
+  if (!underway_count_.load() || none_captures())
+    return true;
+  leave();
+  return false;
+}
+
+std::array<std::atomic<Pools*>, Pools::DEVICES> Pools::everywhere_;
+
+void Pools::leave_everywhere() {
+  for (size_t i = 0; Pools* pools = everywhere_[i].load(); i++)
+    pools->leave();
+}
+
+bool Pools::enter_everywhere() {
+  for (size_t i = 0; Pools* pools = everywhere_[i].load(); i++)
+    if (!pools->enter_if_none_captures()) {
+      while (i > 0)
+        everywhere_[--i].load()->leave();
+      return false;
+    }
+  return true;
 }
 
 bool Pools::may_any_capture() {

@@ -129,7 +129,9 @@ vpmm_config configuration(int device, bool is_private);
 
 class Pools {
  public:
-  explicit Pools(int device) : device_(device) {}
+  explicit Pools(int device) : device_(device) {
+    everywhere_.at(static_cast<size_t>(device)).store(this);
+  }
 
   std::shared_ptr<Pool> main(); // made at the first call; throws if there can be none
   std::shared_ptr<Pool> for_request(cudaStream_t stream);
@@ -165,6 +167,13 @@ class Pools {
     entered_[thread_number()].count.fetch_sub(1);
   }
 
+  /*
+   * The same for streams that the thread was not given, of any device: refused while any thread captures, on any device. A
+   * capture takes in streams of others, and what the calling thread has begun another one may join, or end.
+   */
+  static bool enter_everywhere();
+  static void leave_everywhere();
+
   /* The pools without users and without anything live, for the caller to end (Pool::end). */
   std::vector<std::shared_ptr<Pool>> take_idle();
 
@@ -196,9 +205,14 @@ class Pools {
   const std::shared_ptr<Pool>& known(MempoolId_t id);
   bool is_begun(MempoolId_t id) const; // under the lock
   bool no_other_captures();
+  bool none_captures();
+  bool enter_if_none_captures();
   bool add_peer(int peer); // false: it was one
   void remove_peer(int peer);
   void look_at_captures();
+
+  static constexpr size_t DEVICES = 256;                       // PyTorch has 120 at most
+  static std::array<std::atomic<Pools*>, DEVICES> everywhere_; // by device, made in order, before any request
 
   const int device_;
   std::mutex lock_;

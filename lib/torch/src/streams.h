@@ -15,16 +15,16 @@ extern __thread cudaStream_t latest_stream __attribute__((visibility("hidden"), 
 
 void note_pytorchs(cudaStream_t stream);
 
-/* By each call that takes the current stream: another one than the thread's latest is looked at. Lock-free. */
-inline cudaStream_t note_current(const c10::cuda::CUDAStream& current) {
-  const cudaStream_t stream = current.stream();
-  if (stream != latest_stream) {
-    latest_stream = stream;
+/* Its handle. By each request and each use: another stream than the thread's latest is looked at. Lock-free. */
+inline cudaStream_t note_stream(const c10::cuda::CUDAStream& stream) {
+  const cudaStream_t handle = stream.stream();
+  if (handle != latest_stream) {
+    latest_stream = handle;
     constexpr c10::StreamId OF_A_POOL = 1; // the bit in which its numbers differ from the default's and from addresses
-    if (current.id() & OF_A_POOL)
-      note_pytorchs(stream);
+    if (stream.id() & OF_A_POOL)
+      note_pytorchs(handle);
   }
-  return stream;
+  return handle;
 }
 
 /* Whether it was noted. False for more streams than a program has: see streams.cpp. Lock-free. */

@@ -374,6 +374,40 @@ class Streams(unittest.TestCase):
         stream.synchronize()
         self.assertTrue(bool((kept == 1).all()) and bool((other == 2).all()))
 
+    def test_what_a_stream_has_freed_last_serves_others(self):
+        """PyTorch has 32 streams for all who want one: what lies in a cache of each is in the others' reach."""
+        torch.cuda.synchronize()
+        torch.cuda.empty_cache()
+        before = torch.cuda.memory_reserved()
+        for _ in range(32):
+            with torch.cuda.stream(torch.cuda.Stream()):
+                tensors = [torch.empty(2 * MIB, dtype=torch.int8, device="cuda") for _ in range(4)]
+                del tensors
+            torch.cuda.synchronize()
+        self.assertLess(torch.cuda.memory_reserved() - before, 64 * MIB)
+
+    def test_a_stream_of_the_program_s_own_may_be_destroyed(self):
+        """Nobody touches its handle any more, whatever lies in its cache."""
+        ended = run_alone("""
+import ctypes, torch, vpmm_torch
+vpmm_torch.enable()
+driver = ctypes.CDLL("libcuda.so.1")
+torch.zeros(1, device="cuda")
+for turn in range(16):
+    handle = ctypes.c_void_p()
+    assert driver.cuStreamCreate(ctypes.byref(handle), 1) == 0
+    with torch.cuda.stream(torch.cuda.ExternalStream(handle.value)):
+        tensors = [torch.empty(2 << 20, dtype=torch.int8, device="cuda") for _ in range(3)]
+        del tensors
+    torch.cuda.synchronize()
+    assert driver.cuStreamDestroy_v2(handle) == 0
+    with torch.cuda.stream(torch.cuda.Stream()):
+        torch.empty((8 + turn) << 20, dtype=torch.int8, device="cuda")
+torch.cuda.empty_cache()
+print("done")
+""")
+        self.assertIn("done", ended.stdout, ended.stderr)
+
 
 class Graphs(unittest.TestCase):
     def capture(self, work, **options):

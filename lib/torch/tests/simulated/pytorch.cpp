@@ -24,6 +24,13 @@ simulated_gpu simulated;
 torch_settings settings;
 static thread_local CUstream current;
 
+/* Streams of PyTorch's pools, whose ids are odd; others' are their handles. */
+constexpr intptr_t OF_A_POOL = 1;
+static struct {
+  std::mutex lock;
+  std::set<CUstream> handles;
+} own_streams;
+
 /* ---- the driver under vpmm: see the linker's option --wrap ---- */
 
 extern "C" vpmm_status __real_vpmm_pool_create(const vpmm_config*, vpmm_pool**);
@@ -387,7 +394,7 @@ bool GPUTrace::haveState = false;
 
 namespace cuda {
 cudaStream_t CUDAStream::stream() const {
-  return as<cudaStream_t>(static_cast<intptr_t>(id()));
+  return as<cudaStream_t>(static_cast<intptr_t>(id()) & ~OF_A_POOL);
 }
 
 CUDAStream getCurrentCUDAStream(DeviceIndex) {
@@ -611,10 +618,21 @@ void torch_set_current_stream(CUstream stream) {
   current = stream;
 }
 
+void torch_own_stream(CUstream stream) {
+  std::lock_guard<std::mutex> guard(own_streams.lock);
+  own_streams.handles.insert(stream);
+}
+
+static bool is_own(CUstream stream) {
+  std::lock_guard<std::mutex> guard(own_streams.lock);
+  return own_streams.handles.count(stream) > 0;
+}
+
 c10::cuda::CUDAStream torch_stream(CUstream stream, int device) {
   using c10::cuda::CUDAStream;
   Device of(DeviceType::CUDA, static_cast<DeviceIndex>(device));
-  Stream unchecked(Stream::UNSAFE, of, as<intptr_t>(stream));
+  intptr_t id = as<intptr_t>(stream) | (is_own(stream) ? OF_A_POOL : 0);
+  Stream unchecked(Stream::UNSAFE, of, id);
   return CUDAStream(CUDAStream::UNCHECKED, unchecked);
 }
 

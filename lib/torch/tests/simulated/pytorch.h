@@ -65,5 +65,6 @@ bool capture_is_behind(CUstream, cudaGraphNode_t);      // whether the stream's 
 void torch_open();                       // a simulated GPU, and an allocator of PyTorch's that was not used yet
 void torch_set_current_stream(CUstream); // of the calling thread
 c10::cuda::CUDAStream torch_stream(CUstream, int device = 0); // as PyTorch has it
+void torch_own_stream(CUstream);                              // it is of one of PyTorch's pools, and lasts
 
 #endif

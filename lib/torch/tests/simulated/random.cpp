@@ -302,8 +302,10 @@ static void step(Worker& w) {
 static void work(uint64_t seed, int steps) {
   Worker w{*c10::cuda::CUDACachingAllocator::get(), std::mt19937_64(seed), {}, {}, {}, {}};
   DRIVE(cuCtxSetCurrent(simulated.context));
-  for (CUstream& stream : w.stream)
+  for (CUstream& stream : w.stream) {
     DRIVE(cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING));
+    torch_own_stream(stream);
+  }
   for (int i = 0; i < steps; i++)
     step(w);
 }
