@@ -62,8 +62,9 @@
  *   by which a stream joins a capture was given the legacy stream of its context. And as for cuStreamDestroy: after a
  *                                     release that no later call with the stream has followed, or with EAGER, or with
  *                                     `captures` in the configuration, and, where that has a capture_gate, with nobody
- *                                     inside. Otherwise the caller's mistake: another thread may be recording an event
- *                                     on the stream just then, at which the driver crashes (see vpmm_config)
+ *                                     inside, as for EndCapture then. Otherwise the caller's mistake: another thread
+ *                                     may be recording an event on the stream just then, at which the driver crashes
+ *                                     (see vpmm_config)
  *   cuStreamBeginCapture ..           calls with the capturing stream answer NOT_SUPPORTED, and so do calls with the
  *   EndCapture                        legacy stream while a blocking stream of its context captures, but for hits (see
  *                                     vpmm_malloc); but not of a pool with `graph`. All others, on other streams and
@@ -185,14 +186,23 @@ typedef enum vpmm_streams {
  * four workers, an H200).
  */
 /*
- * With `captures`, but not with EAGER: how a call that needs memory which another stream has freed may record an event
- * there. Each function is called by any thread, by several at a time, within a call on the pool, and with locks of the
- * pool's taken; never by the pool's own thread. So neither calls the pool, nor waits for who may wait for the pool. Of
- * default streams nobody asks. Both functions are set, or neither.
+ * With `captures`, but not with EAGER: how calls that need memory which a stream has freed may record an event there,
+ * whatever stream they are given, or none: vpmm_malloc, vpmm_free of what was said to be used there (vpmm_use),
+ * vpmm_trim, vpmm_poll, vpmm_pool_destroy. Each function is called by any thread, by several at a time, and with locks of
+ * the pool's taken; never by the pool's own thread, so that an idle pool does not give such memory back. Neither calls
+ * the pool, nor waits for who may wait for the pool. Of default streams nobody asks, nor where the driver has no
+ * cuStreamGetId. Both functions are set, or neither.
+ *
+ *   enter                            inside++; if (!shut) return true; inside--; return false
+ *   leave                            inside--
+ *   where the program begins, ends   shut++; while (inside) yield; the driver's call; shut--
+ *   or joins a capture
+ *
+ * with `inside` and `shut` sequentially consistent, is such a gate.
  */
 typedef struct vpmm_capture_gate {
-    /* True: until `leave` nobody destroys the stream, or lets it begin, end or join a capture, but waits for `leave`,
-       as by an atomic count of those inside. False: just now somebody may; the call does without. */
+    /* True: until `leave` nobody destroys the stream, or lets it begin, end or join a capture, but waits for `leave`.
+       False: just now somebody may; the call does without. */
     bool (*enter)(void *data, CUstream);
     /* By the same thread, a few short driver calls after an `enter` that was true. */
     void (*leave)(void *data, CUstream);
@@ -374,8 +384,8 @@ vpmm_status vpmm_free(vpmm_pool *, CUdeviceptr, CUstream stream);
  * A release of the stream ends its use at that point: what is queued on it later needs another vpmm_use. With
  * VPMM_STREAMS_EAGER, and on CU_STREAM_PER_THREAD, the use ends with what the stream has been given by the latest
  * vpmm_use, which records it: nobody else may, so it is called when the work is queued. On the legacy stream, and with
- * `captures`, the free records nothing: the memory waits for the next call with that stream that goes past the front
- * cache, or for a wait for the device before a request fails and in vpmm_trim.
+ * `captures` where no gate lets it, the free records nothing: the memory waits for the next call with that stream that
+ * goes past the front cache, for a gate that does, or for a wait for the device before a request fails and in vpmm_trim.
  * Calls for one allocation may be made at once, and wait for each other for a moment; its free is ordered after them by
  * the program. INVALID_POINTER: as for vpmm_free. NOT_SUPPORTED: the stream captures, or the address is not in the
  * pool's pages where the driver's pool serves requests too (VPMM_SMALL_ASYNC, a device without pages). INVALID_VALUE: a

@@ -202,7 +202,8 @@ void stream_mark_by_other(struct streams *streams, struct stream *stream)
 {
     const vpmm_capture_gate *gate = &streams->gate;
     enum stream_privacy privacy = load_relaxed_u32(&stream->privacy);
-    if (load_sc_u64(&stream->published) <= load_relaxed_u64(&stream->recorded))
+    if (load_sc_u64(&stream->published) <= load_relaxed_u64(&stream->recorded) ||
+        load_sc_u32(&stream->state) != STREAM_ACTIVE) /* of an orphan the program has the handle no more */
         return;
     if (privacy == STREAM_OPEN) {
         mark(streams, stream, true);
@@ -224,10 +225,17 @@ static bool may_wait(const struct streams *streams, const struct stream *stream)
            clock_now_ns() - load_relaxed_u64(&stream->marked_at_ns) < MARK_ALONE_NS;
 }
 
+/*
+ * Who marks a gated stream from another call may give up where this one would not, which nobody makes up for: this one
+ * waits until it is out of the gate, a few driver calls, and looks again.
+ */
 void stream_mark(struct streams *streams, struct stream *stream)
 {
-    if (!may_wait(streams, stream))
-        mark(streams, stream, false);
+    if (may_wait(streams, stream))
+        return;
+    while (!mark(streams, stream, false) && load_relaxed_u32(&stream->privacy) == STREAM_GATED &&
+           load_sc_u64(&stream->published) > load_relaxed_u64(&stream->recorded))
+        clock_yield();
 }
 
 bool stream_mark_all(struct streams *streams, struct stream *stream)

@@ -25,7 +25,7 @@
  *                                         driver bear with it: an event that is recorded in a capture does it no harm,
  *                                         but to ask it destroys the capture, and who waits for it is drawn in. So such
  *                                         an event is seen by nobody before it is known to be none
- *   through the gate                      (vpmm_capture_gate) of a gated stream, by a call that was given another one:
+ *   through the gate                      (vpmm_capture_gate) of a gated stream, by any call, given another one or none:
  *                                         while it is inside the program neither destroys the stream nor captures, so
  *                                         its id is asked here too. The reaper, which is no call of the program's, stays
  *                                         outside: a program of one thread need not keep anything waiting
