@@ -124,11 +124,19 @@ static void take_over_attributes(const vpmm_driver *driver, const struct served 
         vpmm_pool_set_attribute(served->pool, VPMM_ATTRIBUTE_REUSE, VPMM_REUSE_COMPLETED);
 }
 
+/* Whether the user says that captures begin where they are not seen, as in a library that found the driver elsewhere. */
+static bool captures_are_unseen(void)
+{
+    vpmm_config said = vpmm_config_default();
+    return vpmm_config_from_env(&said) == VPMM_SUCCESS && said.captures;
+}
+
 static vpmm_status make_pool(struct served *served)
 {
     vpmm_config config = vpmm_config_default();
     config.captures = true;
-    config.capture_gate = captures_gate;
+    if (!captures_are_unseen())
+        config.capture_gate = captures_gate;
     config.exportable = false;
     vpmm_status status = vpmm_config_from_env(&config);
     config.device = served->device;

@@ -270,6 +270,30 @@ Test(capture_gate, a_handle_that_is_another_stream_s_is_left_alone)
     world_close(&w); /* no race */
 }
 
+/* Once a call with the later stream has told: the record that the earlier one has left is of no stream. */
+Test(capture_gate, nobody_asks_for_a_stream_that_is_known_to_be_gone)
+{
+    needs_simulator();
+    struct gate gate = {.is_shut = false};
+    struct setup setup = gated(&gate);
+    struct world w;
+    world_open(&w, &setup);
+    CUstream gone, next, t = world_stream(&w);
+    cr_assert_eq(w.driver->cuStreamCreate(&gone, CU_STREAM_NON_BLOCKING), CUDA_SUCCESS);
+    give(&w, take(&w, 4, gone), gone);
+    cr_assert_eq(w.driver->cuStreamDestroy(gone), CUDA_SUCCESS);
+    cr_assert_eq(w.driver->cuStreamCreate(&next, CU_STREAM_NON_BLOCKING), CUDA_SUCCESS);
+    cr_assert_eq(next, gone);
+    CUdeviceptr p = take(&w, 1, next);
+    give(&w, take(&w, 5, t), t);
+    cr_expect_eq(gate.entered + gate.refused, 0);
+    give(&w, p, next);
+    must_work(vpmm_stream_release(w.pool, next));
+    cr_assert_eq(w.driver->cuStreamDestroy(next), CUDA_SUCCESS);
+    world_drain(&w);
+    world_close(&w);
+}
+
 /* Before CUDA 12 such a handle cannot be told from the stream's own. */
 Test(capture_gate, without_ids_nobody_asks)
 {

@@ -51,6 +51,7 @@ declare -A settings=(
   [race_for_memory]=FAKE_MEMORY=67108864
   [other_device]="FAKE_DEVICES=2 VPMM_DEVICE=1"
   [reset_beside]=FAKE_DEVICES=2
+  [left_alone]=VPMM_CAPTURES=on
   [destroyed_in_capture]=VPMM_STREAMS=trusted
   [unused]="FAKE_MEMORY=67108864 FAKE_STEPPED=1 VPMM_CACHE_BYTES=0"
   [refused]=VPMM_PAGE_SIZE=odd
@@ -58,8 +59,8 @@ declare -A settings=(
   [at_once]="VPMM_PRELOAD_SYNC=1 FAKE_STEPPED=1"
   [threshold]="VPMM_DECAY_MS=50 VPMM_CAPTURES=off"
 )
-cases=(serve drivers capture beside_capture left_behind pools shared context questions threshold dependencies constructor
-  constructor_thread memory kept race_for_memory other_device reset_beside destroyed_in_capture released_wholly refused
+cases=(serve drivers capture beside_capture left_behind left_alone pools shared context questions threshold dependencies
+  constructor constructor_thread memory kept race_for_memory other_device reset_beside destroyed_in_capture released_wholly refused
   failing reset streams default_stream threads at_once unused fork child names)
 
 for name in "${cases[@]}"; do

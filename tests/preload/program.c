@@ -319,6 +319,15 @@ static void case_left_behind(void)
     }
 }
 
+/* Where the user says that captures are not seen. */
+static void case_left_alone(void)
+{
+    CUstream other;
+    OK(cu.stream_create(&other, CU_STREAM_NON_BLOCKING));
+    OK(cu.free_async(served(3 << 20, stream), stream));
+    EXPECT(!records_on_others(other));
+}
+
 static void case_pools(void)
 {
     CUmemoryPool standard, pool;
@@ -1019,6 +1028,7 @@ static const struct {
     {"capture", case_capture, true},
     {"beside_capture", case_beside_capture, false},
     {"left_behind", case_left_behind, false},
+    {"left_alone", case_left_alone, false},
     {"pools", case_pools, false},
     {"shared", case_shared, false},
     {"context", case_context, false},

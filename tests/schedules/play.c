@@ -9,10 +9,24 @@ struct play play;
 static const vpmm_driver *real;
 static char ordered; /* an address for all of them: which is first can matter to the others */
 
+static CUresult looked_at(CUresult result, CUstream stream)
+{
+    if (play.look_at_stream)
+        play.look_at_stream(stream);
+    return result;
+}
+
 static CUresult CUDAAPI event_record(CUevent event, CUstream stream)
 {
     vpmm_schedule_point(&ordered, true);
-    return real->cuEventRecord(event, stream);
+    looked_at(CUDA_SUCCESS, stream);
+    return looked_at(real->cuEventRecord(event, stream), stream);
+}
+
+static CUresult CUDAAPI is_capturing(CUstream stream, CUstreamCaptureStatus *status)
+{
+    looked_at(CUDA_SUCCESS, stream);
+    return looked_at(real->cuStreamIsCapturing(stream, status), stream);
 }
 
 static CUresult CUDAAPI event_query(CUevent event)
@@ -39,6 +53,7 @@ static const vpmm_driver *scheduled_driver(const vpmm_driver *of)
     real = of;
     driver = *of;
     driver.cuEventRecord = event_record;
+    driver.cuStreamIsCapturing = is_capturing;
     driver.cuEventQuery = event_query;
     driver.cuStreamWaitEvent = wait_event;
     driver.cuMemUnmap = unmap;
@@ -156,6 +171,9 @@ void open_world(void)
                          .streams = kept.streams,
                          .graph = kept.graph,
                          .devices = kept.devices,
+                         .captures = kept.captures,
+                         .capture_gate = kept.capture_gate,
+                         .look_at_stream = kept.look_at_stream,
                          .what = kept.what,
                          .w = {.sim = NULL}};
     setup.sim.memory_bytes = 2 * CHUNK_PAGES * PAGE;
@@ -167,6 +185,8 @@ void open_world(void)
     setup.pool.reuse = play.reuse;
     setup.pool.streams = play.streams;
     setup.pool.graph = play.graph;
+    setup.pool.captures = play.captures;
+    setup.pool.capture_gate = play.capture_gate;
     world_open_without_pool(&play.w, &setup);
     setup.pool.driver = scheduled_driver(play.w.driver);
     must_work(vpmm_pool_create(&setup.pool, &play.w.pool));

@@ -25,8 +25,11 @@ extern struct play {
     size_t cache_pages, cap; /* kept from one schedule to the next, as is `what` */
     vpmm_reuse reuse;
     vpmm_streams streams;
-    bool graph;  /* the pool is a graph's; likewise, as is the next */
-    int devices; /* 0: one */
+    bool graph;    /* the pool is a graph's; likewise, as are all to look_at_stream */
+    int devices;   /* 0: one */
+    bool captures; /* of the configuration, as the next */
+    vpmm_capture_gate capture_gate;
+    void (*look_at_stream)(CUstream); /* as a call of the library's that is given a stream begins, and as it ends */
     CUstream s, t;
     struct block owned[OWNED]; /* by the actors, as they see it */
     CUdeviceptr p[HELD];
