@@ -60,8 +60,8 @@ declare -A settings=(
   [threshold]="VPMM_DECAY_MS=50 VPMM_CAPTURES=off"
 )
 cases=(serve drivers capture beside_capture left_behind left_alone pools shared context questions threshold dependencies
-  constructor constructor_thread memory kept race_for_memory other_device reset_beside destroyed_in_capture released_wholly refused
-  failing reset streams default_stream threads at_once unused fork child names)
+  constructor constructor_thread memory kept race_for_memory other_device reset_beside destroyed_in_capture
+  released_wholly refused failing reset streams default_stream threads at_once unused fork child names)
 
 for name in "${cases[@]}"; do
   [ -z "$only" ] || [ "$only" = "$name" ] || continue
