@@ -72,7 +72,7 @@
     X(device_set_pool, "cuDeviceSetMemPool", "cuDeviceSetMemPool", (CUdevice device, CUmemoryPool pool))               \
     X(set_pool, "cuMemSetMemPool", "cuMemSetMemPool",                                                                  \
       (CUmemLocation * location, CUmemAllocationType type, CUmemoryPool pool))                                         \
-    /* captures: the graph's edges are nobody's business here */                                                       \
+    /* captures (captures.h) */                                                                                        \
     X(begin_capture_v1, "cuStreamBeginCapture", "cuStreamBeginCapture", (CUstream stream))                             \
     X(begin_capture_v1_ptsz, "cuStreamBeginCapture_ptsz", "cuStreamBeginCapture", (CUstream stream))                   \
     X(begin_capture, "cuStreamBeginCapture_v2", "cuStreamBeginCapture", (CUstream stream, CUstreamCaptureMode mode))   \
