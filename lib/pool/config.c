@@ -182,7 +182,7 @@ static bool parse_word(const struct word *words, const char *text, int *value)
 
 static bool parse_decay(const char *text, uint64_t *value)
 {
-    if (strcmp(text, "never"))
+    if (strcmp(text, "never") != 0)
         return parse_number(text, DECAY_MS_MAX, value);
     *value = VPMM_DECAY_NEVER;
     return true;
