@@ -180,10 +180,10 @@ typedef enum vpmm_streams {
  * a reaper, that is so too of what the stream has freed last: within half a millisecond, of 128 MiB or an eighth of
  * what is mapped at most. It stays the stream's own to use, and does not decay before its next such call.
  *
- * So much of what streams have freed last stays out of others' reach, for as long as nobody calls with them: a server
- * that takes its streams in turn, 32 of them, held 1.05 times what was in use after each had been used once and 1.23
- * after the second time. A program that can keep its captures waiting says so by a gate, and holds 1.05 (PyTorch 2.11,
- * four workers, an H200).
+ * So what streams have freed last stays out of others' reach for as long as nobody calls with them. A server of four
+ * workers that takes another stream for each round held 1.06 times what was in use after four rounds, and 1.17 to 1.25
+ * after eight, with twice as many streams left behind. A program that can keep its captures waiting says so by a gate:
+ * that server then holds 1.05 to 1.06 after eight (PyTorch 2.11, H200s).
  */
 /*
  * With `captures`, but not with EAGER: how calls that need memory which a stream has freed may record an event there,

@@ -135,19 +135,40 @@ static CUresult CUDAAPI watched_cuStreamWaitEvent(CUstream stream, CUevent event
                                              : watched.real->cuStreamWaitEvent(stream, event, flags);
 }
 
-static void watch(struct world *w, struct setup *setup, struct gate *gate, vpmm_driver *driver)
+/* A world with an open gate, whose driver is watched, and two streams in it. */
+struct scene {
+    struct gate gate;
+    vpmm_driver driver;
+    struct world w;
+    CUstream s, t;
+};
+
+static void open_watched(struct scene *scene, bool has_reaper)
 {
-    world_open_without_pool(w, setup);
-    *driver = *w->driver;
-    driver->cuStreamIsCapturing = watched_cuStreamIsCapturing;
-    driver->cuStreamGetId = watched_cuStreamGetId;
-    driver->cuEventRecord = watched_cuEventRecord;
-    driver->cuStreamWaitEvent = watched_cuStreamWaitEvent;
-    setup->pool.driver = driver;
+    struct setup setup = gated(&scene->gate);
+    setup.pool.reaper = has_reaper;
+    world_open_without_pool(&scene->w, &setup);
+    scene->driver = *scene->w.driver;
+    scene->driver.cuStreamIsCapturing = watched_cuStreamIsCapturing;
+    scene->driver.cuStreamGetId = watched_cuStreamGetId;
+    scene->driver.cuEventRecord = watched_cuEventRecord;
+    scene->driver.cuStreamWaitEvent = watched_cuStreamWaitEvent;
+    setup.pool.driver = &scene->driver;
     memset(&watched, 0, sizeof watched);
-    watched.real = w->driver;
-    watched.gate = gate;
-    cr_assert_eq(vpmm_pool_create(&setup->pool, &w->pool), VPMM_SUCCESS, "%s", vpmm_last_error());
+    watched.real = scene->w.driver;
+    watched.gate = &scene->gate;
+    must_work(vpmm_pool_create(&setup.pool, &scene->w.pool));
+    scene->s = watched.stream = world_stream(&scene->w);
+    scene->t = world_stream(&scene->w);
+}
+
+static void close_watched(struct scene *scene)
+{
+    cr_expect_eq(watched.outside, 0);
+    cr_expect_eq(scene->gate.entered, scene->gate.left);
+    world_drain(&scene->w);
+    world_audit(&scene->w);
+    world_close(&scene->w);
 }
 
 /* Into the front cache; the call is given the stream. */
@@ -164,30 +185,21 @@ static void leave_in_cache(struct world *w, CUstream s, size_t pages)
 Test(capture_gate, calls_with_other_streams_stay_outside_but_inside_it)
 {
     needs_simulator();
-    struct gate gate = {.is_shut = false};
-    struct setup setup = gated(&gate);
-    vpmm_driver driver;
-    struct world w;
-    watch(&w, &setup, &gate, &driver);
-    CUstream s = world_stream(&w), t = world_stream(&w);
-    watched.stream = s;
+    struct scene scene = {.w = {.sim = NULL}};
+    open_watched(&scene, false);
     for (size_t i = 0; i < 8; i++) {
-        leave_in_cache(&w, s, 1 + i % 4);
-        CUdeviceptr p = take(&w, 5 + i, t);
-        leave_in_cache(&w, s, 2);
-        give(&w, p, t);
+        leave_in_cache(&scene.w, scene.s, 1 + i % 4);
+        CUdeviceptr p = take(&scene.w, 5 + i, scene.t);
+        leave_in_cache(&scene.w, scene.s, 2);
+        give(&scene.w, p, scene.t);
         if (i % 3 == 0)
-            cr_expect_eq(vpmm_poll(w.pool), VPMM_SUCCESS);
+            must_work(vpmm_poll(scene.w.pool));
         if (i % 4 == 3)
-            cr_expect_eq(vpmm_trim(w.pool, 0, NULL), VPMM_SUCCESS);
-        world_drain(&w);
+            must_work(vpmm_trim(scene.w.pool, 0, NULL));
+        world_drain(&scene.w);
     }
     cr_expect_gt(watched.touched, 0);
-    cr_expect_eq(watched.outside, 0);
-    cr_expect_eq(gate.entered, gate.left);
-    world_drain(&w);
-    world_audit(&w);
-    world_close(&w);
+    close_watched(&scene);
 }
 
 static void sleep_ms(long ms)
@@ -199,99 +211,86 @@ static void sleep_ms(long ms)
 Test(capture_gate, the_pool_s_own_thread_does_not_enter)
 {
     needs_simulator();
-    struct gate gate = {.is_shut = false};
-    struct setup setup = gated(&gate);
-    setup.pool.reaper = true;
-    vpmm_driver driver;
-    struct world w;
-    watch(&w, &setup, &gate, &driver);
-    CUstream s = world_stream(&w), t = world_stream(&w);
-    watched.stream = s;
-    give(&w, take(&w, 1, t), t);
-    leave_in_cache(&w, s, 4);
-    int entered = gate.entered;
-    for (int i = 0; i < 100 && stats_of(&w).cached_bytes; i++)
+    struct scene scene = {.w = {.sim = NULL}};
+    open_watched(&scene, true);
+    give(&scene.w, take(&scene.w, 1, scene.t), scene.t);
+    leave_in_cache(&scene.w, scene.s, 4);
+    int entered = scene.gate.entered;
+    for (int i = 0; i < 100 && stats_of(&scene.w).cached_bytes; i++)
         sleep_ms(10);
-    cr_expect_eq(stats_of(&w).cached_bytes, 0);
+    cr_expect_eq(stats_of(&scene.w).cached_bytes, 0);
     sleep_ms(20);
-    cr_expect_eq(gate.entered, entered);
+    cr_expect_eq(scene.gate.entered, entered);
     cr_expect_eq(watched.touched, 0);
-    world_drain(&w);
-    world_close(&w);
+    close_watched(&scene);
 }
 
 /* To record on the legacy stream destroys captures on others, and a per-thread one is its thread's: no gate helps. */
 Test(capture_gate, default_streams_stay_their_own_calls)
 {
     needs_simulator();
-    struct gate gate = {.is_shut = false};
-    struct setup setup = gated(&gate);
-    vpmm_driver driver;
-    struct world w;
-    watch(&w, &setup, &gate, &driver);
-    CUstream t = world_stream(&w);
-    leave_in_cache(&w, NULL, 4);
-    give(&w, take(&w, 5, t), t);
-    cr_expect_eq(gate.entered, 0);
-    world_drain(&w);
-    world_close(&w);
+    struct scene scene = {.w = {.sim = NULL}};
+    open_watched(&scene, false);
+    leave_in_cache(&scene.w, NULL, 4);
+    give(&scene.w, take(&scene.w, 5, scene.t), scene.t);
+    cr_expect_eq(scene.gate.entered, 0);
+    close_watched(&scene);
 }
 
-/* A stream that was destroyed without a word, and whose handle another one has by now: that one's work is not its own. */
+static CUstream new_stream(const struct world *w)
+{
+    CUstream stream;
+    cr_assert_eq(w->driver->cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING), CUDA_SUCCESS);
+    return stream;
+}
+
+/* A stream is destroyed without a word to the pool, and the next one has its handle. */
+static void replace(const struct world *w, CUstream gone)
+{
+    cr_assert_eq(w->driver->cuStreamDestroy(gone), CUDA_SUCCESS);
+    cr_assert_eq(new_stream(w), gone);
+}
+
+/* The next one's work says nothing of what the first one's memory waits for. */
 Test(capture_gate, a_handle_that_is_another_stream_s_is_left_alone)
 {
     needs_simulator();
-    struct gate gate = {.is_shut = false};
-    struct setup setup = gated(&gate);
-    vpmm_driver driver;
-    struct world w;
-    watch(&w, &setup, &gate, &driver);
-    CUstream gone, next, t = world_stream(&w);
-    cr_assert_eq(w.driver->cuStreamCreate(&gone, CU_STREAM_NON_BLOCKING), CUDA_SUCCESS);
-    keep_busy(&w, gone);
-    CUdeviceptr p = take(&w, 4, gone);
-    fill(&w, p, 4, 4, gone);
-    give(&w, p, gone);
-    cr_assert_eq(w.driver->cuStreamDestroy(gone), CUDA_SUCCESS);
-    cr_assert_eq(w.driver->cuStreamCreate(&next, CU_STREAM_NON_BLOCKING), CUDA_SUCCESS);
-    cr_assert_eq(next, gone);
-    watched.stream = next;
-    watched.refused = NULL;
+    struct scene scene = {.w = {.sim = NULL}};
+    open_watched(&scene, false);
+    CUstream handle = watched.stream = new_stream(&scene.w);
+    keep_busy(&scene.w, handle);
+    leave_in_cache(&scene.w, handle, 4);
+    replace(&scene.w, handle);
     for (size_t i = 0; i < 3; i++) {
-        CUdeviceptr q = take(&w, 4 + i, t);
-        fill(&w, q, 4, 5, t);
-        give(&w, q, t);
-        world_run(&w, t, SIZE_MAX);
+        CUdeviceptr q = take(&scene.w, 4 + i, scene.t);
+        fill(&scene.w, q, 4, 5, scene.t);
+        give(&scene.w, q, scene.t);
+        world_run(&scene.w, scene.t, SIZE_MAX);
     }
-    cr_expect_gt(gate.entered, 0);
+    cr_expect_gt(scene.gate.entered, 0);
     cr_expect_eq(watched.recorded, 0);
-    world_drain(&w);
-    cr_assert_eq(w.driver->cuStreamDestroy(next), CUDA_SUCCESS);
-    world_close(&w); /* no race */
+    cr_expect_eq(watched.outside, 0);
+    world_drain(&scene.w);
+    cr_assert_eq(scene.w.driver->cuStreamDestroy(handle), CUDA_SUCCESS);
+    world_close(&scene.w); /* no race */
 }
 
 /* Once a call with the later stream has told: the record that the earlier one has left is of no stream. */
 Test(capture_gate, nobody_asks_for_a_stream_that_is_known_to_be_gone)
 {
     needs_simulator();
-    struct gate gate = {.is_shut = false};
-    struct setup setup = gated(&gate);
-    struct world w;
-    world_open(&w, &setup);
-    CUstream gone, next, t = world_stream(&w);
-    cr_assert_eq(w.driver->cuStreamCreate(&gone, CU_STREAM_NON_BLOCKING), CUDA_SUCCESS);
-    give(&w, take(&w, 4, gone), gone);
-    cr_assert_eq(w.driver->cuStreamDestroy(gone), CUDA_SUCCESS);
-    cr_assert_eq(w.driver->cuStreamCreate(&next, CU_STREAM_NON_BLOCKING), CUDA_SUCCESS);
-    cr_assert_eq(next, gone);
-    CUdeviceptr p = take(&w, 1, next);
-    give(&w, take(&w, 5, t), t);
-    cr_expect_eq(gate.entered + gate.refused, 0);
-    give(&w, p, next);
-    must_work(vpmm_stream_release(w.pool, next));
-    cr_assert_eq(w.driver->cuStreamDestroy(next), CUDA_SUCCESS);
-    world_drain(&w);
-    world_close(&w);
+    struct scene scene = {.w = {.sim = NULL}};
+    open_watched(&scene, false);
+    CUstream handle = new_stream(&scene.w);
+    leave_in_cache(&scene.w, handle, 4);
+    replace(&scene.w, handle);
+    CUdeviceptr p = take(&scene.w, 1, handle);
+    give(&scene.w, take(&scene.w, 5, scene.t), scene.t);
+    cr_expect_eq(scene.gate.entered + scene.gate.refused, 0);
+    give(&scene.w, p, handle);
+    must_work(vpmm_stream_release(scene.w.pool, handle));
+    cr_assert_eq(scene.w.driver->cuStreamDestroy(handle), CUDA_SUCCESS);
+    close_watched(&scene);
 }
 
 /* Before CUDA 12 such a handle cannot be told from the stream's own. */
@@ -305,7 +304,7 @@ Test(capture_gate, without_ids_nobody_asks)
     vpmm_driver driver = *w.driver;
     driver.cuStreamGetId = NULL;
     setup.pool.driver = &driver;
-    cr_assert_eq(vpmm_pool_create(&setup.pool, &w.pool), VPMM_SUCCESS, "%s", vpmm_last_error());
+    must_work(vpmm_pool_create(&setup.pool, &w.pool));
     mapped_for_five(&w, world_stream(&w), world_stream(&w));
     cr_expect_eq(gate.entered + gate.refused, 0);
     world_close(&w);
@@ -316,33 +315,27 @@ Test(capture_gate, without_ids_nobody_asks)
 /* Whichever call of the mark is refused, who has entered leaves, and what is not marked now is at the next request. */
 static void refuse(const char *call, bool is_of_stream)
 {
-    struct gate gate = {.is_shut = false};
-    struct setup setup = gated(&gate);
-    vpmm_driver driver;
-    struct world w;
-    watch(&w, &setup, &gate, &driver);
-    CUstream s = world_stream(&w), t = world_stream(&w);
-    watched.stream = s;
-    give(&w, take(&w, 1, t), t);
-    leave_in_cache(&w, s, 4);
+    struct scene scene = {.w = {.sim = NULL}};
+    open_watched(&scene, false);
+    struct world *w = &scene.w;
+    give(w, take(w, 1, scene.t), scene.t);
+    leave_in_cache(w, scene.s, 4);
     watched.refused = is_of_stream ? call : NULL;
     if (!is_of_stream)
-        vpmm_sim_fail(w.sim, call, 1, CUDA_ERROR_OUT_OF_MEMORY, true);
-    CUdeviceptr q = take(&w, 3, t);
+        vpmm_sim_fail(w->sim, call, 1, CUDA_ERROR_OUT_OF_MEMORY, true);
+    CUdeviceptr q = take(w, 3, scene.t);
     watched.refused = NULL;
-    vpmm_sim_fail(w.sim, call, 0, CUDA_SUCCESS, false);
-    cr_expect_gt(gate.entered, 0, "%s", call);
-    cr_expect_eq(gate.entered, gate.left, "%s", call);
-    give(&w, q, t);
-    world_drain(&w);
+    vpmm_sim_fail(w->sim, call, 0, CUDA_SUCCESS, false);
+    cr_expect_gt(scene.gate.entered, 0, "%s", call);
+    cr_expect_eq(scene.gate.entered, scene.gate.left, "%s", call);
+    give(w, q, scene.t);
+    world_drain(w);
     for (int i = 0; i < 2; i++) {
-        give(&w, take(&w, 8, t), t); /* longer than anything that is free */
-        world_drain(&w);
+        give(w, take(w, 8, scene.t), scene.t); /* longer than anything that is free */
+        world_drain(w);
     }
-    cr_expect_leq(stats_of(&w).peak_mapped_bytes, 12 * PAGE, "%s", call);
-    cr_expect_eq(watched.outside, 0);
-    world_audit(&w);
-    world_close(&w);
+    cr_expect_leq(stats_of(w).peak_mapped_bytes, 12 * PAGE, "%s", call);
+    close_watched(&scene);
 }
 
 Test(capture_gate, is_left_whatever_the_driver_refuses)

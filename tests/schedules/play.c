@@ -232,7 +232,6 @@ static void look_at_streams(void)
     }
 }
 
-/* Everything that is free is found, also as one region: nothing was lost on the way. */
 void put_all(void)
 {
     for (int i = 0; i < OWNED; i++)
@@ -240,6 +239,7 @@ void put_all(void)
             put(play.owned[i].at, play.owned[i].stream);
 }
 
+/* Everything that is free is found, also as one region: nothing was lost on the way. */
 void close_world(void)
 {
     vpmm_stats stats;
