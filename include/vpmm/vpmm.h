@@ -193,12 +193,13 @@ typedef enum vpmm_streams {
  * the pool, nor waits for who may wait for the pool. Of default streams nobody asks, nor where the driver has no
  * cuStreamGetId. Both functions are set, or neither.
  *
- *   enter                            inside++; if (!shut) return true; inside--; return false
+ *   enter                            if (shut) return false; inside++; if (!shut) return true; inside--; return false
  *   leave                            inside--
  *   where the program begins, ends   shut++; while (inside) yield; the driver's call; shut--
  *   or joins a capture
  *
- * with `inside` and `shut` sequentially consistent, is such a gate.
+ * with `inside` and `shut` sequentially consistent, is such a gate. Without the first look who waits for those inside
+ * would wait for as long as others come.
  */
 typedef struct vpmm_capture_gate {
     /* True: until `leave` nobody destroys the stream, or lets it begin, end or join a capture, but waits for `leave`.
@@ -441,8 +442,8 @@ vpmm_status vpmm_trim(vpmm_pool *, size_t keep_bytes, size_t *released);
  * max_mapped has room for it all the while. The pool can be destroyed. A call for a parked pool tries again what the
  * driver has refused, if it has. It waits for mallocs under way, if they map memory.
  * NOT_SUPPORTED: a pool without `graph`. BUSY: the device cannot be waited for now; nothing has changed. DRIVER: the
- * driver would not take all back; the pool is parked all the same, and its contents are lost. INVALID_VALUE: a NULL
- * pool.
+ * driver would not take all back; the pool is parked all the same, and its contents are lost; or the device is.
+ * INVALID_VALUE: a NULL pool.
  */
 vpmm_status vpmm_park(vpmm_pool *);
 

@@ -2,6 +2,7 @@
 
 #include "real.h"
 
+#include <pthread.h>
 #include <sched.h>
 #include <stdatomic.h>
 
@@ -13,8 +14,11 @@ static void leave(void *data, CUstream stream)
     atomic_fetch_sub(&inside, 1);
 }
 
+/* Who comes meanwhile does not count itself: who begins would wait for as long as others come. */
 static bool enter(void *data, CUstream stream)
 {
+    if (atomic_load(&underway))
+        return false;
     atomic_fetch_add(&inside, 1);
     if (!atomic_load(&underway))
         return true;
@@ -78,6 +82,35 @@ CUresult preload_begin_capture_to_graph_ptsz(CUstream stream, CUgraph graph, con
     return begun(REAL(begin_capture_to_graph_ptsz, stream, graph, nodes, edges, count, mode));
 }
 
+CUresult preload_begin_recapture(CUstream stream, CUstreamCaptureMode mode, CUgraph graph, void *callback, void *data)
+{
+    await_begin();
+    return begun(REAL(begin_recapture, stream, mode, graph, callback, data));
+}
+
+CUresult preload_begin_recapture_ptsz(CUstream stream, CUstreamCaptureMode mode, CUgraph graph, void *callback,
+                                      void *data)
+{
+    await_begin();
+    return begun(REAL(begin_recapture_ptsz, stream, mode, graph, callback, data));
+}
+
+void captures_shut_for_good(void)
+{
+    await_begin();
+}
+
+/* Where no other thread is: those that were inside do not come out. */
+static void begin_in_child(void)
+{
+    atomic_store(&inside, 0);
+}
+
+__attribute__((constructor)) static void watch_forks(void)
+{
+    pthread_atfork(NULL, NULL, begin_in_child);
+}
+
 /* ---- ends ---- */
 
 typedef CUresult(CUDAAPI *is_capturing)(CUstream, CUstreamCaptureStatus *);
@@ -96,12 +129,21 @@ static void uncount(void)
         ;
 }
 
-/* A refusal may leave the capture as it is, or end it as well. */
+/*
+ * A refusal may leave the capture as it is, or end it as well. A stream whose capture has ended is not asked again, for
+ * another thread may have begun the next one there by now; nor is one that the driver says captured nothing: another
+ * thread has ended it, and counts that.
+ */
+static bool has_ended(CUresult result, CUstream stream, is_capturing ask)
+{
+    return result == CUDA_SUCCESS || (result != CUDA_ERROR_ILLEGAL_STATE && !captures(stream, ask));
+}
+
 static CUresult end_by(CUresult(CUDAAPI *end)(CUstream, CUgraph *), is_capturing ask, CUstream stream, CUgraph *graph)
 {
     bool before = captures(stream, ask);
     CUresult result = end ? end(stream, graph) : CUDA_ERROR_NOT_FOUND;
-    if (before && !captures(stream, ask))
+    if (before && has_ended(result, stream, ask))
         uncount();
     return result;
 }

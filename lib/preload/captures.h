@@ -10,7 +10,7 @@
  * calls of the driver.
  *
  * A capture that ends otherwise than by cuStreamEndCapture, with its stream or its context, counts for good: nobody comes
- * in any more, and all is as without a gate.
+ * in any more, and all is as without a gate. So it is from where a stream's handle goes that vpmm has not let go of.
  */
 #ifndef VPMM_PRELOAD_CAPTURES_H
 #define VPMM_PRELOAD_CAPTURES_H
@@ -18,5 +18,8 @@
 #include <vpmm/vpmm.h>
 
 extern const vpmm_capture_gate captures_gate;
+
+/* Nobody is inside any more, and nobody comes in. */
+void captures_shut_for_good(void);
 
 #endif

@@ -84,6 +84,10 @@
     X(begin_capture_to_graph_ptsz, "cuStreamBeginCaptureToGraph_ptsz", "cuStreamBeginCaptureToGraph",                  \
       (CUstream stream, CUgraph graph, const CUgraphNode *nodes, const void *edges, size_t count,                      \
        CUstreamCaptureMode mode))                                                                                      \
+    X(begin_recapture, "cuStreamBeginRecaptureToGraph", "cuStreamBeginRecaptureToGraph",                               \
+      (CUstream stream, CUstreamCaptureMode mode, CUgraph graph, void *callback, void *data))                          \
+    X(begin_recapture_ptsz, "cuStreamBeginRecaptureToGraph_ptsz", "cuStreamBeginRecaptureToGraph",                     \
+      (CUstream stream, CUstreamCaptureMode mode, CUgraph graph, void *callback, void *data))                          \
     X(end_capture, "cuStreamEndCapture", "cuStreamEndCapture", (CUstream stream, CUgraph * graph))                     \
     X(end_capture_ptsz, "cuStreamEndCapture_ptsz", "cuStreamEndCapture", (CUstream stream, CUgraph * graph))           \
     /* what ends, and what begins to be shared */                                                                      \

@@ -2,6 +2,7 @@
  * life.c - what the program does with devices, contexts, streams and pools that vpmm must know of.
  */
 #include "book.h"
+#include "captures.h"
 #include "real.h"
 #include "served.h"
 
@@ -66,9 +67,9 @@ CUresult preload_enable_peer(CUcontext peer, unsigned int flags)
 /* ---- ends ---- */
 
 /*
- * vpmm uses the handle no more. A stream that captures is not released, and need not be: while a capture counts
- * (captures.h) vpmm touches a stream only in calls that are given it, and knows by its id that a later stream with the
- * handle is another one.
+ * vpmm uses the handle no more. A stream that captures cannot be released, or the driver may refuse it: nobody comes in
+ * any more then (captures.h), so that vpmm touches a stream only in calls that are given it, and knows by its id that a
+ * later stream with the handle is another one.
  */
 static void forget(CUstream stream)
 {
@@ -76,14 +77,20 @@ static void forget(CUstream stream)
     CUstreamCaptureStatus status;
     const vpmm_driver *driver = vpmm_driver_cuda();
     if (!stream || stream == CU_STREAM_LEGACY || stream == CU_STREAM_PER_THREAD || !driver ||
-        driver->cuStreamIsCapturing(stream, &status) != CUDA_SUCCESS || status ||
-        driver->cuStreamGetCtx(stream, &context) != CUDA_SUCCESS)
+        driver->cuStreamIsCapturing(stream, &status) != CUDA_SUCCESS)
+        return;
+    if (status) { /* it may only have joined the capture, whose end is the end of the count */
+        captures_shut_for_good();
+        return;
+    }
+    if (driver->cuStreamGetCtx(stream, &context) != CUDA_SUCCESS)
         return;
     lane_enter();
     struct served *served = served_find(context);
-    if (served)
-        vpmm_stream_release(served->pool, stream);
+    vpmm_status released = served ? vpmm_stream_release(served->pool, stream) : VPMM_SUCCESS;
     lane_leave();
+    if (released != VPMM_SUCCESS && released != VPMM_ERROR_INVALID_VALUE) /* that is: it was not known */
+        captures_shut_for_good();
 }
 
 CUresult preload_stream_destroy(CUstream stream)

@@ -59,14 +59,14 @@ static bool is_open_now(const struct streams *streams, const struct stream *stre
 }
 
 /*
- * Of a gated stream, inside the gate, which captures nothing, so that its id may be asked. A program that has destroyed it
- * without a word may have another one with its handle by now, which the gate lets in, and whose work says nothing of what
- * the memory waits for.
+ * Of a stream that captures nothing, so that its id may be asked. A program that has destroyed it without a word may have
+ * another one with its handle by now, which the gate lets in, or whose frees fill this one's cache; and the work of that
+ * one says nothing of what the memory waits for. Not of an open one, whose end the program has to say.
  */
 static bool has_its_handle(const struct streams *streams, const struct stream *stream)
 {
     unsigned long long id;
-    return load_relaxed_u32(&stream->privacy) == STREAM_OPEN ||
+    return load_relaxed_u32(&stream->privacy) == STREAM_OPEN || !stream->has_id ||
            (device_call(streams->device, cuStreamGetId, stream->handle, &id) == CUDA_SUCCESS && id == stream->id);
 }
 
@@ -156,8 +156,8 @@ static bool mark_once(struct streams *streams, struct stream *stream, bool by_ot
     struct mark *place = &stream->mark[stream->next_mark], *newest = NULL;
     if (number <= load_relaxed_u64(&stream->recorded))
         return true;
-    if (by_other ? !is_open_now(streams, stream) || !has_its_handle(streams, stream)
-                 : !captures_nothing(streams, stream))
+    if ((by_other ? !is_open_now(streams, stream) : !captures_nothing(streams, stream)) ||
+        !has_its_handle(streams, stream))
         return false;
     bool is_free = mark_state(load_acquire_u64(&place->word)) == MARK_FREE; /* pairs with retire_marks */
     if (by_other && (!is_free || load_sc_u32(&stream->waiters)))
@@ -273,7 +273,8 @@ static bool recordable_now(const struct streams *streams, struct stream *stream,
 {
     struct device_scope scope;
     fetch_add_sc_u32(&stream->users, 1);
-    bool recordable = load_sc_u32(&stream->state) == STREAM_ACTIVE && !stream_is_private(stream) &&
+    bool recordable = !device_lost(streams->device) && /* of such a pool streams go unreleased */
+                      load_sc_u32(&stream->state) == STREAM_ACTIVE && !stream_is_private(stream) &&
                       device_enter_context(streams->device, stream->context, &scope) == VPMM_SUCCESS;
     if (recordable) {
         recordable = is_open_now(streams, stream);

@@ -1561,6 +1561,31 @@ Test(front, a_lost_device_ends_the_hits)
     vpmm_sim_destroy(w.sim); /* what a lost device held leaks */
 }
 
+/* Its streams cannot be released, so they are destroyed before it: their handles are not the driver's any more. */
+Test(front, the_end_of_a_lost_pool_asks_for_no_stream)
+{
+    needs_simulator();
+    struct world w;
+    open_cached(&w);
+    CUstream s = world_stream(&w), t = world_stream(&w);
+    CUdeviceptr p = take(&w, 1, t), q = take(&w, 1, s);
+    fill(&w, p, 1, 1, t);
+    fill(&w, q, 1, 2, s);
+    give(&w, p, t);
+    must_work(vpmm_stream_release(w.pool, t)); /* which leaves a mark to ask about */
+    give(&w, q, s);
+    vpmm_sim_fail(w.sim, "cuEventQuery", 1, CUDA_ERROR_ILLEGAL_ADDRESS, false);
+    must_fail(VPMM_ERROR_DRIVER, vpmm_poll(w.pool));
+    must_fail(VPMM_ERROR_DRIVER, vpmm_stream_release(w.pool, s));
+    world_stream_destroy(&w, s);
+    world_stream_destroy(&w, t);
+    uint64_t before = vpmm_sim_misuses(w.sim);
+    must_fail(VPMM_ERROR_DRIVER, vpmm_pool_destroy(w.pool));
+    cr_expect_eq(vpmm_sim_misuses(w.sim), before);
+    cr_assert_eq(w.driver->cuDevicePrimaryCtxRelease(w.device), CUDA_SUCCESS);
+    vpmm_sim_destroy(w.sim); /* what a lost device held leaks */
+}
+
 static bool is_documented(vpmm_status status)
 {
     return status == VPMM_SUCCESS || status == VPMM_ERROR_DRIVER || status == VPMM_ERROR_OUT_OF_MEMORY ||

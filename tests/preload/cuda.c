@@ -13,8 +13,10 @@
  * The functions fake_... are for the test's program.
  */
 #include <pthread.h>
+#include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include <vpmm/sim.h>
 
@@ -92,6 +94,17 @@ static struct passing *passing_of(CUstream stream)
     return NULL;
 }
 
+static atomic_bool are_held, is_held; /* events that are recorded; one of them */
+
+static CUresult CUDAAPI record_when_let(CUevent event, CUstream stream)
+{
+    while (atomic_load(&are_held)) {
+        atomic_store(&is_held, true);
+        usleep(100);
+    }
+    return vpmm_sim_driver(sim)->cuEventRecord(event, stream);
+}
+
 static CUresult CUDAAPI note_record(CUevent event, CUstream stream)
 {
     pthread_mutex_lock(&lock);
@@ -131,6 +144,7 @@ static void start(void)
     table.cuDevicePrimaryCtxRelease = count_release;
     table.cuMemAlloc = note_alloc;
     table.cuMemFree = note_free;
+    table.cuEventRecord = record_when_let;
     if (config.stepped) {
         table.cuEventRecord = note_record;
         table.cuStreamQuery = pass_when_asked;
@@ -186,6 +200,14 @@ CUresult fake_stream_destroy(CUstream stream)
 DECLARE(begin_capture, "cuStreamBeginCapture_v2", (CUstream stream, CUstreamCaptureMode mode))
 CUresult fake_begin_capture(CUstream stream, CUstreamCaptureMode mode)
 {
+    return driver()->cuStreamBeginCapture(stream, mode);
+}
+
+DECLARE(begin_recapture, "cuStreamBeginRecaptureToGraph",
+        (CUstream stream, CUstreamCaptureMode mode, CUgraph graph, void *callback, void *data))
+CUresult fake_begin_recapture(CUstream stream, CUstreamCaptureMode mode, CUgraph graph, void *callback, void *data)
+{
+    (void)graph, (void)callback, (void)data;
     return driver()->cuStreamBeginCapture(stream, mode);
 }
 
@@ -354,6 +376,7 @@ static const struct row {
     ROW("cuMemGetInfo", 3020, fake_get_info),
     ROW("cuStreamDestroy", 4000, fake_stream_destroy),
     ROW("cuStreamBeginCapture", 10010, fake_begin_capture),
+    ROW("cuStreamBeginRecaptureToGraph", 13030, fake_begin_recapture),
     {"cuMemAllocAsync", 11020, true, (void *)fake_alloc_async_ptsz},
     {"cuMemFreeAsync", 11020, true, (void *)fake_free_async_ptsz},
     {"cuMemAllocFromPoolAsync", 11020, true, (void *)fake_alloc_from_pool_async_ptsz},
@@ -426,4 +449,16 @@ void fake_fail(const char *call, uint64_t nth, CUresult result)
 {
     driver();
     vpmm_sim_fail(sim, call, nth, result, true);
+}
+
+CONTROL void fake_hold_records(bool are_to_wait);
+void fake_hold_records(bool are_to_wait)
+{
+    atomic_store(&are_held, are_to_wait);
+}
+
+CONTROL bool fake_holds(void);
+bool fake_holds(void)
+{
+    return atomic_load(&is_held);
 }

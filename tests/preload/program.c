@@ -40,6 +40,12 @@
     X(stream_wait, "cuStreamSynchronize", "cuStreamSynchronize", 2000, (CUstream))                                     \
     X(capture, "cuStreamBeginCapture_v2", "cuStreamBeginCapture", 10010, (CUstream, CUstreamCaptureMode))              \
     X(capture_end, "cuStreamEndCapture", "cuStreamEndCapture", 10000, (CUstream, CUgraph *))                           \
+    X(recapture, "cuStreamBeginRecaptureToGraph", "cuStreamBeginRecaptureToGraph", 13030,                              \
+      (CUstream, CUstreamCaptureMode, CUgraph, void *, void *))                                                        \
+    X(event_create, "cuEventCreate", "cuEventCreate", 2000, (CUevent *, unsigned int))                                 \
+    X(event_record, "cuEventRecord", "cuEventRecord", 2000, (CUevent, CUstream))                                       \
+    X(event_destroy, "cuEventDestroy", "cuEventDestroy", 4000, (CUevent))                                              \
+    X(stream_wait_event, "cuStreamWaitEvent", "cuStreamWaitEvent", 3020, (CUstream, CUevent, unsigned int))            \
     X(graph_destroy, "cuGraphDestroy", "cuGraphDestroy", 10000, (CUgraph))                                             \
     X(fill, "cuMemsetD8Async", "cuMemsetD8Async", 3020, (CUdeviceptr, unsigned char, size_t, CUstream))                \
     X(read, "cuMemcpyDtoHAsync", "cuMemcpyDtoHAsync", 3020, (void *, CUdeviceptr, size_t, CUstream))                   \
@@ -75,6 +81,8 @@ static struct {
     uint64_t (*races)(void);
     uint64_t (*misuses)(void);
     void (*fail)(const char *, uint64_t nth, CUresult);
+    void (*hold_records)(bool); /* events that are recorded wait in the driver */
+    bool (*holds)(void);        /* one does */
 } fake;
 
 static const char *way;
@@ -156,6 +164,8 @@ static void begin(void)
     set_function(&fake.races, dlsym(library, "fake_races"));
     set_function(&fake.misuses, dlsym(library, "fake_misuses"));
     set_function(&fake.fail, dlsym(library, "fake_fail"));
+    set_function(&fake.hold_records, dlsym(library, "fake_hold_records"));
+    set_function(&fake.holds, dlsym(library, "fake_holds"));
     OK(cu.init(0));
     OK(cu.retain(&context, 0));
     OK(cu.set_current(context));
@@ -325,6 +335,71 @@ static void case_left_alone(void)
     CUstream other;
     OK(cu.stream_create(&other, CU_STREAM_NON_BLOCKING));
     OK(cu.free_async(served(3 << 20, stream), stream));
+    EXPECT(!records_on_others(other));
+}
+
+/* By CUDA 13.3's entry too, whose capture ends as any other does. */
+static void case_recaptured(void)
+{
+    CUgraph graph, another;
+    CUstream first, second, others[3];
+    OK(cu.stream_create(&first, CU_STREAM_NON_BLOCKING));
+    OK(cu.stream_create(&second, CU_STREAM_NON_BLOCKING));
+    for (int i = 0; i < 3; i++)
+        OK(cu.stream_create(&others[i], CU_STREAM_NON_BLOCKING));
+    OK(cu.capture(first, CU_STREAM_CAPTURE_MODE_RELAXED));
+    OK(cu.capture_end(first, &graph));
+    OK(cu.capture(first, CU_STREAM_CAPTURE_MODE_RELAXED));
+    OK(cu.recapture(second, CU_STREAM_CAPTURE_MODE_RELAXED, graph, NULL, NULL));
+    for (int ended = 0; ended < 3; ended++) {
+        OK(cu.free_async(served(3 << 20, stream), stream));
+        EXPECT(records_on_others(others[ended]) == (ended == 2));
+        if (ended == 0)
+            OK(cu.capture_end(second, &graph));
+        if (ended == 1)
+            OK(cu.capture_end(first, &another));
+    }
+    OK(cu.graph_destroy(graph));
+    OK(cu.graph_destroy(another));
+}
+
+/* A stream that has joined a capture goes before the capture ends. Nobody has its handle then. */
+static void case_joined(void)
+{
+    CUgraph graph;
+    CUevent fork, join;
+    CUstream first, joined, other;
+    OK(cu.stream_create(&first, CU_STREAM_NON_BLOCKING));
+    OK(cu.stream_create(&joined, CU_STREAM_NON_BLOCKING));
+    OK(cu.stream_create(&other, CU_STREAM_NON_BLOCKING));
+    OK(cu.event_create(&fork, CU_EVENT_DISABLE_TIMING));
+    OK(cu.event_create(&join, CU_EVENT_DISABLE_TIMING));
+    OK(cu.free_async(served(3 << 20, joined), joined));
+    OK(cu.capture(first, CU_STREAM_CAPTURE_MODE_RELAXED));
+    OK(cu.event_record(fork, first));
+    OK(cu.stream_wait_event(joined, fork, 0));
+    OK(cu.event_record(join, joined));
+    OK(cu.stream_wait_event(first, join, 0));
+    cu.stream_destroy(joined);
+    if (cu.capture_end(first, &graph) == CUDA_SUCCESS) /* the simulator says that it is lost */
+        OK(cu.graph_destroy(graph));
+    uint64_t before = fake.misuses();
+    EXPECT(!records_on_others(other));
+    EXPECT(fake.misuses() == before);
+    OK(cu.event_destroy(fork));
+    OK(cu.event_destroy(join));
+}
+
+/* A stream goes whose end the driver does not let vpmm record. */
+static void case_unreleased(void)
+{
+    CUstream brief, other;
+    OK(cu.stream_create(&brief, CU_STREAM_NON_BLOCKING));
+    OK(cu.stream_create(&other, CU_STREAM_NON_BLOCKING));
+    OK(cu.free_async(served(3 << 20, brief), brief));
+    fake.fail("cuEventRecord", 1, CUDA_ERROR_OUT_OF_MEMORY);
+    OK(cu.stream_destroy(brief));
+    fake.fail("cuEventRecord", 0, CUDA_SUCCESS);
     EXPECT(!records_on_others(other));
 }
 
@@ -705,6 +780,49 @@ static void case_destroyed_in_capture(void)
     OK(cu.stream_destroy(next));
 }
 
+/*
+ * The same where frees find the caches of the stream that is gone: to make room there an event of what it has freed would
+ * be recorded on the later stream, which has its handle, and passes at once.
+ */
+static void case_destroyed_and_followed(void)
+{
+    enum { BRIEFLY = 4, BLOCKS = 16, BYTES = 2 << 20 };
+    CUstream brief, next, third;
+    CUdeviceptr memory[BRIEFLY], others[BLOCKS], again[BLOCKS];
+    OK(cu.stream_create(&third, CU_STREAM_NON_BLOCKING));
+    OK(cu.stream_create(&brief, CU_STREAM_NON_BLOCKING));
+    for (int i = 0; i < BLOCKS; i++)
+        others[i] = served(BYTES, stream);
+    OK(cu.stream_wait(stream));
+    for (int i = 0; i < BRIEFLY; i++)
+        memory[i] = served(BYTES, brief);
+    OK(cu.launch(brief, wait_on_host, NULL));
+    for (int i = 0; i < BRIEFLY; i++) {
+        OK(cu.fill(memory[i], 1, BYTES, brief));
+        OK(cu.free_async(memory[i], brief));
+    }
+    OK(cu.capture(brief, CU_STREAM_CAPTURE_MODE_RELAXED));
+    cu.stream_destroy(brief);
+    OK(cu.stream_create(&next, CU_STREAM_NON_BLOCKING));
+    EXPECT(next == brief);
+    for (int i = 0; i < BLOCKS; i++)
+        OK(cu.free_async(others[i], next));
+    OK(cu.stream_wait(next));
+    usleep(100000); /* the pool's thread looks for what has passed */
+    for (int i = 0; i < BLOCKS; i++) {
+        again[i] = served(BYTES, third);
+        OK(cu.fill(again[i], 2, BYTES, third));
+    }
+    OK(cu.stream_wait(third));
+    atomic_store(&goes_on, true);
+    for (int i = 0; i < BLOCKS; i++) {
+        EXPECT(holds(again[i], BYTES, 2, third));
+        OK(cu.free_async(again[i], third));
+    }
+    OK(cu.stream_destroy(next));
+    OK(cu.stream_destroy(third));
+}
+
 /* As a program does it that does not know how often the context was retained. */
 static void case_released_wholly(void)
 {
@@ -964,6 +1082,37 @@ static void case_fork(void)
     OK(cu.free_async(served(4 << 20, stream), stream));
 }
 
+static void *ask_for_more(void *on)
+{
+    EXPECT(records_on_others(on));
+    return NULL;
+}
+
+/* While another thread records on a stream that its request is not for. In the child it does not. */
+static void case_fork_beside(void)
+{
+    int status;
+    CUstream other;
+    pthread_t thread;
+    OK(cu.stream_create(&other, CU_STREAM_NON_BLOCKING));
+    OK(cu.free_async(served(3 << 20, stream), stream));
+    fake.hold_records(true);
+    EXPECT(pthread_create(&thread, NULL, ask_for_more, other) == 0);
+    while (!fake.holds())
+        usleep(1000);
+    pid_t child = fork();
+    if (child == 0) {
+        alarm(60);
+        cu.capture(other, CU_STREAM_CAPTURE_MODE_RELAXED); /* whatever it answers */
+        _exit(0);
+    }
+    EXPECT(waitpid(child, &status, 0) == child);
+    EXPECT(WIFEXITED(status) && WEXITSTATUS(status) == 0);
+    fake.hold_records(false);
+    EXPECT(pthread_join(thread, NULL) == 0);
+    OK(cu.stream_destroy(other));
+}
+
 /* A child that ends as programs do. */
 static void case_child(void)
 {
@@ -1029,6 +1178,9 @@ static const struct {
     {"beside_capture", case_beside_capture, false},
     {"left_behind", case_left_behind, false},
     {"left_alone", case_left_alone, false},
+    {"recaptured", case_recaptured, false},
+    {"joined", case_joined, true},
+    {"unreleased", case_unreleased, false},
     {"pools", case_pools, false},
     {"shared", case_shared, false},
     {"context", case_context, false},
@@ -1043,6 +1195,7 @@ static const struct {
     {"other_device", case_other_device, true},
     {"reset_beside", case_reset_beside, true},
     {"destroyed_in_capture", case_destroyed_in_capture, true},
+    {"destroyed_and_followed", case_destroyed_and_followed, true},
     {"released_wholly", case_released_wholly, false},
     {"refused", case_refused, false},
     {"failing", case_failing, false},
@@ -1053,6 +1206,7 @@ static const struct {
     {"at_once", case_at_once, false},
     {"unused", case_unused, false},
     {"fork", case_fork, true},
+    {"fork_beside", case_fork_beside, true},
     {"child", case_child, true},
     {"names", case_names, false},
 };
