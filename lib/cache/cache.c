@@ -59,6 +59,16 @@ struct stream *cache_enter(struct cache *cache)
     return NULL;
 }
 
+/* Of an orphan (stream.h) the handle is not the stream's any more: a default one whose context is gone, and another one there. */
+struct stream *cache_enter_again(struct cache *cache)
+{
+    struct stream *stream = cache_enter(cache);
+    if (!stream || load_sc_u32(&stream->state) == STREAM_ACTIVE)
+        return stream;
+    stream_leave(stream);
+    return NULL;
+}
+
 /* The bits are taken before the stream is looked at: bits of what was cached for a later stream come with that stream.
  */
 bool cache_flush(struct cache *cache, bool mark)

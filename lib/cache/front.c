@@ -477,9 +477,12 @@ static struct cache *attach(struct front *front, struct stream *stream)
         return NULL;
     vpmm_assert(peek_u32(&stream->users) > 0 && !front->by_slot[stream->slot]);
     fetch_add_sc_u32(&stream->caches[front->fronts->space->level], 1);
-    cache->id = stream->id;
     cache->check_id = stream->has_id && front->fronts->check_ids;
     cache->is_default = handle_is_legacy(stream->handle);
+    if (cache->is_default)
+        cache->context = stream->context;
+    else
+        cache->id = stream->id;
     cache->is_attached = true;
     cache->slot = stream->slot;
     store_sc_ptr(&cache->stream, stream); /* before anything is noted: see cache_flush */
@@ -509,14 +512,6 @@ struct cache *front_cache(struct fronts *fronts, struct stream *stream)
     if (cache)
         *front_recent(front, stream->handle) = cache;
     return cache;
-}
-
-bool cache_is_current(const struct cache *cache)
-{
-    const struct stream *stream = load_relaxed_ptr(&cache->stream);
-    CUcontext current;
-    return stream && device_current_context(cache->front->fronts->space->streams->device, &current) == VPMM_SUCCESS &&
-           current == stream->context;
 }
 
 /* ---- the reaper's part ---- */

@@ -77,8 +77,11 @@ enum cached { CACHED_REGIONS, CACHED_SLICES, CACHED_KINDS };
 struct cache {
     _Alignas(64) _Atomic(void *) handle; /* CUstream; CACHE_CLOSED: not to be filled any more */
     _Atomic(void *) stream;              /* the record that it is attached to; NULL: none, or it was released */
-    unsigned long long id;               /* the stream's; the owner's copy, as are the next three */
-    bool check_id;                       /* in every take */
+    union {                              /* the owner's copies of the stream's, as are the next three: */
+        unsigned long long id;           /* its id, */
+        CUcontext context;               /* or of a default stream, which has none, its context */
+    };
+    bool check_id;          /* in every take */
     bool is_default;        /* a default stream: which one its handle names depends on the current context */
     bool is_attached;       /* the owner's: it is in by_slot */
     uint32_t slot;          /* the record's */
@@ -250,6 +253,12 @@ bool cache_holds(const struct cache *, enum cached, uint64_t bins, uint64_t slot
 /* The record of the cache with this thread counted among its users, until stream_leave; NULL: it has none any more. */
 struct stream *cache_enter(struct cache *);
 
+/*
+ * As stream_enter, by the cache's own thread, which has just seen that the handle is still that of the cache's stream,
+ * and need not look for its record. NULL: that is not in use any more, or not for long: stream_enter.
+ */
+struct stream *cache_enter_again(struct cache *);
+
 /* Those below are the owner's. */
 
 /* Takes all bins back from a cache that was emptied. */
@@ -293,9 +302,6 @@ bool front_is_own(const struct front *);
 void front_adjust_limit(struct front *, bool shared);
 
 /* ---- the hit, both ways ---- */
-
-/* Of a default stream: which one its handle names depends on the current context. False also if that is not known. */
-bool cache_is_current(const struct cache *);
 
 /* Due after a malloc that has brought the tally above a mark. */
 void front_look(struct front *);

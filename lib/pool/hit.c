@@ -52,12 +52,27 @@ static inline bool hit_cache(const struct vpmm_pool *pool, const struct fronts *
     return front_lookup(fronts, handle, cache) && !is_capturing(pool, handle);
 }
 
+/* In a thread with another context current, or none, a default stream may be that of the primary one. */
+static __attribute__((noinline)) bool is_current_elsewhere(struct vpmm_pool *pool, const struct cache *cache)
+{
+    CUcontext context;
+    return device_current_context(&pool->device, &context) == VPMM_SUCCESS && context == cache->context;
+}
+
+/* Whether a default stream is the cache's: which one its handle names depends on the current context. */
+static inline bool is_current(struct vpmm_pool *pool, const struct cache *cache)
+{
+    CUcontext current;
+    return (pool->device.driver.cuCtxGetCurrent(&current) == CUDA_SUCCESS && current == cache->context) ||
+           is_current_elsewhere(pool, cache);
+}
+
 /* Whether the handle is still that of the cache's stream. */
-static inline bool is_same_stream(const struct vpmm_pool *pool, CUstream handle, const struct cache *cache)
+static inline bool is_same_stream(struct vpmm_pool *pool, CUstream handle, const struct cache *cache)
 {
     unsigned long long id;
     if (cache->is_default)
-        return cache_is_current(cache);
+        return is_current(pool, cache);
     add_alone_u64(&cache->front->tally.driver_calls, 1);
     return pool->device.driver.cuStreamGetId(handle, &id) == CUDA_SUCCESS && id == cache->id;
 }
@@ -68,7 +83,7 @@ static __attribute__((noinline)) vpmm_status malloc_hit(vpmm_pool *pool, size_t 
 {
     bool is_page = bytes - pool->config.page_size <= pool->fronts.span;
     return is_page && slow_malloc_cached(pool, bytes, cache, out) ? VPMM_SUCCESS
-                                                                  : slow_malloc(pool, bytes, handle, out);
+                                                                  : slow_malloc_past(pool, bytes, handle, out, cache);
 }
 
 static __attribute__((noinline)) vpmm_status after_rise(struct cache *cache)
@@ -103,7 +118,7 @@ static __attribute__((noinline)) vpmm_status malloc_granules_at_once(vpmm_pool *
     bool look;
     uint64_t granules = (bytes - 1) / GRANULE_BYTES + 1;
     if (!regions_take_newest(cache, &pool->arena.cut.units, granules, bytes, out, &look))
-        return slow_malloc(pool, bytes, handle, out);
+        return slow_malloc_past(pool, bytes, handle, out, cache);
     return look ? after_rise(cache) : VPMM_SUCCESS;
 }
 
@@ -115,7 +130,7 @@ static inline vpmm_status malloc_piece_at_once(vpmm_pool *pool, size_t bytes, CU
     if (bytes > SLICE_MAX)
         return malloc_granules_at_once(pool, bytes, handle, out, cache);
     if (!slices_take_newest(cache, slice_class(bytes), bytes, out, &look))
-        return slow_malloc(pool, bytes, handle, out);
+        return slow_malloc_past(pool, bytes, handle, out, cache);
     return look ? after_rise(cache) : VPMM_SUCCESS;
 }
 
@@ -166,7 +181,7 @@ static __attribute__((noinline)) vpmm_status free_granules_hit(vpmm_pool *pool, 
                                                                struct cache *cache)
 {
     if (!regions_give_told(cache, address) && !regions_give(cache, address))
-        return slow_free(pool, address, handle);
+        return slow_free_past(pool, address, handle, cache);
     cut_tidy(&pool->arena); /* what has left the cache may make pages whole */
     return VPMM_SUCCESS;
 }
@@ -175,7 +190,7 @@ static __attribute__((noinline)) vpmm_status free_granules_hit(vpmm_pool *pool, 
 static __attribute__((noinline)) vpmm_status free_slice_hit(vpmm_pool *pool, CUdeviceptr address, CUstream handle,
                                                             struct cache *cache, struct slice *slice)
 {
-    return slices_give_told(cache, slice, address) ? VPMM_SUCCESS : slow_free(pool, address, handle);
+    return slices_give_told(cache, slice, address) ? VPMM_SUCCESS : slow_free_past(pool, address, handle, cache);
 }
 
 /* As vpmm_free, of a region of granules. */
@@ -215,7 +230,7 @@ static inline vpmm_status free_piece_at_once(vpmm_pool *pool, CUdeviceptr addres
 static __attribute__((noinline)) vpmm_status free_piece_checked(vpmm_pool *pool, CUdeviceptr address, CUstream handle,
                                                                 struct cache *cache)
 {
-    return cache_is_current(cache) ? free_piece_at_once(pool, address, handle, cache)
+    return is_current(pool, cache) ? free_piece_at_once(pool, address, handle, cache)
                                    : slow_free(pool, address, handle);
 }
 
@@ -233,10 +248,11 @@ static __attribute__((noinline)) vpmm_status free_piece(vpmm_pool *pool, CUdevic
 static __attribute__((noinline)) vpmm_status free_hit(vpmm_pool *pool, CUdeviceptr address, CUstream handle,
                                                       struct cache *cache)
 {
-    bool is_of = !cache->is_default || cache_is_current(cache);
-    return is_of && (regions_give_told(cache, address) || regions_give(cache, address))
+    if (cache->is_default && !is_current(pool, cache))
+        return slow_free(pool, address, handle);
+    return regions_give_told(cache, address) || regions_give(cache, address)
                ? VPMM_SUCCESS
-               : slow_free(pool, address, handle);
+               : slow_free_past(pool, address, handle, cache);
 }
 
 /* The stream's id is not looked at: if the handle has gone to another stream, the next malloc or mark finds out. */

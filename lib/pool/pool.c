@@ -332,6 +332,8 @@ vpmm_status vpmm_park(vpmm_pool *pool)
 {
     struct device_scope scope;
     vpmm_status status = enter_to_park(pool, "vpmm_park", &scope);
+    if (status == VPMM_ERROR_DRIVER && !device_lost(&pool->device))
+        return park_cannot_begin(); /* of DRIVER the caller takes it that the pool is parked */
     if (status != VPMM_SUCCESS)
         return status;
     status = park(&pool->arena);

@@ -88,6 +88,18 @@ static vpmm_status enter(struct vpmm_pool *pool, CUstream handle, struct stream 
     return pool->paged ? stream_enter(&pool->arena.streams, handle, stream) : identity_check(&pool->device, handle);
 }
 
+/* The same where the thread's cache is of the stream; NULL: that is not known. */
+static vpmm_status enter_past(struct vpmm_pool *pool, CUstream handle, struct cache *cache, struct stream **stream)
+{
+    vpmm_status status = VPMM_SUCCESS;
+    *stream = NULL;
+    if (cache && (cache->check_id || cache->is_default)) {
+        status = identity_refuse_capture(&pool->device, handle, cache->is_default ? cache->context : NULL);
+        *stream = status == VPMM_SUCCESS ? cache_enter_again(cache) : NULL;
+    }
+    return status == VPMM_SUCCESS && !*stream ? enter(pool, handle, stream) : status;
+}
+
 static void leave(struct vpmm_pool *pool, struct stream *stream)
 {
     bool is_private = stream && stream_is_private(stream);
@@ -137,7 +149,8 @@ static vpmm_status out_of_memory(struct vpmm_pool *pool, size_t bytes)
         others_hold ? ", of which others hold the rest; what another pool keeps free vpmm_trim gives back" : "");
 }
 
-static vpmm_status malloc_by_tiers(vpmm_pool *pool, size_t bytes, CUstream handle, CUdeviceptr *out)
+static vpmm_status malloc_by_tiers(vpmm_pool *pool, size_t bytes, CUstream handle, CUdeviceptr *out,
+                                   struct cache *cache)
 {
     struct stream *stream;
     vpmm_status status = pool_check(pool, "vpmm_malloc");
@@ -148,7 +161,7 @@ static vpmm_status malloc_by_tiers(vpmm_pool *pool, size_t bytes, CUstream handl
     if (status == VPMM_SUCCESS && arena_is_parked(&pool->arena))
         status = parked_status();
     if (status == VPMM_SUCCESS)
-        status = enter(pool, handle, &stream);
+        status = without_shortage(enter_past(pool, handle, cache, &stream));
     if (status != VPMM_SUCCESS)
         return status;
     if (is_small(pool, bytes))
@@ -166,7 +179,12 @@ static vpmm_status malloc_by_tiers(vpmm_pool *pool, size_t bytes, CUstream handl
 
 vpmm_status slow_malloc(vpmm_pool *pool, size_t bytes, CUstream handle, CUdeviceptr *out)
 {
-    return answer(pool, malloc_by_tiers(pool, bytes, handle, out));
+    return answer(pool, malloc_by_tiers(pool, bytes, handle, out, NULL));
+}
+
+vpmm_status slow_malloc_past(vpmm_pool *pool, size_t bytes, CUstream handle, CUdeviceptr *out, struct cache *cache)
+{
+    return answer(pool, malloc_by_tiers(pool, bytes, handle, out, cache));
 }
 
 /* ---- free ---- */
@@ -213,13 +231,13 @@ static bool is_paged(const struct vpmm_pool *pool, CUdeviceptr address)
            (unit_around(&pool->arena.space.units, address, &page) || pool->arena.cut_below || !pool->device.has_pools);
 }
 
-static vpmm_status free_checked(vpmm_pool *pool, CUdeviceptr address, CUstream handle)
+static vpmm_status free_checked(vpmm_pool *pool, CUdeviceptr address, CUstream handle, struct cache *cache)
 {
     struct stream *stream;
     vpmm_status status = pool_check(pool, "vpmm_free");
     if (status != VPMM_SUCCESS || !address)
         return status;
-    status = enter(pool, handle, &stream);
+    status = enter_past(pool, handle, cache, &stream);
     if (status != VPMM_SUCCESS)
         return status;
     if (pool->arena.cut_below && piece_is_at(&pool->arena, address))
@@ -234,7 +252,12 @@ static vpmm_status free_checked(vpmm_pool *pool, CUdeviceptr address, CUstream h
 
 vpmm_status slow_free(vpmm_pool *pool, CUdeviceptr address, CUstream handle)
 {
-    return answer(pool, without_shortage(free_checked(pool, address, handle)));
+    return answer(pool, without_shortage(free_checked(pool, address, handle, NULL)));
+}
+
+vpmm_status slow_free_past(vpmm_pool *pool, CUdeviceptr address, CUstream handle, struct cache *cache)
+{
+    return answer(pool, without_shortage(free_checked(pool, address, handle, cache->is_default ? cache : NULL)));
 }
 
 /* ---- use ---- */

@@ -14,6 +14,13 @@ vpmm_status slow_malloc(struct vpmm_pool *, size_t bytes, CUstream, CUdeviceptr 
 vpmm_status slow_free(struct vpmm_pool *, CUdeviceptr, CUstream);
 vpmm_status slow_use(struct vpmm_pool *, CUdeviceptr, CUstream);
 
+/*
+ * vpmm_malloc, and vpmm_free on a default stream, past the thread's cache, which could not serve them at once. The handle
+ * was just seen to be still that of the cache's stream, where that is looked at: it is not looked for again.
+ */
+vpmm_status slow_malloc_past(struct vpmm_pool *, size_t bytes, CUstream, CUdeviceptr *, struct cache *);
+vpmm_status slow_free_past(struct vpmm_pool *, CUdeviceptr, CUstream, struct cache *);
+
 /* Pages from the thread's own cache, or from another thread's cache for the same stream (tiers 1 and 1b). */
 bool slow_malloc_cached(struct vpmm_pool *, size_t bytes, struct cache *, CUdeviceptr *);
 

@@ -8,6 +8,7 @@
 #include "remap/cut.h"
 #include "remap/ending.h"
 #include "remap/mapping.h"
+#include "remap/pass.h"
 #include "remap/settle.h"
 #include "remap/view.h"
 #include "remap/zombie.h"
@@ -221,13 +222,14 @@ static void free_chunk(struct giving_back *back, uint32_t chunk)
 
 /*
  * Who ends a graph's pool has waited for all that uses it, by which nothing was known to pass: it might have stayed. Now
- * it goes, and another wait might fail, for a byte that the device has not.
+ * it goes, and another wait might fail, for a byte that the device has not. Pages of which streams have freed pieces apart
+ * are whole then, whether or not the driver lets the pass that comes next begin.
  */
 static void complete_all(struct arena *arena)
 {
     lock_take(&arena->event_lock);
     streams_complete_all(&arena->streams);
-    ending_pass(arena);
+    pass_regions(arena, true);
     pthread_mutex_unlock(&arena->event_lock);
 }
 

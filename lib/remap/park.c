@@ -111,16 +111,16 @@ static void end_builds(struct arena *arena)
         clock_sleep_us(PAUSE_US);
 }
 
-static vpmm_status cannot_wait(void)
+vpmm_status park_cannot_begin(void)
 {
-    return fail(VPMM_ERROR_BUSY, "the device cannot be waited for now, so nothing is parked: %s", vpmm_last_error());
+    return fail(VPMM_ERROR_BUSY, "the device cannot be waited for now, so nothing has changed: %s", vpmm_last_error());
 }
 
 vpmm_status park(struct arena *arena)
 {
     vpmm_assert(arena->is_graph);
     if (streams_wait_for_all(&arena->streams) != VPMM_SUCCESS)
-        return cannot_wait();
+        return park_cannot_begin();
     lock_take(&arena->pass_lock);
     end_builds(arena);
     bool all = step_all(arena, NULL);

@@ -45,6 +45,9 @@ static inline bool arena_is_parked(const struct arena *arena)
     return load_acquire_u32(&arena->parked) != 0;
 }
 
+/* BUSY, with the words of the thread's last failure: what comes before the first step has failed. */
+vpmm_status park_cannot_begin(void);
+
 /* NOT_SUPPORTED, with the words for a malloc of a parked pool. */
 vpmm_status parked_status(void);
 

@@ -11,8 +11,7 @@
 #include "space/context.h"
 #include "space/region.h"
 
-/* `any`: something has passed since the last time. */
-static void pass_regions(struct arena *arena, bool any)
+void pass_regions(struct arena *arena, bool any)
 {
     for (uint32_t slot = 1, n = load_acquire_u32(&arena->streams.slots); slot < n; slot++) {
         struct stream *stream = stream_at(&arena->streams, slot);

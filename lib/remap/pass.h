@@ -48,6 +48,9 @@ vpmm_status pass_soon(struct arena *);
 /* give_back_down_to after waiting for the pass lock. For a trim, and for who needs the device's memory elsewhere. */
 vpmm_status pass_release(struct arena *, uint64_t keep_pages, uint64_t *released_pages);
 
+/* Step 3 alone, which makes no driver call; under the event lock. `any`: something has passed since the last time. */
+void pass_regions(struct arena *, bool any);
+
 /* Waits for the contexts of the streams on which there is freed memory that has not passed, and publishes it. */
 vpmm_status pass_wait_for_contexts(struct arena *);
 

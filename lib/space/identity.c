@@ -111,10 +111,10 @@ static CUresult ask_capture(struct device *device, CUstream handle, CUcontext co
     return result;
 }
 
-static vpmm_status refuse_capture(struct device *device, CUstream handle, const struct identity *identity)
+vpmm_status identity_refuse_capture(struct device *device, CUstream handle, CUcontext context)
 {
     CUstreamCaptureStatus capture = CU_STREAM_CAPTURE_STATUS_NONE;
-    CUresult result = ask_capture(device, handle, identity->context, &capture);
+    CUresult result = ask_capture(device, handle, context, &capture);
     if (result != CUDA_SUCCESS && !device_result_is_capture(result))
         return device_failed(device, "asking whether the stream captures");
     if (result != CUDA_SUCCESS || capture != CU_STREAM_CAPTURE_STATUS_NONE)
@@ -133,7 +133,7 @@ vpmm_status identify(struct device *device, CUstream handle, bool by_name, struc
     if (by_name)
         return status;
     if (status == VPMM_SUCCESS)
-        status = refuse_capture(device, handle, identity);
+        status = identity_refuse_capture(device, handle, identity->context);
     if (status != VPMM_SUCCESS || identity->context || !device->driver.cuStreamGetId)
         return status;
     if (device_call(device, cuStreamGetId, handle, &identity->id) != CUDA_SUCCESS)
@@ -176,6 +176,6 @@ vpmm_status identity_check(struct device *device, CUstream handle)
     CUcontext context;
     vpmm_status status = find_key(device, handle, &identity);
     if (status == VPMM_SUCCESS)
-        status = refuse_capture(device, handle, &identity);
+        status = identity_refuse_capture(device, handle, identity.context);
     return status == VPMM_SUCCESS ? identity_find_context(device, handle, &identity, &context) : status;
 }

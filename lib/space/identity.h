@@ -44,6 +44,9 @@ vpmm_status identify(struct device *, CUstream, bool by_name, struct identity *)
 /* The same for a pool that keeps no streams. INVALID_VALUE too: a stream of another device. */
 vpmm_status identity_check(struct device *, CUstream);
 
+/* What both ask first: NOT_SUPPORTED, DRIVER. Of a default stream its context, else NULL. */
+vpmm_status identity_refuse_capture(struct device *, CUstream, CUcontext);
+
 /* The context that an identified stream is of. INVALID_VALUE: one of another device. DRIVER. */
 vpmm_status identity_find_context(struct device *, CUstream, const struct identity *, CUcontext *);
 

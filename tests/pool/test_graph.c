@@ -341,6 +341,39 @@ Test(graph, its_end_gives_all_back_where_the_device_is_full_by_then)
         end_on_a_full_device(what);
 }
 
+/*
+ * Pages that two streams have freed in pieces, and which are less than a handle, become whole before anything is given
+ * back, whichever call the driver refuses: handles go as they were made.
+ */
+Test(graph, its_end_gives_back_whole_handles_whatever_is_refused)
+{
+    enum { CALLS = 20, PIECES = 18 };
+    static const size_t lengths[] = {104 << 10, 152 << 10, 256 << 10};
+    needs_simulator();
+    for (uint64_t nth = 1; nth <= CALLS; nth++) {
+        struct setup setup = graph_setup();
+        struct world w;
+        CUdeviceptr p[PIECES];
+        setup.pool.page_size = 256 << 10;
+        world_open(&w, &setup);
+        CUstream s = world_stream(&w), t = world_stream(&w);
+        size_t begin = vpmm_sim_used_bytes(w.sim);
+        for (int i = 0; i < PIECES; i++)
+            p[i] = take_bytes(&w, lengths[i % 3], s);
+        for (int i = 0; i < PIECES; i++)
+            give(&w, p[i], i % 3 == 1 ? s : t);
+        vpmm_sim_fail(w.sim, "cuThreadExchangeStreamCaptureMode", nth, CUDA_ERROR_UNKNOWN, false);
+        vpmm_status status = vpmm_pool_destroy(w.pool);
+        vpmm_sim_fail(w.sim, "cuThreadExchangeStreamCaptureMode", 0, CUDA_SUCCESS, false);
+        if (status == VPMM_ERROR_BUSY) /* it could not be waited for, and is as it was */
+            must_work(vpmm_pool_destroy(w.pool));
+        w.pool = NULL;
+        cr_expect_leq(vpmm_sim_used_bytes(w.sim), begin, "call %d: memory is left behind", (int)nth);
+        cr_expect_eq(vpmm_sim_misuses(w.sim), 0, "call %d", (int)nth);
+        world_close(&w);
+    }
+}
+
 Test(graph, it_does_not_end_while_an_output_lives)
 {
     struct world w;

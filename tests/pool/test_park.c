@@ -435,6 +435,23 @@ Test(park, a_pool_that_leaves_no_room_for_that_is_not_made)
     world_close(&w);
 }
 
+/* Refused before anything is given back: DRIVER would say that the contents are lost. */
+Test(park, a_context_that_is_refused_parks_nothing)
+{
+    needs_simulator();
+    static const char *const calls[] = {"cuCtxGetCurrent", "cuCtxPushCurrent", "cuThreadExchangeStreamCaptureMode"};
+    struct parking k;
+    open_parking(&k);
+    for (size_t i = 0; i < sizeof calls / sizeof calls[0]; i++) {
+        cr_assert_eq(k.w.driver->cuCtxSetCurrent(NULL), CUDA_SUCCESS);
+        vpmm_sim_fail(k.w.sim, calls[i], 1, CUDA_ERROR_UNKNOWN, false);
+        must_fail(VPMM_ERROR_BUSY, vpmm_park(k.w.pool));
+        cr_assert_eq(k.w.driver->cuCtxSetCurrent(k.w.context), CUDA_SUCCESS);
+        expect_awake(&k);
+    }
+    close_parking(&k);
+}
+
 /* A device that cannot be waited for: nothing has changed. */
 Test(park, what_cannot_be_waited_for_is_not_parked)
 {

@@ -646,6 +646,24 @@ Test(streams, threads_that_die_leave_their_memory_to_the_others, .timeout = 60)
     world_close(&w);
 }
 
+/* Nothing was looked for, so nothing is short: what the driver says of the stream is its refusal, whatever the number. */
+Test(streams, a_stream_that_cannot_be_looked_at_is_no_shortage)
+{
+    static const char *const calls[] = {"cuStreamIsCapturing", "cuStreamGetId", "cuStreamGetCtx"};
+    needs_simulator();
+    for (size_t i = 0; i < sizeof calls / sizeof calls[0]; i++) {
+        struct world w;
+        CUdeviceptr p;
+        world_open(&w, NULL);
+        CUstream s = world_stream(&w);
+        vpmm_sim_fail(w.sim, calls[i], 1, CUDA_ERROR_OUT_OF_MEMORY, false);
+        must_fail(VPMM_ERROR_DRIVER, vpmm_malloc(w.pool, PAGE, s, &p));
+        cr_expect_eq(stats_of(&w).failed_out_of_memory, 0, "%s", calls[i]);
+        give(&w, take(&w, 1, s), s);
+        world_close(&w);
+    }
+}
+
 Test(streams, a_stream_of_another_device_is_refused)
 {
     struct setup setup = setup_default();
