@@ -113,10 +113,13 @@ class Allocations {
     }
   };
 
-  /* PyTorch's own table, which has its entries side by side: no memory is asked for with each. */
+  /*
+   * PyTorch's own table, which has its entries side by side: no memory is asked for with each. What a look needs of it and
+   * of the lock is within a line of the processor's, in this order.
+   */
   struct alignas(64) Shard {
-    std::mutex lock;
     ska::flat_hash_map<void*, Allocation, AddressHash> live;
+    std::mutex lock;
   };
 
   Shard& shard_of(const void* address) {

@@ -49,6 +49,9 @@ using back_end::SegmentInfo;
 
 constexpr size_t EXBIBYTE = size_t{1} << 60;
 
+/* Whether it had a context current, or has one now. */
+static __thread bool thread_has_looked __attribute__((tls_model("initial-exec"))) = false;
+
 class BackEnd final : public WithoutExpandableSegments<back_end::CUDAAllocator> {
  public:
   /* ---- allocating ---- */
@@ -622,10 +625,9 @@ class BackEnd final : public WithoutExpandableSegments<back_end::CUDAAllocator> 
    * 6 us without a context and 0.8 with one, and 53 us by sixteen threads (an H200).
    */
   static void make_context_current(const Pool& pool, int device) {
-    thread_local bool looked = false;
-    if (looked)
+    if (thread_has_looked)
       return;
-    looked = true;
+    thread_has_looked = true;
     CUcontext context = nullptr;
     vpmm_pool_driver(pool.pool)->cuCtxGetCurrent(&context);
     if (!context)
@@ -645,8 +647,7 @@ class BackEnd final : public WithoutExpandableSegments<back_end::CUDAAllocator> 
 
   /* From CUDA itself while that is asked for: torch.cuda.caching_allocator_enable(False), and a variable for tools. */
   void* obtain(int device, size_t bytes, cudaStream_t stream) {
-    static const bool never = is_switched_on("PYTORCH_NO_CUDA_MEMORY_CACHING");
-    if (!never && isEnabled())
+    if (!is_never_enabled_ && isEnabled())
       return malloc(device, bytes, stream);
     void* address = direct_.malloc(bytes);
     tell_tracer(address, true);
@@ -705,7 +706,8 @@ class BackEnd final : public WithoutExpandableSegments<back_end::CUDAAllocator> 
   void begin(Device& device, void* address, const Allocation& allocation) {
     allocation.pool->hold();
     try {
-      mapped_history_.note(*allocation.pool, allocation.device, allocation.context);
+      if (history_.is_recording())
+        mapped_history_.note(*allocation.pool, allocation.device, allocation.context);
       allocations_.add(address, allocation);
     } catch (...) {
       device.frees.free(address, Allocation(allocation));
@@ -786,14 +788,18 @@ class BackEnd final : public WithoutExpandableSegments<back_end::CUDAAllocator> 
   Direct direct_;
   Exports exports_;
   Imports imports_;
-  std::atomic<bool> enabled_{true};
-  History history_;
+
+  /* What each request and each free reads. */
+  alignas(64) std::atomic<bool> enabled_{true};
+  const bool is_never_enabled_ = is_switched_on("PYTORCH_NO_CUDA_MEMORY_CACHING");
+  std::vector<std::unique_ptr<Device>> devices_; // grows in init alone, before the first allocation
+  History history_;                              // its first
+
   MappedHistory mapped_history_{history_};
   Lender lender_;
   Limits limits_{lender_};
   Shortage shortage_{limits_, history_, mapped_history_};
   std::mutex init_lock_;
-  std::vector<std::unique_ptr<Device>> devices_; // grows in init alone, before the first allocation
   std::atomic<bool> initialized_{false};
   c10::ApproximateClockToUnixTimeConverter clock_;
 };

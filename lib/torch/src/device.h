@@ -21,13 +21,14 @@ struct Device {
 
   const c10::DeviceIndex index;
   Pools pools;
+  std::atomic<uint64_t> most{
+      0}; // bytes that the fraction allows: see limits.h. Each request reads this, and frees' first
   Frees frees{pools};
   Statistics statistics;
   std::atomic<int64_t> retries{0}, shortages{0}, rejections{0};
   std::mutex end_lock; // over the end of its idle pools
   DriverAccount account;
   std::atomic<double> fraction{1};
-  std::atomic<uint64_t> most{0}; // bytes that the fraction allows: see limits.h
 
   /* As PyTorch counts it: below zero for an instant where one thread frees what another one allocates. */
   size_t allocated() {

@@ -90,11 +90,11 @@ class Frees {
   void keep(std::list<Freed> freed);
 
   Pools& pools_;
-  std::mutex lock_;
-  std::list<Freed> kept_;            // waiting, ending and joining
-  std::atomic<size_t> later_{0};     // how many
-  std::atomic<int> walks_{0};        // how many threads have some of them in hand
+  std::atomic<size_t> later_{0};     // how many are kept
   std::atomic<bool> joining_{false}; // whether one of them may be joining
+  std::mutex lock_;
+  std::list<Freed> kept_;     // waiting, ending and joining
+  std::atomic<int> walks_{0}; // how many threads have some of them in hand
   CaptureOrder order_;
 };
 

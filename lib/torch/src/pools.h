@@ -217,15 +217,18 @@ class Pools {
   const int device_;
   std::mutex lock_;
   std::shared_ptr<Pool> main_;
-  std::shared_ptr<Pool> uncounted_main_; // the same without a count, at which all threads would meet: it never ends
-  std::atomic<bool> has_main_{false};
   std::map<MempoolId_t, std::shared_ptr<Pool>> private_;
   std::vector<std::shared_ptr<Pool>> ending_; // that could not be ended: another pool may have the id by now
   std::mutex allow_lock_;                     // over a change of `peers_`, and what it takes
   std::vector<int> peers_;                    // that have access, or are being given it
   std::vector<Underway> underway_;
-  std::atomic<int> underway_count_{0};
   std::array<Place, THREADS + 1> entered_; // by threads' numbers
+
+  /* What each request and each free reads. */
+  alignas(64)
+      std::shared_ptr<Pool> uncounted_main_; // main_ without a count, at which all threads would meet: it never ends
+  std::atomic<bool> has_main_{false};
+  std::atomic<int> underway_count_{0};
 };
 
 /* What vpmm has said of a call, as an error of Python. */

@@ -19,7 +19,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <mutex>
-#include <new>
 
 #include <c10/core/CachingDeviceAllocator.h>
 
@@ -69,11 +68,6 @@ class Statistics {
   Statistics() = default;
   Statistics(const Statistics&) = delete;
   Statistics& operator=(const Statistics&) = delete;
-
-  ~Statistics() {
-    for (std::atomic<Lane*>& lane : lanes_)
-      delete lane.load();
-  }
 
   void add(size_t requested, size_t block) {
     const Amounts amounts = amounts_of(requested, block);
@@ -175,6 +169,11 @@ class Statistics {
   struct alignas(64) Lane {
     std::array<Counts, POOLS> of;
 
+    /* One that is not has levels and marks of 0. */
+    bool is_used() const {
+      return of[AGGREGATE].sum(COUNT).added || of[AGGREGATE].sum(COUNT).taken;
+    }
+
     void take(size_t pool, const Amounts& amounts) {
       of[AGGREGATE].take(amounts);
       of[pool].take(amounts);
@@ -201,19 +200,10 @@ class Statistics {
         visit(pool, kind);
   }
 
-  /* NULL: the thread has no number, or there is no memory for its lane. */
+  /* NULL: the thread has no number. */
   Lane* lane_of_thread() {
     const size_t number = thread_number();
-    if (number == NO_NUMBER)
-      return nullptr;
-    Lane* lane = lanes_[number].load(std::memory_order_relaxed);
-    return lane ? lane : make_lane(number);
-  }
-
-  Lane* make_lane(size_t number) {
-    auto* lane = new (std::nothrow) Lane;
-    lanes_[number].store(lane, std::memory_order_release); // pairs with the acquire in each_lane
-    return lane;
+    return number == NO_NUMBER ? nullptr : &lanes_[number];
   }
 
   template <typename Visit>
@@ -221,8 +211,8 @@ class Statistics {
     if (is_shared_.load())
       visit(shared_);
     for (size_t number = 0, above = threads_numbered(); number < above; number++)
-      if (Lane* lane = lanes_[number].load(std::memory_order_acquire))
-        visit(*lane);
+      if (lanes_[number].is_used())
+        visit(lanes_[number]);
   }
 
   Sum collect(size_t pool, size_t kind) {
@@ -322,7 +312,7 @@ class Statistics {
     return stat;
   }
 
-  std::array<std::atomic<Lane*>, THREADS> lanes_{};
+  std::array<Lane, THREADS> lanes_{};
   std::mutex shared_lock_; // of who adds or takes in the next; before the other lock
   Lane shared_;
   std::atomic<bool> is_shared_{false}; // whether anything was counted there: set before
