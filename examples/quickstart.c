@@ -15,8 +15,12 @@ int main(int argc, char **argv)
 {
     vpmm_config config = vpmm_config_default();
     vpmm_pool *pool;
-    if (argc > 1 && strcmp(argv[1], "--sim") == 0)
-        config.driver = vpmm_sim_driver(vpmm_sim_create(NULL)); /* else libcuda */
+    if (argc > 1 && strcmp(argv[1], "--sim") == 0) { /* else libcuda */
+        vpmm_sim *sim = vpmm_sim_create(NULL);
+        if (!sim)
+            return fprintf(stderr, "quickstart: %s\n", vpmm_last_error()), 1;
+        config.driver = vpmm_sim_driver(sim);
+    }
     if (vpmm_pool_create(&config, &pool) != VPMM_SUCCESS)
         return fail();
 

@@ -572,7 +572,7 @@ static void print_account(server *s, const account *a)
             a->handed_over);
     fprintf(s->out, "%" PRIu64 " mismatches, %" PRIu64 " races, %" PRIu64 " misuses, %" PRIu64 " bytes left live\n\n",
             a->mismatches, a->races, a->misuses, a->live);
-    vpmm_ok(s, "vpmm_dump", vpmm_dump(s->pool, s->out));
+    vpmm_dump(s->pool, s->out); /* if that cannot be written, all of the account cannot: see main */
 }
 
 static void write_json(const server *s, const account *a, FILE *out)
@@ -632,8 +632,9 @@ static const char help[] =
     "vpmm is configured by its VPMM_* environment variables. Prints the pool's statistics and its map of regions,\n"
     "[X] live, [-X] reusable, [*X] hole, [~X] pending unmap, in pages.\n"
     "\n"
-    "Exit status: 0 no mismatch, no race, no leak, and the audit passed; 1 otherwise; 2\n"
-    "wrong usage or settings, or no such trace.\n";
+    "Exit status: 0 no mismatch, no race, no leak, and the audit passed; 1 otherwise, also where a pool or an "
+    "exporter\n"
+    "cannot be made of the settings; 2 wrong usage or settings, or no such trace.\n";
 
 static bool usage_error(const char *option, const char *value, const char *allowed)
 {
@@ -753,5 +754,7 @@ int main(int argc, char **argv)
         return EXIT_BAD;
     bool good = account_good(&s, &a);
     fprintf(s.out, "\n%s\n", good ? "all good" : "FAILED: see the messages above");
+    if (fflush(s.out) != 0 || ferror(s.out))
+        good = fail(NULL, "Give standard output a place.", "the account cannot be written: %s", strerror(errno));
     return save_json(&s, &a) && good ? 0 : EXIT_BAD;
 }

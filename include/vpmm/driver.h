@@ -1,6 +1,7 @@
 /*
  * vpmm/driver.h - the driver table: every CUDA driver entry point that the library, its examples, tests and stress
- * programs call, under the name that NVIDIA's documentation gives it.
+ * programs call, under the name that NVIDIA's documentation gives it (but for the kernels of vpmm-stress, and for
+ * libvpmm_preload.so, which look up more themselves).
  *
  * A table is all that the pool knows of a GPU. vpmm_driver_cuda() fills one from libcuda.so.1, vpmm_sim_driver()
  * (vpmm/sim.h) answers from a simulated GPU, and a program may pass a table of its own: copy one of these and

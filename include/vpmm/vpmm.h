@@ -132,7 +132,7 @@ typedef enum vpmm_small {
 /* What a request may do with free memory whose fence, on another stream, has not passed. */
 typedef enum vpmm_reuse {
     VPMM_REUSE_WAIT_DEVICE, /* its stream waits for the fence on the device; the host does not. So does a request that
-                               would else make the pool grow */
+                               would else make the pool grow. The default */
     VPMM_REUSE_COMPLETED,   /* nothing, until the request would fail: streams stay independent */
     VPMM_REUSE_WAIT_HOST,   /* the calling thread waits for the fence of what fits best */
 } vpmm_reuse;
@@ -145,7 +145,7 @@ typedef enum vpmm_reuse {
  * only in calls that are given the stream, or through the capture gate.
  */
 typedef enum vpmm_streams {
-    VPMM_STREAMS_CHECKED, /* the stream's id is compared in every malloc. In a thread that has no context current the
+    VPMM_STREAMS_CHECKED, /* the default: the stream's id is compared in every malloc. In a thread that has no context current the
                              driver takes 5 us for it, and a lock over all threads (an H200), where it takes some tens
                              of nanoseconds otherwise: make one current in threads that allocate */
     VPMM_STREAMS_TRUSTED, /* only where a call goes past the front cache */
@@ -241,7 +241,7 @@ typedef struct vpmm_config {
                                                                                                      VPMM_EXTENT_SIZE */
     size_t max_mapped;         /* cap on mapped and quarantined bytes, at least the granularity; 0: none
                                                                                                      VPMM_MAX_MAPPED */
-    size_t cache_bytes;        /* most that one thread's front cache holds once the pool keeps its shape;
+    size_t cache_bytes;        /* most that one thread's front cache holds once the pool keeps its shape, 4 GiB;
                                   8 MiB of it until then. Of pieces of pages it holds as much besides, at
                                   most 64 MiB.
                                   0: none. CU_STREAM_PER_THREAD has none, and no pool has where the process has no
@@ -249,7 +249,8 @@ typedef struct vpmm_config {
     vpmm_small small;          /*                                                  VPMM_SMALL=slab|async */
     vpmm_reuse reuse;          /*                                                  VPMM_REUSE=device|completed|host */
     vpmm_streams streams;      /*                                                  VPMM_STREAMS=checked|trusted|eager */
-    bool reaper;               /* true: a thread of the pool's own; false: the caller calls vpmm_poll     VPMM_REAPER */
+    bool reaper;               /* true, the default: a thread of the pool's own; false: the caller calls vpmm_poll
+                                                                                                         VPMM_REAPER */
     bool exportable;           /* handles can be exported as POSIX file descriptors, where the device can:
                                   cuMemRetainAllocationHandle gives that of an address, and those of a live allocation
                                   stay the same until its free, or vpmm_park; true                   VPMM_EXPORTABLE */

@@ -5,10 +5,17 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+/* Without access first: where the process locks what it maps (MCL_FUTURE), all of it would be there at once. */
 void *reserve_zeros(size_t bytes)
 {
-    void *at = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    return at == MAP_FAILED ? NULL : at;
+    void *at = mmap(NULL, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (at == MAP_FAILED)
+        return NULL;
+    munlock(at, bytes);
+    if (mprotect(at, bytes, PROT_READ | PROT_WRITE) == 0)
+        return at;
+    munmap(at, bytes);
+    return NULL;
 }
 
 void reserve_forget(void *at, size_t bytes)

@@ -1,6 +1,6 @@
 /*
  * reserve.h - host memory for tables that may become large: reserved as address space, zero-filled, and committed by
- * the page where it is first touched.
+ * the page where it is first touched, also where the process locks its memory.
  */
 #ifndef VPMM_LIB_RESERVE_H
 #define VPMM_LIB_RESERVE_H

@@ -13,9 +13,8 @@
  * stand in slots of several threads, and in slots that it has left; whoever exchanges the word has the region.
  *   (1) every CACHED region stands in a slot of a cache of its stream: its freer fills the slot before it exchanges
  *       the word, and overwrites a slot only when it has seen its unit not CACHED for this stream
- *   (2) the bin of such a slot is noted, but while its freer is about to note it, and while a flusher that has taken
- *   the
- *       bits is at its bin
+ *   (2) the bin of such a slot is noted, but while its freer is about to note it, and while a flusher that has
+ *       taken the bits is at its bin
  *   (3) cached bytes = bytes of CACHED regions, when no one is inside a call
  *
  * Who may do what

@@ -29,19 +29,9 @@ const struct slice_size slice_size[SLICE_CLASSES] = {
     EIGHT(9216, 1024, 2), EIGHT(18432, 2048, 3), EIGHT(36864, 4096, 4),
 };
 
-static uint32_t owner_of(uint64_t word)
-{
-    return (uint32_t)(word >> 32) & (STREAMS_MAX - 1);
-}
-
 static uint64_t epoch_of(uint64_t word)
 {
     return word >> 52;
-}
-
-static uint32_t free_of(uint64_t word)
-{
-    return (uint32_t)word;
 }
 
 /* The epoch is the upper twelve bits' and wraps. */
@@ -71,11 +61,6 @@ static void raise_number(struct slab *slab, uint64_t epoch, uint64_t number)
     while (epoch_of(seen) == (epoch & 0xfff) && (seen & NUMBER_MASK) < number &&
            !cas_sc_u64(&slab->number, &seen, epoch << 52 | number))
         ;
-}
-
-static uint32_t all_slices(const struct slab *slab)
-{
-    return UINT32_MAX >> (SLAB_SLICES - slab->slices);
 }
 
 static struct slab *slab_at(const struct slabs *slabs, uint64_t index)
@@ -186,7 +171,7 @@ static void list(const struct slabs *slabs, const struct slab *slab, uint32_t ow
 static bool belongs(const struct slab *slab, uint32_t owner, unsigned class)
 {
     uint64_t word = load_sc_u64(&slab->word);
-    return owner_of(word) == owner && free_of(word) && load_relaxed_u32(&slab->class) == class;
+    return slab_owner(word) == owner && slab_free_bits(word) && load_relaxed_u32(&slab->class) == class;
 }
 
 /* Removed first and then looked at again: who makes it belong meanwhile sees it in the tree, or inserts it after. */
@@ -236,7 +221,8 @@ bool slab_format(struct slabs *slabs, const struct region *region, struct stream
         return false;
     CUdeviceptr base = unit_address(&slabs->space->units, region->first);
     vpmm_assert(state_at(slabs, region->first) == UNIT_OWN && region->units == slab_want(class).units);
-    vpmm_assert(!owner_of(peek_u64(&slab->word)) && !free_of(peek_u64(&slab->word)) && peek_u32(&stream->users) > 0);
+    vpmm_assert(!slab_owner(peek_u64(&slab->word)) && !slab_free_bits(peek_u64(&slab->word)) &&
+                peek_u32(&stream->users) > 0);
     slab->granule = region->first;
     store_relaxed_u64(&slab->base, base);
     store_relaxed_u64(&slab->reciprocal, slice_size[class].reciprocal);
@@ -250,7 +236,7 @@ bool slab_format(struct slabs *slabs, const struct region *region, struct stream
     name_slab(slabs, region->first, region->units, slab);
     unit_set(unit_at(&slabs->space->units, region->first), UNIT_CUT, region->units);
     fetch_add_relaxed_u64(&slabs->empty, 1);
-    store_sc_u64(&slab->word, slab_word(epoch, stream->slot, all_slices(slab)));
+    store_sc_u64(&slab->word, slab_word(epoch, stream->slot, slab_all(slab)));
     list(slabs, slab, stream->slot);
     return true;
 }
@@ -272,7 +258,7 @@ static void dissolve(struct slabs *slabs, struct slab *slab, uint32_t owner)
     struct fence fence = {owner, number_of(slab)};
     struct region region = {slab->granule, want.units, fence.number ? fence : FENCE_PASSED, false};
     vpmm_assert(state_at(slabs, region.first) == UNIT_CUT && owner && owner != SLAB_CLAIMED && are_free(slab));
-    vpmm_assert(!owner_of(peek_u64(&slab->word)) && !free_of(peek_u64(&slab->word)));
+    vpmm_assert(!slab_owner(peek_u64(&slab->word)) && !slab_free_bits(peek_u64(&slab->word)));
     fetch_add_relaxed_u64(&slabs->empty, UINT64_MAX);
     unlist(slabs, slab, owner, class);
     name_slab(slabs, region.first, region.units, NULL);
@@ -285,8 +271,8 @@ static void dissolve(struct slabs *slabs, struct slab *slab, uint32_t owner)
 static void try_dissolve(struct slabs *slabs, struct slab *slab)
 {
     uint64_t word = load_sc_u64(&slab->word);
-    uint32_t owner = owner_of(word);
-    if (owner && owner != SLAB_CLAIMED && free_of(word) == all_slices(slab) &&
+    uint32_t owner = slab_owner(word);
+    if (owner && owner != SLAB_CLAIMED && slab_free_bits(word) == slab_all(slab) &&
         cas_sc_u64(&slab->word, &word, slab_word(epoch_of(word), 0, 0)))
         dissolve(slabs, slab, owner);
 }
@@ -317,14 +303,14 @@ static uint32_t lowest_bits(uint32_t bits, unsigned most)
 /* Sets bits of slices that the caller has, and that work on the slab's stream may use. */
 static void set_bits(struct slabs *slabs, struct slab *slab, uint64_t word, uint32_t bits)
 {
-    vpmm_assert(bits && !(bits & ~all_slices(slab)));
+    vpmm_assert(bits && !(bits & ~slab_all(slab)));
     do
         vpmm_assert(!(word & bits)); /* they are the caller's */
     while (!cas_sc_u64(&slab->word, &word, word | bits));
-    if ((free_of(word) | bits) == all_slices(slab))
+    if ((slab_free_bits(word) | bits) == slab_all(slab))
         fetch_add_relaxed_u64(&slabs->empty, 1);
-    if (!free_of(word))
-        list(slabs, slab, owner_of(word));
+    if (!slab_free_bits(word))
+        list(slabs, slab, slab_owner(word));
 }
 
 /* Clears up to `most` bits, if the slab is the stream's. */
@@ -334,11 +320,11 @@ static uint32_t clear_bits(struct slabs *slabs, struct slab *slab, const struct 
     uint64_t word = load_sc_u64(&slab->word);
     uint32_t bits;
     do {
-        bits = lowest_bits(free_of(word), most);
-        if (owner_of(word) != stream->slot || !bits || load_relaxed_u32(&slab->class) != class)
+        bits = lowest_bits(slab_free_bits(word), most);
+        if (slab_owner(word) != stream->slot || !bits || load_relaxed_u32(&slab->class) != class)
             return 0;
     } while (!cas_sc_u64(&slab->word, &word, word & ~(uint64_t)bits));
-    if (free_of(word) == all_slices(slab))
+    if (slab_free_bits(word) == slab_all(slab))
         fetch_add_relaxed_u64(&slabs->empty, UINT64_MAX);
     if (load_relaxed_u32(&slab->class) == class) /* with slices of it taken, it is not dissolved any more */
         return bits;
@@ -354,7 +340,7 @@ unsigned slab_take(struct slabs *slabs, struct stream *stream, unsigned class, u
     while (set && tree_next(&set->tree[class], 0, &index)) {
         struct slab *slab = slab_at(slabs, index);
         uint32_t bits = clear_bits(slabs, slab, stream, class, most);
-        if (!free_of(load_sc_u64(&slab->word)) || !bits)
+        if (!slab_free_bits(load_sc_u64(&slab->word)) || !bits)
             unlist(slabs, slab, stream->slot, class);
         unsigned n = 0;
         for (; bits; bits &= bits - 1) {
@@ -382,8 +368,8 @@ CUdeviceptr slab_hand_out(struct slabs *slabs, struct slice *slice, unsigned cla
 static void set_owner(struct slab *slab, uint32_t owner, uint64_t epoch)
 {
     uint64_t word = load_sc_u64(&slab->word);
-    vpmm_assert(owner_of(word) == SLAB_CLAIMED && owner != SLAB_CLAIMED); /* who has claimed it alone changes it */
-    while (!cas_sc_u64(&slab->word, &word, slab_word(epoch, owner, free_of(word))))
+    vpmm_assert(slab_owner(word) == SLAB_CLAIMED && owner != SLAB_CLAIMED); /* who has claimed it alone changes it */
+    while (!cas_sc_u64(&slab->word, &word, slab_word(epoch, owner, slab_free_bits(word))))
         ;
 }
 
@@ -396,9 +382,9 @@ static bool adopt(struct slabs *slabs, struct slab *slab, uint32_t from, struct 
 {
     vpmm_assert(from != to->slot && peek_u32(&to->users) > 0);
     uint64_t word = load_sc_u64(&slab->word);
-    if (owner_of(word) != from || !free_of(word) || load_relaxed_u32(&slab->class) != class ||
+    if (slab_owner(word) != from || !slab_free_bits(word) || load_relaxed_u32(&slab->class) != class ||
         !has_passed(slabs, slab, from) ||
-        !cas_sc_u64(&slab->word, &word, slab_word(epoch_of(word), SLAB_CLAIMED, free_of(word))))
+        !cas_sc_u64(&slab->word, &word, slab_word(epoch_of(word), SLAB_CLAIMED, slab_free_bits(word))))
         return false;
     bool is_ours = load_relaxed_u32(&slab->class) == class && has_passed(slabs, slab, from);
     if (is_ours)
@@ -463,21 +449,21 @@ void slab_give(struct slabs *slabs, struct slice *slice, struct fence fence)
     bool passed = fence_passed(slabs->space->streams, fence);
     uint64_t word = load_sc_u64(&slab->word);
     vpmm_assert(slice_state(peek_u64(&slice->word)) == SLICE_OWN && slice_class_of(peek_u64(&slice->word)) == class);
-    vpmm_assert(bit & all_slices(slab));
+    vpmm_assert(bit & slab_all(slab));
     store_relaxed_u64(&slice->word, slice_word(SLICE_FREE, 0, class, 0));
     do {
         vpmm_assert(!(word & bit));
-        if (!passed && owner_of(word) != fence.stream) {
+        if (!passed && slab_owner(word) != fence.stream) {
             defer(slabs, slice, fence, class);
             return;
         }
         if (!passed) /* before the exchange: see adopt */
             raise_number(slab, epoch_of(word), fence.number);
     } while (!cas_sc_u64(&slab->word, &word, word | bit));
-    uint32_t owner = owner_of(word);
-    if (!free_of(word))
+    uint32_t owner = slab_owner(word);
+    if (!slab_free_bits(word))
         list(slabs, slab, owner);
-    if ((free_of(word) | bit) != all_slices(slab))
+    if ((slab_free_bits(word) | bit) != slab_all(slab))
         return;
     fetch_add_relaxed_u64(&slabs->empty, 1);
     if (owner != SLAB_CLAIMED && has_another(slabs, slab, owner))
@@ -572,7 +558,7 @@ void slabs_pass(struct slabs *slabs)
 
 bool slab_is_listed(const struct slabs *slabs, const struct slab *slab)
 {
-    struct tree *tree = tree_of(slabs, owner_of(load_sc_u64(&slab->word)), load_relaxed_u32(&slab->class));
+    struct tree *tree = tree_of(slabs, slab_owner(load_sc_u64(&slab->word)), load_relaxed_u32(&slab->class));
     uint64_t index;
     return tree && tree_next(tree, slab->index, &index) && index == slab->index;
 }

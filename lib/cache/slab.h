@@ -122,6 +122,24 @@ static inline unsigned slab_slices(unsigned kind)
 
 /* ---- words ---- */
 
+/* Of a slab's word: who has it, as a record's slot (0: nobody), */
+static inline uint32_t slab_owner(uint64_t word)
+{
+    return (uint32_t)(word >> 32) & (STREAMS_MAX - 1);
+}
+
+/* and which slices are free; */
+static inline uint32_t slab_free_bits(uint64_t word)
+{
+    return (uint32_t)word;
+}
+
+/* these if all are. */
+static inline uint32_t slab_all(const struct slab *slab)
+{
+    return UINT32_MAX >> (SLAB_SLICES - slab->slices);
+}
+
 static inline uint64_t slice_word(enum slice_state state, uint32_t stream, unsigned class, size_t requested)
 {
     return (uint64_t)state | (uint64_t)stream << 4 | (uint64_t) class << 24 | (uint64_t)requested << 30;

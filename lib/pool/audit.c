@@ -191,7 +191,7 @@ static vpmm_status check_slice(struct auditor *auditor, const struct slab *slab,
 {
     uint64_t word = load_acquire_u64(&slab->slice[i].word);
     unsigned class = load_relaxed_u32(&slab->class);
-    bool is_free = load_sc_u64(&slab->word) >> i & 1;
+    bool is_free = slab_free_bits(load_sc_u64(&slab->word)) >> i & 1;
     if (slice_class_of(word) != class)
         return violation(auditor, "slice %u of a slab of class %u is of class %u", i, class, slice_class_of(word));
     if (is_free != (slice_state(word) == SLICE_FREE))
@@ -213,7 +213,7 @@ static vpmm_status check_slice(struct auditor *auditor, const struct slab *slab,
 static vpmm_status check_slab(struct auditor *auditor)
 {
     struct slab *slab = slab_of_granule(auditor->space, auditor->first);
-    uint64_t free = slab ? load_sc_u64(&slab->word) & UINT32_MAX : 0;
+    uint32_t free = slab ? slab_free_bits(load_sc_u64(&slab->word)) : 0;
     if (!slab || slab->granule != auditor->first)
         return violation(auditor, "it is cut, and is no slab's");
     if (slab_want(load_relaxed_u32(&slab->class)).units != auditor->units)
@@ -224,7 +224,7 @@ static vpmm_status check_slab(struct auditor *auditor)
     if (free && !slab_is_listed(&auditor->arena->slabs, slab)) /* the other way about, the next search takes it out */
         return violation(auditor, "it has free slices, and its owner's tree does not have it");
     auditor->tally.cut += auditor->units;
-    auditor->tally.empty_slabs += free == UINT32_MAX >> (SLAB_SLICES - slab->slices);
+    auditor->tally.empty_slabs += free == slab_all(slab);
     vpmm_status status = VPMM_SUCCESS;
     for (unsigned i = 0; i < slab->slices && status == VPMM_SUCCESS; i++)
         status = check_slice(auditor, slab, i);
@@ -474,10 +474,10 @@ static void dump_slabs(const struct slabs *slabs, FILE *file)
     for (uint32_t i = 0, n = load_relaxed_u32(&slabs->records); i < n && i < SLABS_MAX; i++) {
         const struct slab *slab = load_acquire_ptr(&slabs->record[i]);
         uint64_t word = slab ? load_sc_u64(&slab->word) : 0;
-        if (!(uint32_t)(word << 12 >> 44))
+        if (!slab_owner(word))
             continue; /* a record of no slab */
         count[load_relaxed_u32(&slab->class)]++;
-        free[load_relaxed_u32(&slab->class)] += (unsigned)__builtin_popcount((uint32_t)word);
+        free[load_relaxed_u32(&slab->class)] += (unsigned)__builtin_popcount(slab_free_bits(word));
     }
     for (unsigned class = 0; class < SLICE_CLASSES; class ++)
         if (count[class])

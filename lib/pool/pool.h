@@ -10,8 +10,9 @@
  *                 an arena, as is the next
  *   piece.c       parts of pages
  *   attribute.c   what a program changes while the pool runs
- *   observe.c     statistics, audit, and what an exporter asks
+ *   observe.c     statistics, and what an exporter asks;   audit.c   every invariant, and the map
  *   reaper.c      the pool's own thread;   process.c   forks, and the process's exit
+ *   config.c      settings, from fields and the environment;   default_pool.c   a device's default pool, never destroyed
  */
 #ifndef VPMM_LIB_POOL_H
 #define VPMM_LIB_POOL_H

@@ -25,7 +25,7 @@ struct donor {
 struct build {
     struct arena *arena;
     struct stream *stream;  /* NULL: for nobody yet */
-    struct region base;     /* the run that is extended; pages 0: none */
+    struct region base;     /* the run that is extended; units 0: none */
     struct region target;   /* the carved hole */
     bool base_first;        /* base lies before target */
     struct extent **extent; /* in address order: moved, then created */
@@ -518,7 +518,6 @@ static bool unmap_target(struct build *build)
     return gone;
 }
 
-/* Under the plan lock: what was made leaves the budget only as the driver takes it. */
 /* The created extents go to the spare zombie's parts; the place that they would have had holds them no longer. */
 static void disown_created(struct build *build)
 {
@@ -563,7 +562,7 @@ static void unwind(struct build *build)
     vpmm_assert(made <= build->new_pages && build->new_pages <= arena->budgeted_pages);
     if (gone)
         hole_add(arena, build->target.first, build->target.units);
-    arena_quarantine(arena, made);
+    arena_quarantine(arena, made); /* what was made leaves the budget only as the driver takes it */
     arena->budgeted_pages -= build->new_pages;
     pthread_mutex_unlock(&arena->plan_lock);
     give_up_target(build, gone);

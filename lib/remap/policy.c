@@ -91,7 +91,7 @@ enum { GROWTH_HANDLES = 64 }; /* or this part of the growth */
 enum { CANDIDATES = 32 };     /* runs that are looked at for extension, the longest; 16, or all of them, do as well */
 
 /*
- * The cost model: h200.md's driver prices, linear between the measured sizes.
+ * The cost model: the driver's prices on an H200 (lib/sim/cost.c), linear between the measured sizes.
  */
 struct price {
     double mib, us;

@@ -1,6 +1,5 @@
 /*
- * cost.c - what each call costs on an H200, in microseconds: the table "Driver calls" of h200.md, the column of one
- * thread. A price that depends on the size is interpolated between the sizes that were measured; beyond the largest it
+ * cost.c - what each call costs on an H200, in microseconds, measured with driver 580 by one thread. A price that depends on the size is interpolated between the sizes that were measured; beyond the largest it
  * goes on with the last slope, below the smallest it stays. What was not measured costs 0.1.
  *
  * Contention is left out on purpose: a price is then a property of the calls made, the same in each run.
@@ -48,7 +47,7 @@ static const struct point create_points[] = {{2, 5.7}, {32, 7.7}, {256, 12}, {10
 static const struct point access_points[] = {{2, 18}, {32, 21}, {128, 25}, {256, 31}, {1024, 51}, {0, 0}};
 static const struct point unmap_points[] = {{2, 12.5}, {128, 14.7}, {256, 16.4}, {0, 0}};
 static const struct point release_points[] = {{2, 7.2}, {32, 23}, {256, 79}, {0, 0}};
-static const struct point plain_alloc_points[] = {{128, 56}, {1024, 100}, {0, 0}}; /* h200.md, "Growth" */
+static const struct point plain_alloc_points[] = {{128, 56}, {1024, 100}, {0, 0}};
 static const struct point plain_free_points[] = {{128, 65}, {1024, 275}, {0, 0}};
 
 static double interpolate(const struct point *p, size_t bytes)

@@ -445,7 +445,7 @@ CUresult sim_lane_of(vpmm_sim *sim, CUstream stream, struct sim_lane **lane);
 void sim_lane_close(vpmm_sim *sim, struct sim_lane *lane);
 struct sim_op *sim_op_new(enum sim_op_kind kind);
 void sim_op_depend(struct sim_op *op, struct sim_record *record);
-void sim_op_free(vpmm_sim *sim, struct sim_op *op);
+void sim_op_free(struct sim_op *op);
 CUresult sim_submit(vpmm_sim *sim, struct sim_lane *lane, struct sim_op *op); /* the op is consumed whatever happens */
 void sim_await(vpmm_sim *sim, uint32_t lane, uint64_t number);
 void sim_wait(vpmm_sim *sim, uint32_t lane, uint64_t number); /* and the host has seen it */
@@ -471,16 +471,18 @@ void sim_op_run(vpmm_sim *sim, struct sim_lane *lane, struct sim_op *op);
 
 /* ---- capture.c ---- */
 
-/* 900, and every capture that forbids it lost, if this thread may not make an unsafe call now. */
+/* CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED, and every capture that forbids it lost, if this thread may not make an unsafe call now. */
 CUresult sim_unsafe(vpmm_sim *sim);
-/* 900 and the capture lost if the lane captures: an H200's driver 580 answers cuStreamGetId and cuStreamGetFlags so. */
+/* The same, and the capture lost, if the lane captures: an H200's driver 580 answers cuStreamGetId and cuStreamGetFlags so. */
 CUresult sim_looked_into(vpmm_sim *sim, struct sim_lane *lane);
 CUresult sim_unsafe_on(vpmm_sim *sim, struct sim_lane *lane); /* the same for a query of or wait for the lane */
 CUresult sim_capture_context(vpmm_sim *sim, struct sim_context *context); /* cuCtxSynchronize: in every mode */
 CUresult sim_capture_submit(vpmm_sim *sim, struct sim_lane *lane, bool *captured);
 CUresult sim_capture_wait(vpmm_sim *sim, struct sim_lane *lane, struct sim_record *record, bool *captured);
 void sim_capture_forget(vpmm_sim *sim, struct sim_lane *lane);
-CUresult sim_captured_event(vpmm_sim *sim, const struct sim_record *record); /* 907 if it was recorded in a capture */
+CUresult
+sim_captured_event(vpmm_sim *sim,
+                   const struct sim_record *record); /* CUDA_ERROR_CAPTURED_EVENT if it was recorded in a capture */
 void sim_captures_free(vpmm_sim *sim);
 
 /* ---- race.c ---- */

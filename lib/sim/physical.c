@@ -17,10 +17,21 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+/* Never the place of a standard stream that the program was started without: what it writes there would come here. */
+static int make_memory(const char *name)
+{
+    int fd = memfd_create(name, MFD_CLOEXEC);
+    if (fd < 0 || fd > STDERR_FILENO)
+        return fd;
+    int further = fcntl(fd, F_DUPFD_CLOEXEC, STDERR_FILENO + 1);
+    close(fd);
+    return further;
+}
+
 CUresult sim_device_open(struct sim_device *device, size_t bytes)
 {
     size_t pages = bytes / SIM_PAGE;
-    *device = (struct sim_device){.fd = memfd_create("vpmm simulated GPU", MFD_CLOEXEC), .bytes = MAP_FAILED};
+    *device = (struct sim_device){.fd = make_memory("vpmm simulated GPU"), .bytes = MAP_FAILED};
     device->pages = (uint32_t)pages;
     device->free_pages = malloc(pages * sizeof *device->free_pages);
     device->touched = calloc(pages, sizeof *device->touched);
@@ -235,7 +246,7 @@ CUresult sim_cuMemExportToShareableHandle(void *shareable, CUmemGenericAllocatio
         return CUDA_ERROR_INVALID_VALUE;
     if (!handle->exportable)
         return CUDA_ERROR_NOT_SUPPORTED;
-    int fd = memfd_create("vpmm simulated handle", MFD_CLOEXEC);
+    int fd = make_memory("vpmm simulated handle");
     if (fd < 0)
         return CUDA_ERROR_OPERATING_SYSTEM;
     if (pwrite(fd, &exported, sizeof exported, 0) != sizeof exported) {

@@ -63,9 +63,8 @@ void sim_op_depend(struct sim_op *op, struct sim_record *record)
     op->dependency_count = 1;
 }
 
-void sim_op_free(vpmm_sim *sim, struct sim_op *op)
+void sim_op_free(struct sim_op *op)
 {
-    (void)sim;
     for (uint32_t i = 0; i < op->dependency_count; i++)
         sim_record_drop(op->dependencies[i].record);
     if (op->dependencies != &op->one)
@@ -170,7 +169,7 @@ static void run_next(vpmm_sim *sim, struct sim_lane *lane)
     lane->done = op->number;
     lane->running = false;
     pthread_cond_broadcast(&lane->progress);
-    sim_op_free(sim, op);
+    sim_op_free(op);
 }
 
 struct worker {
@@ -261,7 +260,7 @@ CUresult sim_submit(vpmm_sim *sim, struct sim_lane *lane, struct sim_op *op)
     if (result == CUDA_SUCCESS && !captured && !depend_on_legacy(sim, lane, op))
         result = CUDA_ERROR_OUT_OF_MEMORY;
     if (result != CUDA_SUCCESS || captured) {
-        sim_op_free(sim, op);
+        sim_op_free(op);
         return result;
     }
     op->number = ++lane->numbered;
@@ -492,7 +491,7 @@ void sim_free_lanes(vpmm_sim *sim)
         struct sim_lane *lane = sim->lanes[i];
         for (struct sim_op *op = lane->head, *next; op; op = next) {
             next = op->next;
-            sim_op_free(sim, op);
+            sim_op_free(op);
         }
         sim_clock_drop(lane->clock);
         pthread_cond_destroy(&lane->work);

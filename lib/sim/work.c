@@ -211,7 +211,7 @@ static CUresult submit_on_memory(vpmm_sim *sim, struct sim_lane *lane, struct si
         result = rows_valid(sim, op, &op->from);
     if (result == CUDA_SUCCESS)
         return sim_submit(sim, lane, op);
-    sim_op_free(sim, op);
+    sim_op_free(op);
     return result;
 }
 
@@ -284,7 +284,7 @@ static CUresult submit_copy(const struct copy_request *request, CUstream stream,
     op->width = request->width;
     op->height = request->height;
     if (!stage(sim, op)) {
-        sim_op_free(sim, op);
+        sim_op_free(op);
         return CUDA_ERROR_OUT_OF_MEMORY;
     }
     result = submit_on_memory(sim, lane, op, request->to.host ? request->from.device : request->to.device);

@@ -499,9 +499,9 @@ bool fences_complete(struct streams *streams, struct stream *stream)
     return true;
 }
 
-void fences_complete_until(struct stream *stream, uint64_t published)
+void fences_complete_until(struct stream *stream, uint64_t number)
 {
-    if (published > load_relaxed_u64(&stream->completed))
-        store_sc_u64(&stream->completed, published);
-    raise_relaxed_u64(&stream->recorded, published);
+    if (number > load_relaxed_u64(&stream->completed))
+        store_sc_u64(&stream->completed, number);
+    raise_relaxed_u64(&stream->recorded, number);
 }

@@ -11,6 +11,7 @@
 
 #include <pthread.h>
 #include <stdio.h>
+#include <sys/mman.h>
 #include <unistd.h>
 
 enum { PAIR_THREADS = 16, PAIR_STREAMS = 500, ROUNDS = 4, SMALL = 1000, PAIR_BYTES = 1024 };
@@ -280,5 +281,26 @@ Test(host_memory, no_word_of_a_granule_comes_again)
     generations_go_on(&w, 0, true);
     generations_go_on(&w, UINT64_C(1) << 30, true);
     generations_go_on(&w, UINT64_C(1) << (UNIT_GENERATION_BITS - 1), false);
+    world_close(&w);
+}
+
+/* ---- a process that locks its memory ---- */
+
+/* Also of what it will map: the tables are of gigabytes, of which hardly anything is ever touched. */
+Test(host_memory, a_pool_of_a_process_that_locks_its_memory_takes_no_more)
+{
+    struct setup setup = setup_default();
+    struct world w;
+    needs_simulator();
+    setup.pool.cache_bytes = 8 * PAGE;
+    world_open_without_pool(&w, &setup);
+    setup.pool.driver = w.driver;
+    if (!figures_count() || mlockall(MCL_FUTURE) != 0) /* it may not */
+        cr_skip_test();
+    size_t before = resident();
+    must_work(vpmm_pool_create(&setup.pool, &w.pool));
+    size_t after = resident();
+    cr_assert_eq(munlockall(), 0);
+    cr_expect_lt(after - before, (size_t)64 << 20, "%zu bytes", after - before);
     world_close(&w);
 }

@@ -1,5 +1,5 @@
 /*
- * test_sim.c - the simulated GPU: that it answers as h200.md says the driver does, and that its own tools (capacity,
+ * test_sim.c - the simulated GPU: that it answers as the driver does on an H200, and that its own tools (capacity,
  * stepping, faults, race detector, cost account, leak list) tell the truth. Other tests stand on it.
  */
 #include <criterion/criterion.h>

@@ -248,7 +248,7 @@ static struct words words_of(const struct policy_plan *plan)
 }
 
 /*
- * The prices, as the policy's comments and h200.md state them: microseconds of the driver, between those measured on a
+ * The prices, as the policy's comments state them: microseconds of the driver, between those measured on a
  * line, and beyond the largest on the last line.
  */
 struct measured {
