@@ -472,6 +472,7 @@ class BackEnd final : public WithoutExpandableSegments<back_end::CUDAAllocator> 
           !keep || !device.pools.may_any_capture(),
           "vpmm: what a memory pool holds is not kept while a graph is captured, or as use_mem_pool begins: the "
           "wait for the device would end the capture");
+      await_other_devices(device, pool);
       auto end = c10::make_scope_exit([&] { // also where the driver would not take all back
         if (pool.parking.is_parked())
           end_exports(pool);
@@ -562,6 +563,23 @@ class BackEnd final : public WithoutExpandableSegments<back_end::CUDAAllocator> 
     TORCH_CHECK(found, "vpmm: there is no memory pool (", id.first, ", ", id.second, ")");
   }
 
+  /* What streams of others do with the pool's memory, as record_stream has said, live or freed: vpmm waits for its own. */
+  void await_other_devices(Device& device, const Pool& pool) {
+    std::vector<Use> uses;
+    allocations_.each([&](void*, const Allocation& allocation) {
+      if (allocation.pool.get() == &pool)
+        std::copy_if(allocation.used.begin(), allocation.used.end(), std::back_inserter(uses),
+                     [&](const Use& use) { return use.device != allocation.device; });
+    });
+    for (const Use& use : uses) {
+      OnDevice on(use.device);
+      RelaxedMode relaxed;
+      (void)succeeds(cudaStreamSynchronize(use.stream));
+    }
+    device.frees.try_again();
+    device.frees.await_uses(pool);
+  }
+
   /* Other handles will be behind what lives. */
   void end_exports(const Pool& pool) {
     allocations_.each([&](void* address, const Allocation& allocation) {
@@ -627,11 +645,11 @@ class BackEnd final : public WithoutExpandableSegments<back_end::CUDAAllocator> 
   static void make_context_current(const Pool& pool, int device) {
     if (thread_has_looked)
       return;
-    thread_has_looked = true;
     CUcontext context = nullptr;
     vpmm_pool_driver(pool.pool)->cuCtxGetCurrent(&context);
     if (!context)
       C10_CUDA_CHECK(cudaSetDevice(device));
+    thread_has_looked = true;
   }
 
   /* As PyTorch reads such a variable. */
@@ -647,7 +665,8 @@ class BackEnd final : public WithoutExpandableSegments<back_end::CUDAAllocator> 
 
   /* From CUDA itself while that is asked for: torch.cuda.caching_allocator_enable(False), and a variable for tools. */
   void* obtain(int device, size_t bytes, cudaStream_t stream) {
-    if (!is_never_enabled_ && isEnabled())
+    static const bool never = is_switched_on("PYTORCH_NO_CUDA_MEMORY_CACHING"); // at the first request, as PyTorch
+    if (!never && isEnabled())
       return malloc(device, bytes, stream);
     void* address = direct_.malloc(bytes);
     tell_tracer(address, true);
@@ -791,7 +810,6 @@ class BackEnd final : public WithoutExpandableSegments<back_end::CUDAAllocator> 
 
   /* What each request and each free reads. */
   alignas(64) std::atomic<bool> enabled_{true};
-  const bool is_never_enabled_ = is_switched_on("PYTORCH_NO_CUDA_MEMORY_CACHING");
   std::vector<std::unique_ptr<Device>> devices_; // grows in init alone, before the first allocation
   History history_;                              // its first
 

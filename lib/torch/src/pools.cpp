@@ -323,7 +323,13 @@ void Pools::begin(MempoolId_t id, Filter filter) {
     underway_.push_back({id, std::move(filter), std::this_thread::get_id(), this_thread_lives(),
                          c10::cuda::getCurrentCUDAStream(device_).stream()});
     underway_count_.fetch_add(1);
+    underway_anywhere_.fetch_add(1);
   }
+  for (size_t i = 0; Pools* pools = everywhere_[i].load(); i++)
+    pools->await_entered();
+}
+
+void Pools::await_entered() {
   for (Place& place : entered_)
     while (place.count.load())
       std::this_thread::yield(); // a free is under way, which waits for nothing of this thread's
@@ -335,6 +341,7 @@ void Pools::end(MempoolId_t id) {
   TORCH_CHECK(found != underway_.end(), "endAllocatePool: not currently recording to mempool_id");
   underway_.erase(found);
   underway_count_.fetch_sub(1);
+  underway_anywhere_.fetch_sub(1);
 }
 
 bool Pools::is_begun(MempoolId_t id) const {
@@ -350,6 +357,13 @@ bool Pools::no_other_captures() {
   std::lock_guard<std::mutex> guard(lock_);
   return std::all_of(underway_.begin(), underway_.end(),
                      [](const auto& it) { return !it.may_capture() || it.thread == std::this_thread::get_id(); });
+}
+
+bool Pools::no_other_captures_anywhere() {
+  for (size_t i = 0; Pools* pools = everywhere_[i].load(); i++)
+    if (!pools->no_other_captures())
+      return false;
+  return true;
 }
 
 /* Of a thread that has ended a capture may go on; another one may end it. */
@@ -369,6 +383,7 @@ bool Pools::enter_if_none_captures() {
 }
 
 std::array<std::atomic<Pools*>, Pools::DEVICES> Pools::everywhere_;
+std::atomic<int> Pools::underway_anywhere_{0};
 
 void Pools::leave_everywhere() {
   for (size_t i = 0; Pools* pools = everywhere_[i].load(); i++)

@@ -14,10 +14,11 @@
  *
  * The lock is over the tables, never over a malloc or a free. While nothing is underway a request takes none.
  *
- * No call of the main pool may name a stream while a thread begins to capture it (vpmm.h). So a thread that makes such
- * a call enters first, which is refused while another thread captures, or may be about to; and what begins waits for those
- * who have entered. Entering writes a place of the thread's own, then reads `underway`; beginning writes `underway`,
- * then reads all places; all sequentially consistent, so one of the two sees the other.
+ * No call of the main pool may name a stream while a thread begins to capture it, or a capture takes it in (vpmm.h),
+ * which may be one of another device. So a thread that makes such a call enters first, which is refused while another
+ * thread captures, or may be about to, on any device; and what begins waits for those who have entered. Entering writes a
+ * place of the thread's own, then reads `underway`; beginning writes `underway`, then reads all places; all sequentially
+ * consistent, so one of the two sees the other.
  */
 #ifndef VPMM_TORCH_POOLS_H
 #define VPMM_TORCH_POOLS_H
@@ -157,7 +158,7 @@ class Pools {
   /* Whether the thread may call the main pool with any stream; if so it leaves again. */
   bool enter() {
     entered_[thread_number()].count.fetch_add(1);
-    if (!underway_count_.load() || no_other_captures())
+    if (!underway_anywhere_.load() || no_other_captures_anywhere())
       return true;
     leave();
     return false;
@@ -168,8 +169,8 @@ class Pools {
   }
 
   /*
-   * The same for streams that the thread was not given, of any device: refused while any thread captures, on any device. A
-   * capture takes in streams of others, and what the calling thread has begun another one may join, or end.
+   * The same for streams that the thread was not given, of any device: refused while any thread captures. What the calling
+   * thread has begun another one may join, or end.
    */
   static bool enter_everywhere();
   static void leave_everywhere();
@@ -205,6 +206,8 @@ class Pools {
   const std::shared_ptr<Pool>& known(MempoolId_t id);
   bool is_begun(MempoolId_t id) const; // under the lock
   bool no_other_captures();
+  static bool no_other_captures_anywhere();
+  void await_entered();
   bool none_captures();
   bool enter_if_none_captures();
   bool add_peer(int peer); // false: it was one
@@ -213,6 +216,7 @@ class Pools {
 
   static constexpr size_t DEVICES = 256;                       // PyTorch has 120 at most
   static std::array<std::atomic<Pools*>, DEVICES> everywhere_; // by device, made in order, before any request
+  static std::atomic<int> underway_anywhere_;                  // how much is, on all of them
 
   const int device_;
   std::mutex lock_;

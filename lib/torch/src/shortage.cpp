@@ -44,7 +44,11 @@ void* Shortage::malloc_of_held(Device& device, Pool& pool, const Request& reques
       vpmm_pool_set_attribute(pool.pool, VPMM_ATTRIBUTE_MAX_MAPPED, held) != VPMM_SUCCESS)
     return nullptr;
   auto restore = c10::make_scope_exit([&] { quietly([&] { limits_.set_cap(device, pool); }); });
-  return pool.malloc(request.length, request.stream);
+  try {
+    return pool.malloc(request.length, request.stream);
+  } catch (const c10::Error&) { // as of one that is parked by now
+    return nullptr;
+  }
 }
 
 /* The same of a pool that is lent: under a memory fraction of 0 its keeper asks the other allocator for none. */

@@ -107,6 +107,7 @@ class Statistics {
 
   void reset_peaks() {
     std::lock_guard<std::mutex> guard(lock_);
+    last_ = nullptr;
     each([&](size_t pool, size_t kind) {
       totals_[pool][kind].peak = INT64_MIN;
       look(pool, kind, false);
@@ -254,7 +255,7 @@ class Statistics {
     for (size_t kind = 0; kind < KINDS; kind++)
       for (size_t of : {AGGREGATE, pool})
         if (lane.of[of].is_above_mark(kind)) // else another look was quicker
-          look(of, kind, last_ != &lane);
+          look(of, kind, last_ && last_ != &lane);
     last_ = &lane;
   }
 
@@ -318,7 +319,7 @@ class Statistics {
   std::atomic<bool> is_shared_{false}; // whether anything was counted there: set before
   std::mutex lock_;                    // of the rest
   std::array<std::array<Total, KINDS>, POOLS> totals_;
-  const Lane* last_ = nullptr; // that looked
+  const Lane* last_ = nullptr; // that looked since the peaks were reset
 };
 
 } // namespace vpmm_torch

@@ -4,7 +4,8 @@
  *   number   0 .. THREADS - 1, the lowest that no running thread has. A thread that ends leaves its number, with whatever
  *            is in the tables there, to a later one: what it wrote happens before that
  *   others   have NO_NUMBER: a thread whose number has gone already, because it frees as it ends, and those that come
- *            while THREADS have one. They share what is theirs
+ *            while THREADS have one. They share what is theirs. A thread whose first call comes from a pthread key's
+ *            destructor, as it ends, leaves its number to nobody
  */
 #ifndef VPMM_TORCH_THREADS_H
 #define VPMM_TORCH_THREADS_H

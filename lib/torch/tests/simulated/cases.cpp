@@ -1349,6 +1349,31 @@ static void wakes_what_was_freed_in_part(Back& back) {
   REQUIRE(!vpmm_torch_wake(7, 6) && pool.holds(1));
 }
 
+/* Streams of a device that PyTorch has let in use it until their work has ended, of live memory and of freed. */
+static void parks_behind_another_device_s_stream(Back& back, bool is_freed) {
+  ParkedPool pool(back);
+  DRIVE(cuCtxSynchronize()); // what was written there comes before
+  Gate gate;
+  PeerStream peer;
+  gate.stand_before(peer.stream);
+  peer.write(pool.memory[0].get());
+  back.recordStream(pool.memory[0], torch_stream(peer.stream, 1));
+  DRIVE(cuCtxPushCurrent(simulated.context));
+  if (is_freed)
+    pool.memory[0].clear();
+  std::thread opener([&] {
+    usleep(20000);
+    gate.is_open = true;
+  });
+  REQUIRE(!vpmm_torch_park(7, 6, false));
+  REQUIRE(gate.is_open && vpmm_sim_races(simulated.sim) == 0);
+  opener.join();
+  REQUIRE(!vpmm_torch_wake(7, 6));
+  pool.memory[0].clear(); // while there is the stream
+  CUcontext context;
+  DRIVE(cuCtxPopCurrent(&context));
+}
+
 /* With what is kept, which goes with it. */
 static void ends_while_parked(Back& back) {
   ParkedPool pool(back);
@@ -1484,6 +1509,8 @@ void check_cases(Back& back) {
   pins_the_hosts_memory_once(back);
   shares_what_is_awake_again(back);
   wakes_what_was_freed_in_part(back);
+  parks_behind_another_device_s_stream(back, false);
+  parks_behind_another_device_s_stream(back, true);
   ends_while_parked(back);
   keeps_what_is_shelved(back);
   parks_no_other_pools(back);

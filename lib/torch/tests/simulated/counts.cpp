@@ -116,6 +116,24 @@ static void count_at_once(unsigned threads) {
   REQUIRE(out.allocated_bytes[0].peak >= last && out.allocation[0].peak <= 2 * threads);
 }
 
+/* Since the reset it is one thread, whoever was the last to look before. */
+static void count_alone_after_a_reset() {
+  Statistics statistics;
+  Truth truth;
+  auto add = [&](size_t block) {
+    statistics.add(block, block);
+    truth.change(block, 1);
+  };
+  add(1 << 30);
+  std::thread([&] { add(300 << 10); }).join();
+  statistics.reset_peaks();
+  truth.reset_peaks();
+  for (size_t n = 1; n <= 100; n++) {
+    add(512 * n);
+    compare(statistics, truth, true);
+  }
+}
+
 /* Memory goes from thread to thread while it is counted: it is seen once, or not at all. */
 static void count_hand_overs() {
   enum { ROUNDS = 20000, AT_MOST = 2 };
@@ -215,6 +233,7 @@ void check_counts() {
   count_by(1, true);
   for (unsigned threads : {2, 4, 80})
     count_by(threads, false);
+  count_alone_after_a_reset();
   count_at_once(4);
   count_hand_overs();
   count_at_end();

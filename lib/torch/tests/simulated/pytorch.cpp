@@ -73,6 +73,10 @@ cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
   return answer(simulated.driver->cuEventRecord(as<CUevent>(event), as<CUstream>(stream)));
 }
 
+cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
+  return answer(simulated.driver->cuStreamSynchronize(as<CUstream>(stream)));
+}
+
 cudaError_t cudaStreamIsCapturing(cudaStream_t stream, cudaStreamCaptureStatus* status) {
   return answer(simulated.driver->cuStreamIsCapturing(as<CUstream>(stream), as<CUstreamCaptureStatus*>(status)));
 }
