@@ -59,7 +59,10 @@ struct stream *cache_enter(struct cache *cache)
     return NULL;
 }
 
-/* Of an orphan (stream.h) the handle is not the stream's any more: a default one whose context is gone, and another one there. */
+/*
+ * Of an orphan (stream.h) the handle is not the stream's any more: of a default one, whose context is gone, and another
+ * one is at its address.
+ */
 struct stream *cache_enter_again(struct cache *cache)
 {
     struct stream *stream = cache_enter(cache);

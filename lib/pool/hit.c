@@ -12,7 +12,8 @@
  *              └─ anything else ──> free_piece ─┬─ a default stream: current ─┬─> free_piece_at_once ─┬─ a slab ──> slices
  *                                               └─ any other ─────────────────┘                       └─ none ──> granules
  *
- * Whatever is not served so goes to slow_malloc or slow_free (slow.h), which check the arguments.
+ * Whatever is not served so goes to slow_malloc or slow_free, or to slow_..._past if whose stream it is was seen on the
+ * way (slow.h): they check the arguments.
  *
  * Every call that leaves one of these functions stands in tail position, what a hit needs is inlined, and what is
  * seldom needed is not: so a hit calls nothing, saves few registers, and is one function to the processor. A malloc and
