@@ -632,9 +632,8 @@ static const char help[] =
     "vpmm is configured by its VPMM_* environment variables. Prints the pool's statistics and its map of regions,\n"
     "[X] live, [-X] reusable, [*X] hole, [~X] pending unmap, in pages.\n"
     "\n"
-    "Exit status: 0 no mismatch, no race, no leak, and the audit passed; 1 otherwise, also where a pool or an "
-    "exporter\n"
-    "cannot be made of the settings; 2 wrong usage or settings, or no such trace.\n";
+    "Exit status: 0 no mismatch, no race, no leak, and the audit passed; 1 otherwise, also where\n"
+    "no pool or exporter can be made of the settings; 2 wrong usage or settings, or no such trace.\n";
 
 static bool usage_error(const char *option, const char *value, const char *allowed)
 {

@@ -50,9 +50,8 @@ static const char help[] =
     "in\n"
     "use, over all the steps. Times are wall-clock, on sim the simulator's own.\n"
     "\n"
-    "Exit status: 0 every request was served, every audit passed, and all was given back at the end; 1 otherwise, "
-    "also\n"
-    "where no pool can be made of the settings; 2 wrong usage or settings.\n";
+    "Exit status: 0 every request was served, every audit passed, and all was given back at the end; 1 otherwise,\n"
+    "also where no pool can be made of the settings; 2 wrong usage or settings.\n";
 
 typedef struct options {
     bool cuda;

@@ -53,7 +53,8 @@ typedef struct vpmm_exporter_config {
     const char *tls_cert, *tls_key;
 
     /* Both or neither: basic authentication, by a user and a password of at most 500 bytes together. The hash is
-       crypt(5)'s: yescrypt, scrypt, bcrypt, SHA-512 or SHA-256 (mkpasswd -m yescrypt). Without TLS, which would show the password to the network, allowed on loopback alone. */
+       crypt(5)'s: yescrypt, scrypt, bcrypt, SHA-512 or SHA-256 (mkpasswd -m yescrypt). Without TLS, which would show
+       the password to the network, allowed on loopback alone. */
     const char *auth_user, *auth_hash;
 
     vpmm_exporter_limits limits;

@@ -145,9 +145,9 @@ typedef enum vpmm_reuse {
  * only in calls that are given the stream, or through the capture gate.
  */
 typedef enum vpmm_streams {
-    VPMM_STREAMS_CHECKED, /* the default: the stream's id is compared in every malloc. In a thread that has no context current the
-                             driver takes 5 us for it, and a lock over all threads (an H200), where it takes some tens
-                             of nanoseconds otherwise: make one current in threads that allocate */
+    VPMM_STREAMS_CHECKED, /* the default: the stream's id is compared in every malloc. In a thread that has no context
+                             current the driver takes 5 us for it, and a lock over all threads (an H200), where it
+                             takes some tens of nanoseconds otherwise: make one current in threads that allocate */
     VPMM_STREAMS_TRUSTED, /* only where a call goes past the front cache */
     VPMM_STREAMS_EAGER,   /* past it always: there are no front caches, every call records its fences before it
                              returns, and nothing is done with a handle after the call that was given it. NOT_SUPPORTED

@@ -228,9 +228,8 @@ class Pools {
   std::vector<Underway> underway_;
   std::array<Place, THREADS + 1> entered_; // by threads' numbers
 
-  /* What each request and each free reads. */
-  alignas(64)
-      std::shared_ptr<Pool> uncounted_main_; // main_ without a count, at which all threads would meet: it never ends
+  /* What each request reads; the first is main_ without a count, at which all threads would meet: it never ends. */
+  alignas(64) std::shared_ptr<Pool> uncounted_main_;
   std::atomic<bool> has_main_{false};
   std::atomic<int> underway_count_{0};
 };
