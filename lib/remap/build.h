@@ -5,7 +5,8 @@
  *   claim    under the plan lock: the plan's free regions by exchange, its hole by carving, its new pages from the
  *            budget. What of a claimed region is not moved is published again at once. Where one has changed meanwhile
  *            the others are kept for the next plan (view.h)
- *   map      without the plan lock: create the new handles, map everything, a cuMemSetAccess for each MAPPINGS_A_CALL of them
+ *   map      without the plan lock: create the new handles, map everything, a cuMemSetAccess for each MAPPINGS_A_CALL
+ *            of them
  *   commit   no call left that can fail: extents learn their new place, old addresses become zombies
  *   unwind   on any failure: unmap what was mapped (an unmap that the driver refuses leaves a zombie, never a hole),
  *            release what was created, put the hole back, publish the claimed regions behind a fence no earlier.

@@ -1,6 +1,7 @@
 /*
- * cost.c - what each call costs on an H200, in microseconds, measured with driver 580 by one thread. A price that depends on the size is interpolated between the sizes that were measured; beyond the largest it
- * goes on with the last slope, below the smallest it stays. What was not measured costs 0.1.
+ * cost.c - what each call costs on an H200, in microseconds, measured with driver 580 by one thread. A price that
+ * depends on the size is interpolated between the sizes that were measured; beyond the largest it goes on with the
+ * last slope, below the smallest it stays. What was not measured costs 0.1.
  *
  * Contention is left out on purpose: a price is then a property of the calls made, the same in each run.
  */

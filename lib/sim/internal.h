@@ -471,18 +471,20 @@ void sim_op_run(vpmm_sim *sim, struct sim_lane *lane, struct sim_op *op);
 
 /* ---- capture.c ---- */
 
-/* CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED, and every capture that forbids it lost, if this thread may not make an unsafe call now. */
+/*
+ * CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED, and every capture that forbids it lost, if this thread may not make an unsafe
+ * call now.
+ */
 CUresult sim_unsafe(vpmm_sim *sim);
-/* The same, and the capture lost, if the lane captures: an H200's driver 580 answers cuStreamGetId and cuStreamGetFlags so. */
+/* The same, and the capture lost, if the lane captures: so cuStreamGetId and cuStreamGetFlags (an H200, driver 580). */
 CUresult sim_looked_into(vpmm_sim *sim, struct sim_lane *lane);
 CUresult sim_unsafe_on(vpmm_sim *sim, struct sim_lane *lane); /* the same for a query of or wait for the lane */
 CUresult sim_capture_context(vpmm_sim *sim, struct sim_context *context); /* cuCtxSynchronize: in every mode */
 CUresult sim_capture_submit(vpmm_sim *sim, struct sim_lane *lane, bool *captured);
 CUresult sim_capture_wait(vpmm_sim *sim, struct sim_lane *lane, struct sim_record *record, bool *captured);
 void sim_capture_forget(vpmm_sim *sim, struct sim_lane *lane);
-CUresult
-sim_captured_event(vpmm_sim *sim,
-                   const struct sim_record *record); /* CUDA_ERROR_CAPTURED_EVENT if it was recorded in a capture */
+/* CUDA_ERROR_CAPTURED_EVENT if it was recorded in a capture. */
+CUresult sim_captured_event(vpmm_sim *sim, const struct sim_record *record);
 void sim_captures_free(vpmm_sim *sim);
 
 /* ---- race.c ---- */

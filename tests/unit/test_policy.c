@@ -468,7 +468,7 @@ Test(policy, where_much_lies_idle_it_is_moved_whoever_waits)
 {
     TABLE_OF(0, ((struct builders){.slowness = 1, .waiters = 16}),
              {"26 (s1) *20 1 (1x3) 1", NO_CAP, 4, "up 0: move 0..2"}, /* 3 of 32 */
-             {"29 (s1) *20 1 (1x3) 1", NO_CAP, 4, "up 0: move 0..2"}, /* of 35: 0.14 of 3.2 is 10 % more */
+             {"29 (s1) *20 1 (1x3) 1", NO_CAP, 4, "up 0: move 0..2"}, /* of 35: 81 us against 96 */
              {"40 (s1) *20 1 (1x3) 1", NO_CAP, 4, "up 0: create 3"});
 }
 

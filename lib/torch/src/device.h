@@ -21,8 +21,8 @@ struct Device {
 
   const c10::DeviceIndex index;
   Pools pools;
-  std::atomic<uint64_t> most{
-      0}; // bytes that the fraction allows: see limits.h. Each request reads this, and frees' first
+  /* Bytes that the fraction allows (limits.h). Each request reads this, and what comes first in frees. */
+  std::atomic<uint64_t> most{0};
   Frees frees{pools};
   Statistics statistics;
   std::atomic<int64_t> retries{0}, shortages{0}, rejections{0};

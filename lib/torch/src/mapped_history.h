@@ -28,8 +28,9 @@ class MappedHistory {
         pool->mapped.look(pool->pool, [](bool, const Interval&) {});
   }
 
+  /* While it is recorded. */
   void note(Pool& pool, int device, const Context& context) {
-    if (history_.is_recording() && !pool.is_lent())
+    if (!pool.is_lent())
       pool.mapped.look_if_changed(pool.pool, teller(pool, device, context));
   }
 
