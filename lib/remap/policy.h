@@ -89,7 +89,7 @@ struct policy {
 
     double handle_pages; /* pages of a handle that growth is created in, by the last look at how much memory is stuck */
     double patience;     /* what who waits counts for: 1, and less where memory lies idle, by the last look */
-    uint64_t *by_size;   /* scratch: the view's extents, longest first */
+    uint64_t *by_size;   /* scratch: the view's extents, those worth most first */
     size_t by_size_capacity;
 };
 
