@@ -562,17 +562,16 @@ static bool run_passes(run *r, player *players, pass_result *results, unsigned *
 {
     bool ok = true;
     for (unsigned pass = 0; pass < r->options->passes; pass++) {
-        if (ok && run_pass(r, players, &results[pass])) {
-            ++*done;
-            continue;
+        if (ok) {
+            ok = run_pass(r, players, &results[pass]);
+        } else {
+            pthread_barrier_wait(&r->gate);
+            pthread_barrier_wait(&r->gate);
         }
         if (ok)
-            ok = false;
-        else {
-            pthread_barrier_wait(&r->gate);
-            pthread_barrier_wait(&r->gate);
-        }
-        atomic_store(&r->failed, true);
+            ++*done;
+        else
+            atomic_store(&r->failed, true);
     }
     return ok;
 }

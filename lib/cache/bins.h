@@ -26,8 +26,8 @@ enum { BIN_BYTES = 512, BIN_SLOTS = 63, BINS_MAX = UINT16_MAX, FRONT_BINS = 160,
 struct bin {
     _Alignas(128) _Atomic(uint32_t) length; /* of what is in it, in units of its set; 0: none yet */
     _Atomic(uint16_t) count;                /* slots in use, from the first on */
-    uint8_t most;                           /* slots that may be; the owner's, as is the next: */
-    uint8_t refill;                         /* of slices (slices.c) */
+    uint8_t most;                           /* of slices (slices.c): slots that may be in use, at most; the owner's, */
+    uint8_t refill;                         /* as is how many the next filling takes */
     _Atomic(uint64_t) slot[BIN_SLOTS];
 };
 

@@ -310,29 +310,38 @@ static bool halve(struct cache *cache, enum cached kind)
     return any;
 }
 
-static void drop_stale(struct cache *cache)
+/* The record, with the thread counted in, of a cache that has bins; NULL: there is nothing to be done in it. */
+static struct stream *enter_filled(struct cache *cache)
 {
-    for (uint32_t i = 0; i < CACHE_BINS; i++)
-        if (load_relaxed_u16(&set_bin(&cache->regions, i)->count))
-            regions_drop_stale(cache, i);
+    return cache_is_bare(cache) ? NULL : cache_enter(cache);
 }
 
-void cache_halve_all(struct cache *given, bool only_stale)
+void cache_drop_stale_all(struct front *front)
 {
-    struct front *front = given->front;
     for (struct cache *cache = load_relaxed_ptr(&front->caches); cache; cache = cache->next) {
-        struct stream *stream = cache_is_bare(cache) ? NULL : cache_enter(cache);
+        struct stream *stream = enter_filled(cache);
+        for (uint32_t i = 0; stream && i < CACHE_BINS; i++)
+            if (load_relaxed_u16(&set_bin(&cache->regions, i)->count))
+                regions_drop_stale(cache, i);
+        if (stream)
+            stream_leave(stream);
+    }
+}
+
+void cache_halve_all(struct cache *given)
+{
+    struct streams *streams = given->front->fronts->space->streams;
+    for (struct cache *cache = load_relaxed_ptr(&given->front->caches); cache; cache = cache->next) {
+        struct stream *stream = enter_filled(cache);
         bool any = false;
         if (!stream)
             continue;
-        if (only_stale)
-            drop_stale(cache);
-        for (enum cached kind = 0; kind < CACHED_KINDS && !only_stale; kind++)
+        for (enum cached kind = 0; kind < CACHED_KINDS; kind++)
             any |= halve(cache, kind);
         if (any && cache == given)
-            stream_mark(front->fronts->space->streams, stream);
+            stream_mark(streams, stream);
         else if (any)
-            stream_mark_by_other(front->fronts->space->streams, stream);
+            stream_mark_by_other(streams, stream);
         stream_leave(stream);
     }
 }

@@ -4,7 +4,6 @@
 #include "base/clock.h"
 #include "base/lock.h"
 #include "base/reserve.h"
-#include "cache/regions.h"
 #include "cache/slices.h"
 #include "space/identity.h"
 

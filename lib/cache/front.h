@@ -281,11 +281,11 @@ void cache_note_filled(struct cache *, enum cached, uint32_t index);
 /* Publishes the oldest so many of a bin. True: there was something. */
 bool cache_flush_oldest(struct cache *, enum cached, uint32_t index, uint32_t slots);
 
-/*
- * The front of the cache, whose stream the call was given, is full: the older half of each bin leaves; `only_stale`:
- * what others have taken is forgotten.
- */
-void cache_halve_all(struct cache *, bool only_stale);
+/* The front is full: the slots of regions that other threads have taken are forgotten. */
+void cache_drop_stale_all(struct front *);
+
+/* The front of this cache, whose stream the call was given, is full: the older half of each of its bins leaves. */
+void cache_halve_all(struct cache *);
 
 /* The floor, after a change of what it is made of. */
 void front_set_floor(struct front *);

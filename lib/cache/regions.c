@@ -4,10 +4,11 @@
 
 /* ---- of a kind ---- */
 
+/* Nothing: two lengths may have the place, and ready_bin says which of them has it. */
 static void begin(struct bin *bin, uint32_t index)
 {
-    (void)index; /* two lengths may have the place: ready_bin says which it is */
-    bin->most = BIN_SLOTS;
+    (void)bin;
+    (void)index;
 }
 
 /* Takes the region of a slot out of the cache, if it is still there, and is longer than this. */
@@ -143,7 +144,7 @@ bool regions_take_longer(struct cache *cache, uint64_t length, struct region *re
 static bool is_cached_for(const struct cache *cache, CUdeviceptr address, uint64_t length)
 {
     const struct unit *first = unit_at_address(&cache->front->fronts->space->units, address);
-    return first && word_is(load_acquire_u64(&first->word), UNIT_CACHED, length) &&
+    return first && word_is_cached(load_acquire_u64(&first->word), length) &&
            load_relaxed_u32(&first->fence_stream) == cache->slot;
 }
 
@@ -261,9 +262,9 @@ static uint32_t make_room(struct cache *cache, uint64_t length)
     }
     uint32_t index = find_room(cache, length);
     if (index != CACHE_BINS && front_held(front) + size > front->limit)
-        cache_halve_all(cache, true);
+        cache_drop_stale_all(front);
     if (index != CACHE_BINS && front_held(front) + size > front->limit)
-        cache_halve_all(cache, false);
+        cache_halve_all(cache);
     return front_held(front) + size <= front->limit ? index : CACHE_BINS;
 }
 

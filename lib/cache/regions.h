@@ -61,9 +61,9 @@ static inline uint32_t regions_bin_of(const struct cache *cache, uint64_t length
 _Static_assert(CACHE_BINS - EXACT_LENGTHS == 1 << (32 - 27), "regions_bin_of's shift");
 
 /* Whether a word is that of a region of this length that is cached. */
-static inline bool word_is(uint64_t word, enum unit_state state, uint64_t units)
+static inline bool word_is_cached(uint64_t word, uint64_t units)
 {
-    return ((word ^ ((uint64_t)state | units << UNIT_STATE_BITS)) &
+    return ((word ^ ((uint64_t)UNIT_CACHED | units << UNIT_STATE_BITS)) &
             ((UINT64_C(1) << (UNIT_STATE_BITS + UNIT_COUNT_BITS)) - 1)) == 0;
 }
 
@@ -71,7 +71,7 @@ static inline bool word_is(uint64_t word, enum unit_state state, uint64_t units)
 static inline bool regions_exchange(const struct cache *cache, struct unit *first, uint64_t length)
 {
     uint64_t word = load_acquire_u64(&first->word);
-    return word_is(word, UNIT_CACHED, length) && load_relaxed_u32(&first->fence_stream) == cache->slot &&
+    return word_is_cached(word, length) && load_relaxed_u32(&first->fence_stream) == cache->slot &&
            cas_sc_u64(&first->word, &word, word_next(word, UNIT_CACHED, UNIT_LIVE));
 }
 

@@ -148,7 +148,7 @@ bool slices_give(struct cache *cache, struct slice *slice, CUdeviceptr address)
         cache_flush_oldest(cache, CACHED_SLICES, class, (bin->most + 1u) / 2))
         stream_mark(cache->front->fronts->space->streams, load_relaxed_ptr(&cache->stream));
     if (front_held(cache->front) + bytes > cache->front->limit)
-        cache_halve_all(cache, false);
+        cache_halve_all(cache);
     if (!front_has_room(cache->front, bytes))
         front_tell_of_free(cache->front, bytes, slice_requested(word));
     return give_and_note(cache, slice, address);

@@ -1,10 +1,8 @@
 #include "pool/audit.h"
 
 #include "cache/slices.h"
-#include "remap/cut.h"
 #include "remap/park.h"
 #include "remap/slab_page.h"
-#include "remap/zombie.h"
 
 #include <inttypes.h>
 #include <stdarg.h>

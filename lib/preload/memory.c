@@ -53,11 +53,9 @@ static size_t rounded(size_t bytes)
     return bytes <= SIZE_MAX - ROUNDED ? (bytes + ROUNDED - 1) / ROUNDED * ROUNDED : bytes;
 }
 
-/* What a program gets where it does not get memory; `left` if the driver may still have some. */
-static CUresult refused(vpmm_status status, enum count *why)
+static enum count refusal_of(vpmm_status status)
 {
-    *why = status == VPMM_ERROR_OUT_OF_MEMORY ? COUNT_no_memory : COUNT_left_refused;
-    return CUDA_ERROR_OUT_OF_MEMORY;
+    return status == VPMM_ERROR_OUT_OF_MEMORY ? COUNT_no_memory : COUNT_left_refused;
 }
 
 static int64_t beyond(struct allocation allocation)
@@ -65,53 +63,55 @@ static int64_t beyond(struct allocation allocation)
     return (int64_t)(rounded(allocation.bytes) - (allocation.at_once ? 0 : allocation.bytes));
 }
 
-/* Memory of vpmm's on a stream, in the book. Any count but COUNT_served says why not. */
-static CUresult take(struct served *served, CUdeviceptr *memory, size_t bytes, CUstream stream, bool at_once,
-                     enum count *why)
+/* Memory of vpmm's on a stream, in the book. False: *why. */
+static bool take(struct served *served, CUdeviceptr *memory, size_t bytes, CUstream stream, bool at_once,
+                 enum count *why)
 {
     CUdeviceptr start;
     vpmm_status status = vpmm_malloc(served->pool, rounded(bytes), stream, &start);
+    *why = refusal_of(status);
     if (status != VPMM_SUCCESS)
-        return refused(status, why);
+        return false;
     struct allocation allocation = {.bytes = bytes, .device = served->device, .at_once = at_once};
     if (!book_add(start, allocation)) {
         vpmm_free(served->pool, start, stream);
-        return refused(VPMM_ERROR_HOST_MEMORY, why);
+        return false;
     }
     lane_add_beyond(served->device, beyond(allocation));
     *memory = start;
     *why = COUNT_served;
-    return CUDA_SUCCESS;
+    return true;
 }
 
-/* In the lanes. */
-static CUresult serve_async(CUdeviceptr *memory, size_t bytes, CUstream stream, enum count *why)
+/* In the lanes. False: *why. */
+static bool serve_async(CUdeviceptr *memory, size_t bytes, CUstream stream, enum count *why)
 {
     const vpmm_driver *driver = vpmm_driver_cuda();
     *why = !driver ? COUNT_left_unserved : COUNT_left_size;
     if (!driver || !memory || !bytes)
-        return CUDA_ERROR_NOT_SUPPORTED;
+        return false;
     CUcontext context = context_of(driver, stream, why);
     struct served *served = context ? served_of_context(context, why) : NULL;
     if (!served)
-        return CUDA_ERROR_NOT_SUPPORTED;
+        return false;
     *why = COUNT_left_pool;
     if (served_elsewhere(served))
-        return CUDA_ERROR_NOT_SUPPORTED;
+        return false;
     *why = COUNT_left_shared;
     if (served_is_shared(served->device, SERVED_SHARED_ASYNC))
-        return CUDA_ERROR_NOT_SUPPORTED;
+        return false;
     return take(served, memory, bytes, stream, false, why);
 }
 
-/* What is not served the driver is asked for, also for want of memory: its own pool may keep some. */
-static CUresult alloc_async(CUdeviceptr *memory, size_t bytes, CUstream stream, enum count *why)
+/* False: the driver is asked for it, also where vpmm has no memory: its own pool may keep some. */
+static bool alloc_async(CUdeviceptr *memory, size_t bytes, CUstream stream)
 {
+    enum count why;
     lane_enter();
-    CUresult result = serve_async(memory, bytes, stream, why);
+    bool served = serve_async(memory, bytes, stream, &why);
     lane_leave();
-    lane_count(*why);
-    return result;
+    lane_count(why);
+    return served;
 }
 
 /* The device that has a pool and the stream, which need not be the current one. */
@@ -129,19 +129,15 @@ static int device_of_stream(CUstream stream)
 
 CUresult preload_alloc_async(CUdeviceptr *memory, size_t bytes, CUstream stream)
 {
-    enum count why;
-    CUresult result = alloc_async(memory, bytes, stream, &why);
-    if (why == COUNT_served)
-        return result;
+    if (alloc_async(memory, bytes, stream))
+        return CUDA_SUCCESS;
     return MEMORY_RETRIED_ON(device_of_stream(stream), REAL(alloc_async, memory, bytes, stream));
 }
 
 CUresult preload_alloc_async_ptsz(CUdeviceptr *memory, size_t bytes, CUstream stream)
 {
-    enum count why;
-    CUresult result = alloc_async(memory, bytes, default_is_per_thread(stream), &why);
-    if (why == COUNT_served)
-        return result;
+    if (alloc_async(memory, bytes, default_is_per_thread(stream)))
+        return CUDA_SUCCESS;
     return MEMORY_RETRIED_ON(device_of_stream(default_is_per_thread(stream)),
                              REAL(alloc_async_ptsz, memory, bytes, stream));
 }
@@ -296,7 +292,7 @@ static uint64_t clock_ns(void)
  * streams, and vpmm's events, which pass in a few microseconds where no wait stands before them. So they are given that
  * time; the driver's own cuMemAlloc would take more.
  */
-static CUresult quiet_passes(const vpmm_driver *driver, const struct served *served)
+static bool quiet_passes(const vpmm_driver *driver, const struct served *served)
 {
     enum { PASSES_NS = 30000 };
     CUstreamCaptureMode mode = served_relax();
@@ -306,50 +302,46 @@ static CUresult quiet_passes(const vpmm_driver *driver, const struct served *ser
     while ((result = driver->cuStreamQuery(served->quiet)) == CUDA_ERROR_NOT_READY && !is_last)
         is_last = clock_ns() - start >= PASSES_NS;
     served_unrelax(mode);
-    return result;
+    return result == CUDA_SUCCESS;
 }
 
 /*
  * The caller has the memory at once: what its former stream still does with it must be over. The driver's cuMemAlloc
  * does not wait for other streams' work either, so it is asked for what would have to be waited for.
  */
-static CUresult take_at_once(const vpmm_driver *driver, struct served *served, CUdeviceptr *memory, size_t bytes,
-                             enum count *why)
+static bool take_at_once(const vpmm_driver *driver, struct served *served, CUdeviceptr *memory, size_t bytes,
+                         enum count *why)
 {
     CUdeviceptr start;
     struct allocation allocation;
-    CUresult result = take(served, &start, bytes, served->quiet, true, why);
-    if (result != CUDA_SUCCESS)
-        return result;
-    result = quiet_passes(driver, served);
-    if (result == CUDA_SUCCESS) {
+    if (!take(served, &start, bytes, served->quiet, true, why))
+        return false;
+    bool passed = quiet_passes(driver, served);
+    *why = passed ? COUNT_served_at_once : COUNT_left_busy;
+    if (passed)
         *memory = start;
-        *why = COUNT_served_at_once;
-    } else {
-        *why = COUNT_left_busy;
-        if (book_take(start, &allocation) && vpmm_free(served->pool, start, served->quiet) == VPMM_SUCCESS)
-            lane_add_beyond(served->device, -beyond(allocation));
-    }
-    return result;
+    else if (book_take(start, &allocation) && vpmm_free(served->pool, start, served->quiet) == VPMM_SUCCESS)
+        lane_add_beyond(served->device, -beyond(allocation));
+    return passed;
 }
 
-/* In the lanes. */
-static CUresult serve_at_once(CUdeviceptr *memory, size_t bytes, enum count *why)
+/* In the lanes. False: *why. */
+static bool serve_at_once(CUdeviceptr *memory, size_t bytes, enum count *why)
 {
     CUcontext context = NULL;
     const vpmm_driver *driver = vpmm_driver_cuda();
     *why = !driver ? COUNT_left_unserved : COUNT_left_size;
     if (!driver || !memory || !bytes)
-        return CUDA_ERROR_NOT_SUPPORTED;
+        return false;
     *why = COUNT_left_context;
     if (driver->cuCtxGetCurrent(&context) != CUDA_SUCCESS)
-        return CUDA_ERROR_NOT_SUPPORTED;
+        return false;
     struct served *served = served_of_context(context, why);
     if (!served)
-        return CUDA_ERROR_NOT_SUPPORTED;
+        return false;
     *why = COUNT_left_shared;
     if (served_is_shared(served->device, SERVED_SHARED_AT_ONCE))
-        return CUDA_ERROR_NOT_SUPPORTED;
+        return false;
     return take_at_once(driver, served, memory, bytes, why);
 }
 
@@ -359,12 +351,10 @@ CUresult preload_alloc(CUdeviceptr *memory, size_t bytes)
     if (!serves_at_once())
         return MEMORY_RETRIED(REAL(alloc, memory, bytes));
     lane_enter();
-    CUresult result = serve_at_once(memory, bytes, &why);
+    bool served = serve_at_once(memory, bytes, &why);
     lane_leave();
     lane_count(why);
-    if (why == COUNT_served_at_once)
-        return result;
-    return MEMORY_RETRIED(REAL(alloc, memory, bytes));
+    return served ? CUDA_SUCCESS : MEMORY_RETRIED(REAL(alloc, memory, bytes));
 }
 
 /*

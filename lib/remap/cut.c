@@ -209,22 +209,22 @@ bool cut_extend(struct arena *arena, const struct stream *stream, struct want wa
 
 struct whole {
     const struct arena *arena;
-    uint64_t most;         /* pages to be taken at once */
-    struct seen_region in; /* the region */
-    uint64_t page, pages;  /* the granules of whole pages in it; pages 0: none found */
+    uint64_t most;            /* pages to be taken at once */
+    struct seen_region in;    /* the region of granules */
+    uint64_t first, granules; /* the part of it that is whole pages; granules 0: none found */
 };
 
 static bool look_for_whole(const struct seen_region *found, void *data)
 {
     struct whole *whole = data;
     uint64_t a_page = whole->arena->cut.page_granules;
-    uint64_t page = want_place((struct want){0, a_page}, found->first);
-    uint64_t pages = (found->first + found->units) / a_page * a_page;
-    if (pages <= page)
+    uint64_t first = want_place((struct want){0, a_page}, found->first);
+    uint64_t end = (found->first + found->units) / a_page * a_page;
+    if (end <= first)
         return true;
     whole->in = *found;
-    whole->page = page;
-    whole->pages = pages - page < whole->most * a_page ? pages - page : whole->most * a_page;
+    whole->first = first;
+    whole->granules = end - first < whole->most * a_page ? end - first : whole->most * a_page;
     return false;
 }
 
@@ -233,10 +233,10 @@ static bool find_whole(struct whole *whole)
     const struct space *cut = &whole->arena->cut;
     uint64_t a_page = cut->page_granules;
     hints_each_from(&cut->passed, &cut->units, UNIT_FREE, a_page, look_for_whole, whole);
-    for (uint32_t slot = 1, n = load_acquire_u32(&cut->streams->slots); slot < n && !whole->pages; slot++)
+    for (uint32_t slot = 1, n = load_acquire_u32(&cut->streams->slots); slot < n && !whole->granules; slot++)
         hints_each_from(&stream_at(cut->streams, slot)->free[SPACE_GRANULES], &cut->units, UNIT_FREE, a_page,
                         look_for_whole, whole);
-    return whole->pages;
+    return whole->granules;
 }
 
 /* Lock-free: a claim fails because another thread has taken the region. */
@@ -249,10 +249,10 @@ void cut_give_back(struct arena *arena, uint64_t keep_pages)
             break;
         if (!region_claim(&arena->cut, &found.in, &region))
             continue;
-        if (found.page > region.first)
-            region = region_drop_front(&arena->cut, region, found.page - region.first);
-        if (region.units > found.pages)
-            region = region_keep_front(&arena->cut, region, found.pages);
+        if (found.first > region.first)
+            region = region_drop_front(&arena->cut, region, found.first - region.first);
+        if (region.units > found.granules)
+            region = region_keep_front(&arena->cut, region, found.granules);
         region_publish(&arena->space, uncut(arena, region));
     }
 }

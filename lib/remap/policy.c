@@ -165,9 +165,9 @@ void policy_plan_free(struct policy_plan *plan)
 /*
  * Plans under construction.
  */
-static void start(struct policy_plan *plan, enum policy_place place)
+static void clear(struct policy_plan *plan)
 {
-    plan->place = place;
+    plan->place = POLICY_NO_MEMORY;
     plan->run = 0;
     plan->page = 0;
     plan->moves = plan->creates = 0;
@@ -382,9 +382,9 @@ static uint32_t sorted(const struct policy *p, size_t i)
  * Growth is created in equal handles: small ones while much memory is stuck, large ones while little is, but never into
  * more than there is time for.
  */
-static double interpolate(double at_none, double at_high, double stuck, double high)
+static double interpolate(double at_none, double at_high, double share, double high)
 {
-    return stuck >= high ? at_high : at_none + (at_high - at_none) * stuck / high;
+    return share >= high ? at_high : at_none + (at_high - at_none) * share / high;
 }
 
 /* Rule 11. */
@@ -697,7 +697,7 @@ static double driver_us(const struct policy *p, const struct policy_view *v, con
 
 bool policy_plan(struct policy *p, const struct policy_view *v, uint32_t pages, struct policy_plan *plan)
 {
-    start(plan, POLICY_NO_MEMORY);
+    clear(plan);
     bool done = p->max_extent == 1 ? plan_pages(p, v, pages, plan) : plan_extents(p, v, pages, plan);
     plan->cost_us = driver_us(p, v, plan);
     return done;

@@ -20,7 +20,6 @@
 #define VPMM_LIB_ZOMBIE_H
 
 #include "remap/arena.h"
-#include "space/region.h"
 
 enum { ZOMBIE_MAPPINGS_A_CALL = 4 };
 

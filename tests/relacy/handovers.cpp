@@ -303,7 +303,7 @@ struct hit : rl::test_suite<hit, 2> {
 
 static const quote hit_quotes[] = {
     {"lib/cache/regions.h",
-     "    uint64_t word = load_acquire_u64(&first->word);\n    return word_is(word, UNIT_CACHED, length) && "
+     "    uint64_t word = load_acquire_u64(&first->word);\n    return word_is_cached(word, length) && "
      "load_relaxed_u32(&first->fence_stream) == cache->slot &&\n           cas_sc_u64("},
     {0, 0}};
 
