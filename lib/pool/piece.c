@@ -5,6 +5,7 @@
 #include "pool/tiers.h"
 #include "remap/cut.h"
 #include "remap/ending.h"
+#include "remap/hands.h"
 #include "remap/pass.h"
 #include "remap/slab_page.h"
 
@@ -109,12 +110,12 @@ static uint32_t longest_handle(const struct arena *arena)
 /* What was taken back when pages were asked for, and what comes out of others' hands. */
 static bool find_at_last(struct arena *arena, struct want want, struct stream *stream, struct found_piece *found)
 {
-    struct tiers_hands hands = {0};
+    struct hands hands = {0};
     do {
         slab_page_give_up(arena);
         if (find_elsewhere(arena, want, stream, found) || cut_free_pages(arena, want, stream, found))
             return true;
-    } while (tiers_try_again(arena, TIERS_GRANULES, &hands));
+    } while (hands_try_again(arena, HANDS_GRANULES, &hands));
     return false;
 }
 

@@ -4,6 +4,7 @@
 #include "cache/regions.h"
 #include "remap/build.h"
 #include "remap/cut.h"
+#include "remap/hands.h"
 #include "remap/pass.h"
 #include "remap/settle.h"
 
@@ -216,27 +217,6 @@ static vpmm_status find_or_build(struct arena *arena, const struct turn_request 
     return status;
 }
 
-static bool any_in_hands(const struct arena *arena, enum tiers_units units)
-{
-    return load_sc_u32(&arena->builders) ||
-           (units == TIERS_PAGES ? units_any_of_chunks(&arena->space.units, unit_is_owned, NULL)
-                                 : cut_any_owned(arena));
-}
-
-bool tiers_try_again(const struct arena *arena, enum tiers_units units, struct tiers_hands *hands)
-{
-    const uint64_t most_ns = 10 * UINT64_C(1000000);
-    uint64_t now = clock_now_ns();
-    if (!hands->until_ns)
-        hands->until_ns = now + most_ns;
-    if (hands->had_none || now >= hands->until_ns)
-        return false;
-    hands->had_none = !any_in_hands(arena, units);
-    if (!hands->had_none)
-        clock_sleep_us(100);
-    return true;
-}
-
 /* What others have claimed for a build that fails comes back in a moment: at most 10 ms. */
 static void await_builders(struct arena *arena)
 {
@@ -274,8 +254,8 @@ static vpmm_status settle_and_find(struct arena *arena, const struct turn_reques
 static vpmm_status find_in_hands(struct arena *arena, const struct turn_request *request, bool may_wait,
                                  struct build_limits *limits, struct turn_answer *answer, vpmm_status status)
 {
-    struct tiers_hands hands = {0};
-    while (tiers_is_shortage(status) && tiers_try_again(arena, TIERS_PAGES, &hands))
+    struct hands hands = {0};
+    while (tiers_is_shortage(status) && hands_try_again(arena, HANDS_PAGES, &hands))
         status = find_or_build(arena, request, may_wait, limits, answer);
     return status;
 }

@@ -29,24 +29,6 @@ void tiers_release_pages(struct arena *);
 /* Publishes, with an event for each stream, what all caches hold, and makes pages of what is cut and free. */
 void tiers_flush(struct arena *);
 
-/*
- * Memory in other threads' hands: what they have taken is free but for what they need of it, and back in a moment. A
- * request that is about to fail tries again
- *     while (tiers_try_again(arena, units, &hands))
- * once if there is none in these units, for it may have come back since it was missed, and while there is some, until
- * 10 ms are over: a piece does so for pages and then for granules. A look goes over all regions: 3 to 6 ms for 50,000
- * of granules. What is taken and comes back during the last try alone, and is in no thread's hands before and after,
- * is missed.
- */
-struct tiers_hands { /* zero-filled: no look yet */
-    uint64_t until_ns;
-    bool had_none; /* at the last look */
-};
-
-enum tiers_units { TIERS_PAGES, TIERS_GRANULES };
-
-bool tiers_try_again(const struct arena *, enum tiers_units, struct tiers_hands *);
-
 bool tiers_is_shortage(vpmm_status);
 
 #endif

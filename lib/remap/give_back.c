@@ -3,6 +3,7 @@
 #include "base/assert.h"
 #include "base/lock.h"
 #include "remap/cut.h"
+#include "remap/hands.h"
 #include "remap/hole.h"
 #include "remap/mapping.h"
 #include "remap/view.h"
@@ -110,46 +111,84 @@ static uint32_t choose_release(const struct view *view, uint64_t excess, bool mo
     return longest != UINT32_MAX || !more ? longest : shortest;
 }
 
-static bool release_one(struct arena *arena, uint64_t keep_pages, bool more, uint32_t *released, vpmm_status *status)
+enum giving {
+    GIVEN,        /* an extent is, as far as the driver took it; */
+    GIVEN_ENOUGH, /* no more than what is to be kept is mapped; */
+    GIVEN_NONE,   /* nothing that may go was found, or a malloc or a free took it first */
+};
+
+/* Under the plan lock. */
+static enum giving choose_and_claim(struct arena *arena, uint64_t keep_pages, bool more, struct region *kept,
+                                    struct extent **extent, vpmm_status *status)
+{
+    uint64_t mapped = arena->budgeted_pages;
+    if (mapped <= keep_pages)
+        return GIVEN_ENOUGH;
+    if (!view_make(arena->view, arena, NULL, VIEW_PASSED, true, UINT64_MAX)) {
+        *status = fail(VPMM_ERROR_HOST_MEMORY, "no host memory to look at what is free");
+        return GIVEN_NONE;
+    }
+    uint32_t chosen = choose_release(arena->view, mapped - keep_pages, more);
+    if (chosen == UINT32_MAX)
+        return GIVEN_NONE;
+    *extent = claim_extent(arena, arena->view, chosen, kept);
+    return *extent ? GIVEN : GIVEN_NONE;
+}
+
+static enum giving release_one(struct arena *arena, uint64_t keep_pages, bool more, uint32_t *released,
+                               vpmm_status *status)
 {
     struct region kept;
-    struct extent *extent = NULL;
+    struct extent *extent;
     struct zombie *spare = zombie_create(1);
-    *status = spare ? VPMM_SUCCESS
-                    : fail(VPMM_ERROR_HOST_MEMORY, "no host memory for the record of memory that is given back");
+    *released = 0;
+    if (!spare) {
+        *status = fail(VPMM_ERROR_HOST_MEMORY, "no host memory for the record of memory that is given back");
+        return GIVEN_NONE;
+    }
     lock_take(&arena->plan_lock);
-    uint64_t mapped = arena->budgeted_pages;
-    if (spare && mapped > keep_pages && view_make(arena->view, arena, NULL, VIEW_PASSED, true, UINT64_MAX)) {
-        uint32_t chosen = choose_release(arena->view, mapped - keep_pages, more);
-        if (chosen != UINT32_MAX)
-            extent = claim_extent(arena, arena->view, chosen, &kept);
-    }
+    enum giving giving = choose_and_claim(arena, keep_pages, more, &kept, &extent, status);
     pthread_mutex_unlock(&arena->plan_lock);
-    if (!extent) {
+    if (giving == GIVEN)
+        *released = release_extent(arena, kept, extent, spare);
+    else
         free(spare);
-        return false;
-    }
-    *released = release_extent(arena, kept, extent, spare);
-    return true;
+    return giving;
+}
+
+/*
+ * Whether to look once more. After each extent the time for which others' hands are waited for begins anew. What came
+ * back while this thread looked, it may have missed.
+ */
+static bool goes_on(const struct arena *arena, enum giving giving, uint64_t published, struct hands *hands)
+{
+    if (giving == GIVEN)
+        *hands = (struct hands){0};
+    if (load_sc_u64(&arena->space.publications) != published)
+        hands->had_none = false;
+    return giving == GIVEN || (giving == GIVEN_NONE && hands_try_again(arena, HANDS_PAGES, hands));
 }
 
 vpmm_status give_back_down_to(struct arena *arena, uint64_t keep_pages, uint64_t *released_pages)
 {
     vpmm_status status = VPMM_SUCCESS;
-    uint32_t released;
-    struct turn_place place;
-    bool more = true;
-    while (more) { /* others may build between two extents */
+    struct hands hands = {0};
+    enum giving giving;
+    uint64_t published;
+    do { /* others may build between two extents */
+        uint32_t released;
+        struct turn_place place;
+        published = load_sc_u64(&arena->space.publications);
         turn_take(&arena->turn, &place);
-        more = release_one(arena, keep_pages, true, &released, &status);
+        giving = release_one(arena, keep_pages, true, &released, &status);
         turn_leave(&arena->turn, &place);
-        *released_pages += more ? released : 0;
-    }
+        *released_pages += released;
+    } while (status == VPMM_SUCCESS && goes_on(arena, giving, published, &hands));
     return status;
 }
 
 bool give_back_one(struct arena *arena, uint64_t keep_pages, uint32_t *released_pages)
 {
     vpmm_status status;
-    return release_one(arena, keep_pages, false, released_pages, &status);
+    return release_one(arena, keep_pages, false, released_pages, &status) == GIVEN;
 }

@@ -14,7 +14,7 @@
 
 /*
  * Wholly free extents, until at most keep_pages are mapped. Under the pass lock; it waits for the turn before each
- * extent. HOST_MEMORY.
+ * extent, and at the end, for 10 ms at most, for what others have in their hands (hands.h). HOST_MEMORY.
  */
 vpmm_status give_back_down_to(struct arena *, uint64_t keep_pages, uint64_t *released_pages);
 

@@ -890,12 +890,13 @@ Test(sound_faults, a_pool_that_would_not_be_told_of_the_exit_is_not_made)
     no_pool_is_made();
 }
 
-/* The call of the two that fails, counted down; 0: none. */
+/* The request that is refused, counted down, 0: none; and whether all that come after it are, too. */
 static unsigned host_memory_ends_at;
+static bool host_memory_is_over;
 
 static bool host_memory_ends(void)
 {
-    return host_memory_ends_at && --host_memory_ends_at == 0;
+    return host_memory_ends_at && ((host_memory_is_over && host_memory_ends_at == 1) || --host_memory_ends_at == 0);
 }
 
 void *__real_mmap(void *, size_t, int, int, int, off_t);
@@ -974,6 +975,47 @@ Test(sound_faults, a_pool_is_made_whole_or_not_at_all_as_host_memory_ends)
     while (no_pool_without_host_memory(&setup, refused))
         refused++;
     cr_expect_gt(refused, 10, "a pool asks for host memory %u times", refused - 1);
+}
+
+/* The at-th request for host memory and all that follow are refused while a trim gives back what lies between live
+   pages. True: there was one so late. */
+static bool trim_without_host_memory(unsigned at)
+{
+    enum { PAGES = 600 };
+    CUdeviceptr p[PAGES];
+    struct setup setup = setup_default();
+    setup.pool.extent_size = PAGE;
+    struct world w;
+    world_open(&w, &setup);
+    CUstream s = world_stream(&w);
+    for (int i = 0; i < PAGES; i++)
+        p[i] = take(&w, 1, s);
+    for (int i = 0; i < PAGES; i += 2)
+        give(&w, p[i], s);
+    world_drain(&w);
+    host_memory_ends_at = at;
+    host_memory_is_over = true;
+    vpmm_status status = vpmm_trim(w.pool, 0, NULL);
+    bool refused = host_memory_ends_at == 1;
+    host_memory_ends_at = 0;
+    vpmm_stats stats = stats_of(&w);
+    require(status == VPMM_SUCCESS || (refused && status == VPMM_ERROR_HOST_MEMORY), "%s", vpmm_status_name(status));
+    require(status != VPMM_SUCCESS || stats.mapped_bytes == stats.live_bytes,
+            "request %u for host memory: success, and %zu bytes are mapped of which %zu live", at,
+            (size_t)stats.mapped_bytes, (size_t)stats.live_bytes);
+    for (int i = 1; i < PAGES; i += 2)
+        give(&w, p[i], s);
+    world_close(&w);
+    return refused;
+}
+
+Test(sound_faults, a_trim_gives_everything_back_or_says_that_host_memory_ended)
+{
+    needs_simulator();
+    unsigned refused = 1;
+    while (refused < 20 && trim_without_host_memory(refused))
+        refused++;
+    cr_expect_gt(refused, 3, "a trim asks for host memory %u times", refused - 1);
 }
 
 /* --- words, without what they are kept in ---------------------------------------------------------------------------

@@ -425,6 +425,32 @@ SCHEDULES(two_mallocs_that_split_one_region_under_the_cap)
                  (struct exploration){.open = open_for_split, .close = close_plain, .act = {get_one, get_one}});
 }
 
+/* What the other has in its hands as the trim looks comes back, but for the page that it takes. */
+PLAY(open_five_passed)
+{
+    open_world();
+    hold_neighbours(6);
+    for (int i = 1; i < 6; i++)
+        put(play.p[i], play.s);
+    world_drain(&play.w);
+}
+PLAY(trim_all)
+{
+    explore_check(vpmm_trim(play.w.pool, 0, NULL) == VPMM_SUCCESS, "trim: %s", vpmm_last_error());
+}
+PLAY(close_trimmed)
+{
+    vpmm_stats stats = stats_of(&play.w);
+    explore_check(stats.mapped_bytes == stats.live_bytes, "%zu bytes are mapped, of which %zu live",
+                  (size_t)stats.mapped_bytes, (size_t)stats.live_bytes);
+    close_plain(NULL);
+}
+SCHEDULES(malloc_with_split_against_trim)
+{
+    explore_play("split, trim", 0,
+                 (struct exploration){.open = open_five_passed, .close = close_trimmed, .act = {get_one, trim_all}});
+}
+
 /* A graph's pool waits for no stream, but for this. */
 PLAY(open_graph_s_pool_for_split)
 {
