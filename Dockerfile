@@ -35,13 +35,15 @@ COPY --from=build /out/usr/local/share/vpmm /usr/local/share/vpmm
 ENV NVIDIA_VISIBLE_DEVICES=all NVIDIA_DRIVER_CAPABILITIES=compute,utility
 USER 65532:65532
 STOPSIGNAL SIGTERM
-# Asks the port that the program was told to serve metrics on, whichever it is: 503 from /-/ready is a driver that has
+# Asks the port and the address that the program was told to serve metrics on: 503 from /-/ready is a driver that has
 # failed for good, or a pool whose thread is stuck. Told of no port, or to choose one, the program is well as long as it
 # runs.
 HEALTHCHECK --interval=15s --timeout=5s --start-period=30s --retries=3 CMD ["bash", "-c", "\
 port=$(sed -zEn 's/^--metrics(-port)?=//p; /^--metrics(-port)?$/{n;p}' /proc/1/cmdline | tr -d '\\0'); \
 [ \"${port:-0}\" != 0 ] || exit 0; \
-exec 3<>\"/dev/tcp/127.0.0.1/$port\" && printf 'GET /-/ready HTTP/1.0\\r\\n\\r\\n' >&3 && grep -q '^HTTP/1.* 200 ' <&3"]
+address=$(sed -zEn 's/^--metrics-address=//p; /^--metrics-address$/{n;p}' /proc/1/cmdline | tr -d '\\0'); \
+case $address in ''|0.0.0.0|::) address=127.0.0.1;; esac; \
+exec 3<>\"/dev/tcp/$address/$port\" && printf 'GET /-/ready HTTP/1.0\\r\\n\\r\\n' >&3 && grep -q '^HTTP/1.* 200 ' <&3"]
 ARG BASE_IMAGE
 ARG VERSION=0.1.0
 ARG REVISION=unknown

@@ -339,7 +339,7 @@ static bool open_pool(server *s, vpmm_config *config)
     return vpmm_ok(s, "vpmm_pool_create", vpmm_pool_create(config, &s->pool));
 }
 
-/* All that a server needs for its metrics: two calls at the start, one at the end. */
+/* All that a server needs for its metrics: two calls at the start, one at the end, which also does if there are none. */
 #ifdef VPMM_SERVER_METRICS
 static bool open_metrics(server *s)
 {
@@ -349,7 +349,7 @@ static bool open_metrics(server *s)
     config.port = (uint16_t)s->options->metrics_port;
     config.address = s->options->metrics_address;
     vpmm_status status = vpmm_exporter_start(&config, &s->exporter);
-    if (status == VPMM_ERROR_INVALID_VALUE || status == VPMM_ERROR_BUSY)
+    if (status == VPMM_ERROR_INVALID_VALUE || status == VPMM_ERROR_BUSY || status == VPMM_ERROR_NOT_SUPPORTED)
         return fail(s, "Choose another --metrics-port (0: any that is free) or --metrics-address.",
                     "the metrics: %s: %s", vpmm_status_name(status), vpmm_last_error());
     if (!vpmm_ok(s, "the metrics", status) ||
@@ -363,6 +363,7 @@ static bool open_metrics(server *s)
 static void close_metrics(server *s)
 {
     vpmm_ok(s, "the metrics", vpmm_exporter_stop(s->exporter));
+    s->exporter = NULL;
 }
 #else
 static bool open_metrics(server *s)
@@ -745,6 +746,7 @@ int main(int argc, char **argv)
     bool opened = server_open(&s, &config);
     if (opened) {
         run_workers(&s, &signals);
+        close_metrics(&s); /* before the audit, which no scrape may meet */
         a = take_account(&s);
         print_account(&s, &a);
     }

@@ -6,6 +6,7 @@
 
 #include "option.h"
 #include "target.h"
+#include "timing.h"
 
 #include <errno.h>
 #include <getopt.h>
@@ -13,7 +14,6 @@
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
 const char program_name[] = "vpmm-fragment";
 
@@ -111,13 +111,6 @@ static void need(const char *what, vpmm_status status)
 {
     if (status != VPMM_SUCCESS)
         die(what);
-}
-
-static double now_ns(void)
-{
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return 1e9 * (double)t.tv_sec + (double)t.tv_nsec;
 }
 
 static uint64_t draw(bench *b)
@@ -233,22 +226,22 @@ static void note_level(bench *b, level *l, const char *name, uint64_t requests, 
 static void fill(bench *b, level *l)
 {
     uint64_t bytes = 0, requests = 0;
-    double begin = now_ns();
+    uint64_t begin = now_ns();
     for (; bytes < b->options->bytes; requests++) {
         size_t next = draw_small(b);
         take(b, next, b->stream[draw(b) % STREAMS]);
         bytes += next;
     }
-    note_level(b, l, "filled", requests, now_ns() - begin);
+    note_level(b, l, "filled", requests, (double)(now_ns() - begin));
 }
 
 static void free_most(bench *b, level *l)
 {
     size_t requests = (size_t)((double)b->count * b->options->free);
-    double begin = now_ns();
+    uint64_t begin = now_ns();
     for (size_t i = 0; i < requests; i++)
         give(b, draw(b) % b->count);
-    double ns = now_ns() - begin;
+    double ns = (double)(now_ns() - begin);
     settle(b);
     note_level(b, l, "freed", requests, ns);
 }
@@ -256,19 +249,19 @@ static void free_most(bench *b, level *l)
 static void ask(bench *b, level *l)
 {
     uint64_t requests = 0;
-    double begin = now_ns();
+    uint64_t begin = now_ns();
     for (uint64_t bytes = 0; bytes < b->options->large; bytes += b->options->each, requests++)
         take(b, b->options->each, b->stream[requests % STREAMS]);
-    note_level(b, l, "large", requests, now_ns() - begin);
+    note_level(b, l, "large", requests, (double)(now_ns() - begin));
 }
 
 static void free_the_rest(bench *b, level *l)
 {
     size_t requests = b->count;
-    double begin = now_ns();
+    uint64_t begin = now_ns();
     while (b->count > 0)
         give(b, b->count - 1);
-    double ns = now_ns() - begin;
+    double ns = (double)(now_ns() - begin);
     for (int i = 0; i < 2; i++) { /* what was in front caches has its end recorded by the first */
         settle(b);
         need("vpmm_trim", vpmm_trim(b->pool, 0, NULL));

@@ -15,13 +15,13 @@
 
 #include "metrics.h"
 #include "random.h"
+#include "timing.h"
 
 #include <pthread.h>
 #include <sched.h>
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
 #ifdef VPMM_DEBUG_CHECKS
 uint64_t vpmm_debug_locks(void); /* lib/base/lock.h: of the calling thread, so far */
@@ -39,13 +39,6 @@ enum {
 #define TRIAL_NS          20e6
 #define TIMED_NS          250e6
 #define SHORTEST_NS       200e6
-
-static uint64_t now_ns(void)
-{
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return UINT64_C(1000000000) * (uint64_t)t.tv_sec + (uint64_t)t.tv_nsec;
-}
 
 /* ---- a ring with one producer and one consumer ---- */
 
@@ -546,12 +539,6 @@ static bool timed_passes(struct bench *b, uint64_t *pairs, pairs_result *r)
 
 /* ---- the 99th percentile ---- */
 
-static int compare_doubles(const void *a, const void *b)
-{
-    double x = *(const double *)a, y = *(const double *)b;
-    return (x > y) - (x < y);
-}
-
 /* What two readings of the clock show with nothing between them: the median. */
 static double clock_cost(void)
 {
@@ -566,7 +553,7 @@ static double clock_cost(void)
 }
 
 /*
- * All threads' samples into one array, which is the first's. A couple's ring keeps the order, so the producer's kth
+ * All threads' samples into one array: how many. A couple's ring keeps the order, so the producer's kth
  * sample and the consumer's are of one pair, and its time is their sum: what was spent in the ring is in neither.
  */
 static size_t gather_samples(const struct bench *b, double *all, double clock)

@@ -13,10 +13,10 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
 #include "option.h"
 #include "target.h"
+#include "timing.h"
 
 const char program_name[] = "vpmm-regions";
 
@@ -44,19 +44,6 @@ static void die(const char *what)
 {
     fprintf(stderr, "vpmm-regions: %s: %s\n", what, vpmm_last_error());
     exit(1);
-}
-
-static double now_ns(void)
-{
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return 1e9 * (double)t.tv_sec + (double)t.tv_nsec;
-}
-
-static int compare_doubles(const void *a, const void *b)
-{
-    double x = *(const double *)a, y = *(const double *)b;
-    return (x > y) - (x < y);
 }
 
 static CUdeviceptr take(struct bench *b, size_t pages, CUstream stream)
@@ -145,12 +132,12 @@ static double one_round(struct bench *b, int tier)
 {
     CUstream stream = tier == 2 ? b->freeing : b->asking;
     CUdeviceptr p[BATCH];
-    double begin = now_ns();
+    uint64_t begin = now_ns();
     for (size_t i = 0; i < BATCH; i++)
         p[i] = take(b, 1 + i % 2, stream);
     for (size_t i = 0; i < BATCH; i++)
         give(b, p[i], stream);
-    double end = now_ns();
+    uint64_t end = now_ns();
     if (tier == 3)
         drain(b);
     return (end - begin) / BATCH;

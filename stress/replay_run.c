@@ -9,6 +9,7 @@
 #include <string.h>
 #include <time.h>
 
+#include "timing.h"
 #include "verify.h"
 
 #define IDLE_POLL_US     2.0    /* a poll charged less found nothing to do: looking at one event costs 1.3 */
@@ -66,13 +67,6 @@ typedef struct player {
     uint64_t start_ns;
     tally tally;
 } player;
-
-static uint64_t now_ns(void)
-{
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
-}
 
 static void raise_to(atomic_uint_fast64_t *peak, uint64_t value)
 {
@@ -413,12 +407,6 @@ static void *player_main(void *argument)
 }
 
 /* A pass, seen from the main thread. */
-
-static int compare_doubles(const void *a, const void *b)
-{
-    double x = *(const double *)a, y = *(const double *)b;
-    return (x > y) - (x < y);
-}
 
 /* The smallest value that at least the share q of the sorted values does not exceed. */
 static double quantile(const double *sorted, size_t n, double q)

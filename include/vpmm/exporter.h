@@ -38,7 +38,8 @@ typedef struct vpmm_exporter_limits {
     unsigned connections;             /* open at once; 64 (4 to 4096). A new one beyond closes the oldest */
     unsigned connections_per_address; /* the same of one client address (of IPv6 a /64); 32 (1 to connections) */
     unsigned deadline_ms;             /* a connection's whole life, whatever it does; 10000 (100 to 600000) */
-    unsigned header_bytes;            /* of a request; 16384 (4096 to 1048576). Beyond: 431, or 414 */
+    unsigned header_bytes;            /* of memory for a request: its head, some 60 for each field and query argument,
+                                         and the answer's head; 16384 (4096 to 1048576). Beyond: 431, 414, or nothing */
     unsigned requests_per_second;     /* of one address, and as many at once; 50 (1 to 100000). Beyond: 429 */
     unsigned passwords_per_second;    /* not seen before that are checked, of all clients, and no more than half of the
                                          time; 4 (1 to 1000). Beyond: 429. The last is for who has not just failed */

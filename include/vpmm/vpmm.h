@@ -31,9 +31,12 @@
  *
  * Threads: every function may be called from any thread. Errors change nothing; vpmm_last_error() says what was wrong.
  * The library never aborts and prints nothing. After fork a pool made by the parent answers VPMM_ERROR_NOT_SUPPORTED in
- * the child. No function may be called from a CUDA host function (CUDA forbids driver calls there). Streams may be of
+ * the child, but to vpmm_stats_get, vpmm_dump, get_attribute, vpmm_pool_driver and the observers (observe.h), which show
+ * it as it was. No function may be called from a CUDA host function (CUDA forbids driver calls there). Streams may be of
  * any context of the pool's device; a context other than the primary one must outlive the pools that met its streams,
- * which keep events in it.
+ * which keep events in it. A default stream (0, CU_STREAM_LEGACY, CU_STREAM_PER_THREAD) is that of the thread's current
+ * context if that is of the pool's device. Else it is that of the device's primary context, also where another device's
+ * context is current: work that was given stream 0 there is on another stream than the pool's calls name.
  *
  * Who may call what during what. "During" is from the call of the one until its return. Each pair of functions that is
  * not named is safe at the same time, on one pool and on several.
@@ -296,8 +299,8 @@ vpmm_status vpmm_pool_default(int device, vpmm_pool **);
 
 /*
  * Waits for the work on freed memory, unmaps, and frees the pool. BUSY: allocations are live, or the driver would not
- * wait; nothing is changed, and the pool can be destroyed again. DRIVER: the driver refused to take something back; the
- * message says what, and the pool is gone all the same. NOT_SUPPORTED: the child of a fork, whose pool it is not.
+ * wait; nothing is changed, and the pool can be destroyed again. DRIVER, HOST_MEMORY: something could not be taken back,
+ * or be waited for once more; the message says what, and the pool is gone all the same. NOT_SUPPORTED: the child of a fork, whose pool it is not.
  * INVALID_VALUE: a default pool, which stays as it is. vpmm_pool_destroy(NULL) is a no-op.
  */
 vpmm_status vpmm_pool_destroy(vpmm_pool *);
@@ -351,8 +354,8 @@ vpmm_status vpmm_pool_set_access(vpmm_pool *, int device, CUmemAccess_flags);
 /*
  * Allocates at least `bytes` bytes for work queued on `stream` from now on: whole pages, aligned to the page size, or a
  * piece, aligned to 256 bytes and, if `bytes` is a power of two from 256 to a page, to `bytes` (VPMM_SMALL_ASYNC: to
- * 256 alone). 0, CU_STREAM_LEGACY and CU_STREAM_PER_THREAD are streams too. The stream must be of the pool's device.
- * INVALID_VALUE: zero bytes, a size that overflows when rounded, a NULL pool or output, a stream of another device.
+ * 256 alone). 0, CU_STREAM_LEGACY and CU_STREAM_PER_THREAD are streams too, of the pool's device whichever is current.
+ * INVALID_VALUE: zero bytes, a size that overflows when rounded, a NULL pool or output, another device's stream.
  * OUT_OF_MEMORY: the message says how much was asked, mapped, live and reusable. The thread has waited for all that had
  * been freed when nothing else was left to try, and tried again with each bit of it that had passed; what is freed
  * during that wait need not have been waited for. OUT_OF_ADDRESS_SPACE: of the device, or the request is longer than
@@ -370,8 +373,8 @@ vpmm_status vpmm_malloc(vpmm_pool *, size_t bytes, CUstream stream, CUdeviceptr 
  * every earlier use elsewhere must be ordered before this point, or said with vpmm_use. 0 is a no-op.
  * INVALID_POINTER: not the start of a live allocation of this pool, also if it was freed before and not handed out
  * since. Others as for malloc, but for a want of memory or addresses. A free into the thread's front cache makes no
- * driver call, on a default stream but one for the current context; where what has lain there longest makes room for
- * it, it records an event. With VPMM_SMALL_ASYNC DRIVER may also say that the driver refused the free itself: it may be
+ * driver call, on a default stream but one to three that ask for the current context; where what has lain there longest
+ * makes room for it, it records an event. With VPMM_SMALL_ASYNC DRIVER may also say that the driver refused the free itself: it may be
  * tried again until a malloc has been given the same address, and does not keep the pool busy if it is not.
  */
 vpmm_status vpmm_free(vpmm_pool *, CUdeviceptr, CUstream stream);

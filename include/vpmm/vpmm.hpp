@@ -111,11 +111,11 @@ class pool
         destroy();
     }
 
-    /* vpmm_pool_destroy, which throws: BUSY, and the pool is still owned; DRIVER, and it is not. */
+    /* vpmm_pool_destroy, which throws: DRIVER or HOST_MEMORY, and the pool is gone; else it is still owned. */
     void close()
     {
         vpmm_status status = vpmm_pool_destroy(pool_);
-        if (status != VPMM_ERROR_BUSY)
+        if (status == VPMM_SUCCESS || status == VPMM_ERROR_DRIVER || status == VPMM_ERROR_HOST_MEMORY)
             pool_ = nullptr;
         throw_if(status);
     }

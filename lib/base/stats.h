@@ -144,7 +144,7 @@ static inline void stats_count(struct stats *stats, enum stat which)
 
 uint64_t stats_sum(const struct stats *, enum stat);
 
-/* The same of a level, which is not below zero: see stats_read. */
+/* The same of a level: a sum that the reading tears to below zero is 0. */
 uint64_t stats_level(const struct stats *, enum stat);
 
 void stats_count_call(struct stats *, enum driver_entry, bool failed);

@@ -62,7 +62,7 @@ static void thread_exits(void *serial)
     for (struct fronts *fronts = pools; fronts; fronts = fronts->next_pool)
         for (struct front *front = load_acquire_ptr(&fronts->first); front; front = front->next)
             if (load_relaxed_u64(&front->owner) == (uint64_t)(uintptr_t)serial)
-                store_sc_u64(&front->owner, OWNER_NONE); /* pairs with the exchange in adopt */
+                store_sc_u64(&front->owner, OWNER_NONE); /* pairs with those in adopt and detach_ownerless */
     pthread_mutex_unlock(&lock);
     empty_known();
 }
@@ -373,7 +373,7 @@ static void unlink_from_stream(const struct cache *cache)
  * False: the stream is being released, and who does that looks into the cache: its slots are not another stream's
  * before that has ended.
  */
-static bool part(struct cache *cache)
+static bool part_from_stream(struct cache *cache)
 {
     struct space *space = cache->front->fronts->space;
     struct stream *stream = load_sc_ptr(&cache->stream);
@@ -401,7 +401,7 @@ static bool detach(struct front *front, struct cache *cache)
 {
     vpmm_assert(front_is_own(front) && cache->is_attached && front->by_slot[cache->slot] == cache);
     vpmm_assert(peek_ptr(&cache->handle) == CACHE_CLOSED);
-    if (!part(cache))
+    if (!part_from_stream(cache))
         return false;
     cache_return_bins(cache);
     forget_recent(front, cache);
@@ -562,7 +562,7 @@ static void detach_ownerless(struct front *front)
         return;
     detach_closed(front);
     vpmm_assert(peek_u64(&front->owner) == OWNER_REAPER);
-    store_sc_u64(&front->owner, OWNER_NONE);
+    store_sc_u64(&front->owner, OWNER_NONE); /* pairs with the exchange in adopt */
 }
 
 bool fronts_flush_idle(struct fronts *fronts)

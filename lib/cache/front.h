@@ -1,7 +1,7 @@
 /*
  * front.h - per-thread front caches: what makes a malloc and a free of the same thread meet nobody else.
  *
- *   front     what one thread has of one pool: a cache for each stream that it uses, and its counts
+ *   front     what one thread has of one space of a pool: a cache for each stream that it uses, and its counts
  *   cache     what was freed on one stream, in bins by exact length, to be handed out again on the same stream. What is
  *             in it has no fence yet: its stream's order alone makes it safe, and only for the same stream
  *   kind      of what is cached: regions (regions.h), and of the space of granules slices too (slices.h). A kind says
@@ -23,7 +23,8 @@
  *                  a give to a full bin or cache does more: it flushes what has lain there longest
  *   steal          another thread with the same stream: by exchange of CACHED words, found by reading slots
  *   flush          any thread: takes a cache's regions by exchange, and publishes them behind one fence
- *   attach, detach the front's thread: which stream a cache is of. A record that has caches attached is not used again
+ *   attach, detach the front's thread: which stream a cache is of. Detach also by a pass, of a front whose thread has
+ *                  ended. A record that has caches attached is not used again
  *                  for another stream (stream.h), so fence_stream names one stream as long as there is memory behind it
  *
  * Fronts and caches are freed with their pool; until then they are type-stable, and a thief that holds on to a cache
@@ -118,7 +119,7 @@ struct front {
     struct cache *reclaimed; /* the cache whose bins were last taken back for others */
     _Atomic(uint64_t) owner; /* the thread's number; 0: its thread has ended */
     _Atomic(void *) caches;  /* list of caches, which only grows */
-    struct front *next;      /* of the pool's, constant */
+    struct front *next;      /* of the space's, constant */
 };
 
 /* What a space's fronts have of a stream, by its record's slot. */
@@ -127,7 +128,7 @@ struct stream_caches {
     struct cache *attached; /* all of them, a list: under the registry's lock, or alone while the record is RELEASING */
 };
 
-/* A pool's. */
+/* A space's. */
 struct fronts {
     _Atomic(uint64_t)
         serial;       /* of the pool, never used again; FRONTS_NONE: no caches, or no more: the device is lost */
@@ -143,10 +144,10 @@ struct fronts {
     void *slice_caches;  /* struct slice_cache, one for each of them */
     void *noted_words;   /* of noted_caches */
     struct stream_caches *of_stream;
-    _Atomic(uint32_t) caches;   /* so many are in use */
-    struct tree noted_caches;   /* a cache that has a bin noted is there, or is about to be */
-    uint32_t orphans;           /* of the streams, up to which caches of gone streams were closed; the reaper's */
-    _Atomic(void *) first;      /* list of fronts, which only grows */
+    _Atomic(uint32_t) caches; /* so many are in use */
+    struct tree noted_caches; /* a cache that has a bin noted is there, or is about to be */
+    uint32_t orphans;         /* of the streams, up to which caches of gone streams were closed; under the pass lock */
+    _Atomic(void *) first;    /* list of fronts, which only grows */
     _Atomic(uint32_t) closings; /* caches closed by other threads than their own, so far */
     uint64_t next_look_ns;      /* for idle caches; under the pass lock, as is noted */
     bool noted;                 /* something was cached at the last look */

@@ -337,7 +337,7 @@ unsigned slab_take(struct slabs *slabs, struct stream *stream, unsigned class, u
     struct slab_set *set = set_of(slabs, stream->slot);
     uint64_t index;
     vpmm_assert(most > 0 && most <= SLAB_SLICES);
-    while (set && tree_next(&set->tree[class], 0, &index)) {
+    while (set && tree_next(&set->tree[class], 0, &index)) { /* lock-free: one that gave nothing leaves the tree */
         struct slab *slab = slab_at(slabs, index);
         uint32_t bits = clear_bits(slabs, slab, stream, class, most);
         if (!slab_free_bits(load_sc_u64(&slab->word)) || !bits)

@@ -9,9 +9,8 @@
  *   set      of a stream: for each class a tree of its slabs that have free slices (tree.h), the lowest taken first
  *
  * The word of a slab is free:32 | owner:20, the slot of the stream's record | epoch:12, raised with each owner:
- *   (1) bit i of free is set  =>  slice i's own word is FREE, and work on the owner's stream may use it at once; also
- *   the
- *       other way round, but while a thread is between the two words
+ *   (1) bit i of free is set  <=>  slice i's own word is FREE, but while a thread is between the two words; work on the
+ *       owner's stream may use it at once
  *   (2) free slices behind other fences are in `deferred`, and get their bit when they have passed
  *   (3) number(slab) >= the fence number, on the owner's stream, of every free slice. It stands beside the epoch that
  *       it is of, and is raised for no other: a thread that comes late from an earlier owner leaves it alone
@@ -19,7 +18,7 @@
  *
  * The word of a slice is state:4 | stream:20 | class:6 | requested:17, and says who may change the slice:
  *   FREE      who clears its bit (exchange of the slab's word)        -> OWN
- *   LIVE      the free that wins the exchange                         -> CACHED, OWN
+ *   LIVE      the free that wins the exchange, or a vpmm_use          -> CACHED, OWN; NOTING
  *   CACHED    in a front cache for `stream`: by exchange              -> LIVE by its owner, OWN by who flushes it
  *   OWN       one thread has it, or `deferred`                        -> LIVE, CACHED, FREE, ENDING
  *   USED      LIVE, and used on further streams (use.h), whose uses hang on the slice -> OWN, NOTING, as LIVE
@@ -30,7 +29,8 @@
  *
  * A slab changes hands
  *   when it is empty:  free becomes 0 and owner 0 in one exchange; the region is published behind (owner, number). One
- *                      empty slab of a class is kept by its stream, and dissolved when the pool is about to grow
+ *                      that is alone of its stream and class in having a free slice is kept, and dissolved when the
+ *                      pool is about to grow
  *   when it has passed: another stream that has no free slice makes itself the owner. It first sets the owner to
  *                      SLAB_CLAIMED, which stops frees by the old stream's order, then looks at `number` (every bit
  *                      that is set by now has raised it before), and takes the slab only if it has passed

@@ -2,7 +2,7 @@
 
 #include "base/assert.h"
 
-/* Of a bin: what it holds at most, and what a new one is filled with once its thread does not need by the dozen. */
+/* Of a bin: so many slots and so many bytes at most, and so many slices in its first filling. */
 enum { SLICE_SLOTS = 62, SLICE_BIN_BYTES = 256 << 10, FIRST_REFILL = 4 };
 
 /* ---- of a kind ---- */

@@ -4,9 +4,10 @@
  * What front.h says of regions holds for slices, with the slice's word in the place of the unit's: a slice is cached
  * for a stream if and only if its word is CACHED for it (slab.h); a slot, with the slice's record, is a hint; the bin
  * of a cached slice is noted.
+ *
  * A bin is of one class, and is filled from the stream's slabs when it is empty: by a few slices at first, and by twice
- * as many each time, up to half of it. Neighbours are not asked: what
- * one thread's cache gives back when it is full is in the slabs for the others.
+ * as many each time, up to half of it. Neighbours are not asked: what one thread's cache gives back when it is full is in
+ * the slabs for the others.
  */
 #ifndef VPMM_LIB_SLICES_H
 #define VPMM_LIB_SLICES_H

@@ -236,6 +236,7 @@ vpmm_status async_pool_malloc(struct async_pool *async, size_t bytes, CUstream s
         return status;
     }
     record->bytes = bytes;
+    lock_count();
     pthread_rwlock_rdlock(&async->handing);
     status = allocate(async, record, stream, out);
     pthread_rwlock_unlock(&async->handing);
@@ -248,6 +249,7 @@ vpmm_status async_pool_malloc(struct async_pool *async, size_t bytes, CUstream s
 /* After a refusal, "not an allocation" says that the refused call had taken effect. */
 static bool free_again(struct async_pool *async, const struct async_record *record, CUstream stream)
 {
+    lock_count();
     pthread_rwlock_wrlock(&async->handing);
     CUresult result = CUDA_SUCCESS;
     if (!is_replaced(async, record))

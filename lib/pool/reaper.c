@@ -72,7 +72,7 @@ static void sleep_out(struct reaper *reaper, uint64_t us)
         wakeup_wait(&reaper->arena->bell.work, seen, us * 1000);
 }
 
-/* Where a program has one stream alone, nobody waits for what passes there. */
+/* Where the pool has met one stream alone, nobody waits for what passes there. */
 static unsigned next_pause(const struct reaper *reaper, bool news)
 {
     if (news || !reaper->pause_us)
@@ -109,7 +109,7 @@ static uint64_t pass_and_plan(struct reaper *reaper)
     }
     reaper->is_fixed = false;
     reaper->pause_us = 0;
-    if (after.refused || streams_unmarked(&arena->streams))
+    if (after.zombies || streams_unmarked(&arena->streams))
         return REAPER_RETRY_US;
     return after.cached && (!after.decays_us || after.decays_us > FRONT_IDLE_US) ? FRONT_IDLE_US : after.decays_us;
 }

@@ -6,7 +6,7 @@
  * process of which nothing is left to give back has no wake-ups.
  *
  *   pause after a pass = REAPER_TICK_US if something passed, or marks came, since the one before (REAPER_ALONE_US in a
- *   program with one stream, where nobody waits for that); else twice the last pause, at most REAPER_LONGEST_US
+ *   pool that has met one stream alone, where nobody waits for that); else twice the last pause, at most REAPER_LONGEST_US
  *
  * A pause of REAPER_CALL_US and more ends when the thread is rung for, which costs the one who rings a wake-up; shorter
  * ones, and the first after news, are slept out, also where nothing is pending any more: so nobody rings more than once
@@ -26,7 +26,7 @@
 
 enum {
     REAPER_TICK_US = 50,
-    REAPER_ALONE_US = 5000,   /* the same in a program with one stream */
+    REAPER_ALONE_US = 5000,   /* the same in a pool that has met one stream alone */
     REAPER_CALL_US = 1000,    /* a pause that a ring ends */
     REAPER_LONGEST_US = 5000, /* of these pauses */
     REAPER_RETRY_US = 10000,  /* between tries to unmap what the driver has refused */

@@ -221,9 +221,9 @@ static void free_chunk(struct giving_back *back, uint32_t chunk)
 }
 
 /*
- * Who ends a graph's pool has waited for all that uses it, by which nothing was known to pass: it might have stayed. Now
- * it goes, and another wait might fail, for a byte that the device has not. Pages of which streams have freed pieces apart
- * are whole then, whether or not the driver lets the pass that comes next begin.
+ * Who ends a graph's pool has waited for all that uses it. That wait completed no fence, for the pool might have stayed.
+ * Now that it goes they are completed here: a second wait might fail, for want of the byte that it needs. So pages of
+ * which several streams have freed pieces are whole, even if the driver lets no later pass begin.
  */
 static void complete_all(struct arena *arena)
 {

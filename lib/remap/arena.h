@@ -17,7 +17,7 @@
  * while it is held. What a plan claims (FREE regions by exchange, holes by carving) belongs to its builder, who calls
  * the driver after giving the lock up.
  *
- * The turn is an order among builders, and those who give memory back: one at a time, first come first served, from
+ * The turn is an order among builders, and those who give memory back or change rights: one at a time, first come first served, from
  * before its flush and plan until it has committed (turn.h). It is no lock: builds are right without it, and who has
  * waited for one holder too long goes on beside it.
  *
@@ -75,7 +75,7 @@ struct arena {
     struct streams streams;
 
     struct access access; /* which devices may use the memory */
-    struct turn turn;     /* of those who build, or give memory back to the device */
+    struct turn turn;     /* of those who build, give memory back to the device, or change rights */
     pthread_mutex_t reserve_lock;
     pthread_mutex_t plan_lock;
     struct hints holes;
@@ -92,7 +92,7 @@ struct arena {
     struct pile zombies;
     _Atomic(uint64_t) built_pages; /* mapped by builds since the last of these: */
     _Atomic(uint32_t) rebuilds;    /* of 1/64 of the pool: no cache is in a steady state after one (front.h) */
-    _Atomic(uint32_t) builders;    /* threads between claiming and publishing */
+    _Atomic(uint32_t) builders;    /* threads between a claim and the end of commit or unwind */
     struct bell bell;              /* the reaper's */
 
     pthread_mutex_t event_lock; /* asking about events, publishing completed; after the pass lock if both are taken */

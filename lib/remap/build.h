@@ -27,8 +27,8 @@ struct build_limits {
     uint64_t creatable_pages; /* UINT64_MAX: as the cap allows. After a refusal: what the device was seen to give */
     uint32_t longest_handle;  /* pages of one that is created, at most; UINT32_MAX: the policy's to say */
     bool keep_size;           /* a plan that makes new memory is not carried out: OUT_OF_MEMORY */
-    bool for_another;         /* the stream is another thread's: one that would make it wait is not either (turn.h) */
-    bool is_short;            /* tier 6: what memory there is, this request may take before others do */
+    bool for_another;         /* the stream is another thread's: nor is a plan that would make it wait (turn.h) */
+    bool is_short;            /* tier 6: the view looks into every bin, and the thread serves nobody first */
     uint64_t since_ns;        /* when the request was first found to need the driver; 0: not yet */
 };
 

@@ -160,11 +160,6 @@ struct extension {
     unsigned looked;
 };
 
-static bool is_usable(const struct space *space, const struct stream *stream, uint64_t page)
-{
-    return fence_usable(space->streams, unit_fence(unit_at(&space->units, page)), stream);
-}
-
 /* The run that needs the fewest pages. */
 static bool look_for_extension(const struct seen_region *found, void *data)
 {
@@ -175,13 +170,13 @@ static bool look_for_extension(const struct seen_region *found, void *data)
     uint64_t take = (extension->wanted - found->units + a_page - 1) / a_page;
     if (found->units >= extension->wanted || end % a_page ||
         unit_index(&arena->cut.units, end) == arena->cut.units.chunk_units ||
-        (extension->take && take >= extension->take) || !is_usable(&arena->cut, extension->stream, found->first))
+        (extension->take && take >= extension->take) || !region_is_usable(&arena->cut, extension->stream, found->first))
         return ++extension->looked < REGIONS_LOOKED_AT;
     struct seen_region pages = {.first = page_of_granule(arena, end)};
     pages.word = load_sc_u64(&unit_at(&arena->space.units, pages.first)->word);
     pages.units = word_units(pages.word);
     if (word_state(pages.word) == UNIT_FREE && pages.units >= take &&
-        is_usable(&arena->space, extension->stream, pages.first)) {
+        region_is_usable(&arena->space, extension->stream, pages.first)) {
         extension->pages = pages;
         extension->take = take;
     }

@@ -16,9 +16,9 @@
  * Who has all granules of a page in a region of its own (OWN) has the page, and alone changes its word from CUT; who
  * has a region of pages (OWN) makes them CUT. Everything here is lock-free.
  *
- * The descriptors of a page's granules are written when it is first cut, and forgotten when its address is unmapped, but
- * for a pool's first pages where memory has only moved away: none of their words is 0, or all are, but where a
- * generation comes round.
+ * The descriptors of a page's granules are written when it is first cut, and forgotten when its address is unmapped. A
+ * pool's first pages keep theirs where memory has only moved away. So of the words of one page none is 0, or all are
+ * (but for a generation that comes round to 0).
  */
 #ifndef VPMM_LIB_CUT_H
 #define VPMM_LIB_CUT_H

@@ -38,7 +38,8 @@
  * slabs are cut from) is given up after an epoch without a malloc.
  *
  * There is something to wait for while mapped > floor, but for memory that was found to be in no extent that can go, as
- * long as none is published after that (space.publications). Else nothing wakes the reaper. An extent can go if it is
+ * long as none is published after that (space.publications); or while spares of cut pages are kept, and more is mapped
+ * than the threshold. Else nothing wakes the reaper. An extent can go if it is
  * wholly free, and not longer than what is mapped beyond the floor.
  */
 #ifndef VPMM_LIB_DECAY_H

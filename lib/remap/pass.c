@@ -74,7 +74,7 @@ vpmm_status pass_of_reaper(struct arena *arena, struct pass_outlook *outlook)
     lock_take(&arena->pass_lock);
     vpmm_status status = locked_pass(arena, true, &outlook->any);
     outlook->decays_us = decay_wait_us(arena);
-    outlook->refused = arena->waiting != NULL;
+    outlook->zombies = arena->waiting != NULL;
     outlook->cached = arena->space.fronts->noted || arena->cut.fronts->noted;
     pthread_mutex_unlock(&arena->pass_lock);
     return status;

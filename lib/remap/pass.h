@@ -2,6 +2,7 @@
  * pass.h - a pass: what is done behind the threads that allocate.
  *
  * A pass, under the pass lock:
+ *   0 raises the peaks (stats.h)
  *   1 publishes what has lain untouched in front caches, and gives back pages of which all granules are free
  *   2 asks the driver which marks have passed, and publishes them (under the event lock)
  *   3 moves the regions behind those marks to the ones that wait for nothing, which also merges them across streams,
@@ -24,7 +25,7 @@ vpmm_status pass_try(struct arena *);
 /* What the reaper's thread has to look at after a pass. */
 struct pass_outlook {
     bool any;           /* something was done, and more may follow from it */
-    bool refused;       /* the driver has left zombies to be tried again */
+    bool zombies;       /* some are left: refused, behind a fence that has not passed, or put off for a build */
     bool cached;        /* front caches hold something that may turn out to be untouched */
     uint64_t decays_us; /* until memory is due to decay; 0: none is */
 };

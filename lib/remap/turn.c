@@ -71,7 +71,7 @@ static unsigned at_of(const struct turn_place *place)
 
 /* ---- entering ---- */
 
-/* Once it says where its thread is woken it is woken there: who leaves reads it under the lock. */
+/* From when its place says where, its thread is woken there: who leaves reads that under the lock. */
 static void prepare_to_wait(struct turn *turn, struct turn_place *place, uint64_t pages, uint32_t slot)
 {
     unsigned at = await_enter(turn->await, pages, slot);

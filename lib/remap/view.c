@@ -76,7 +76,7 @@ static bool add_region(const struct seen_region *found, void *data)
     return true;
 }
 
-/* The collector's streams may use it: they might when it was claimed. */
+/* They are in reach, as they were when they were claimed. */
 static bool add_kept(struct collector *collector)
 {
     struct view *view = collector->view;
@@ -137,7 +137,7 @@ static bool add_extents(struct view *view, const struct arena *arena, struct pol
     return true;
 }
 
-/* In VIEW_ALL, what one stream would have to wait for is not joined to anything. */
+/* Whether the stream need not wait for it: what it must wait for is a run by itself. */
 static bool is_usable(const struct view *view, const struct arena *arena, const struct stream *stream,
                       const struct view_region *region)
 {

@@ -55,7 +55,7 @@ bool zombie_let_go(struct arena *, struct zombie *);
 /* Under the pass lock: unmaps what is due. True: a zombie was retired or advanced. */
 bool zombies_retire(struct arena *);
 
-/* Under the pass lock: whether the driver has left anything to be tried again. */
+/* Under the pass lock: whether any zombie is left, whatever it waits for. */
 bool zombies_wait(const struct arena *);
 
 /* At the pool's end, everything synchronised and unmapped otherwise: drops the records. */

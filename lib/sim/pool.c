@@ -710,7 +710,7 @@ static struct sim_mapping *plain_at(vpmm_sim *sim, CUdeviceptr at)
     return mapping && mapping->base == at && mapping->owner == SIM_OWNER_PLAIN ? mapping : NULL;
 }
 
-/* What waits is what makes it so dear: plain memory for the context that it was made in, a pool's for the device. */
+/* This wait makes cuMemFree dear: of plain memory for its context, of a pool's memory for the device. */
 static void wait_for_users(vpmm_sim *sim, CUdeviceptr at)
 {
     struct sim_mapping *mapping = plain_at(sim, at);

@@ -95,7 +95,7 @@ static CUevent event_of(struct streams *streams, struct mark *mark)
     if (event)
         return event;
     if (device_call(streams->device, cuEventCreate, &event, CU_EVENT_DISABLE_TIMING) == CUDA_SUCCESS) {
-        store_release_ptr(&mark->event, event); /* pairs with the acquire in covering_event */
+        store_release_ptr(&mark->event, event); /* pairs with those in covering_event and has_passed */
         return event;
     }
     if (event) /* it was made, whatever the driver said */
@@ -110,7 +110,7 @@ static bool mark_place(struct streams *streams, struct stream *stream, struct ma
     vpmm_assert(mark_state(peek_u64(&mark->word)) == MARK_FREE);
     if (!event || !record(streams, stream, event, by_other))
         return false;
-    store_release_u64(&mark->word, mark_word(number, MARK_RECORDED)); /* pairs with the acquire in covering_event */
+    store_release_u64(&mark->word, mark_word(number, MARK_RECORDED)); /* as the event's */
     stream->next_mark = (stream->next_mark + 1) % STREAM_MARKS;
     fetch_add_acq_rel_u32(&stream->outstanding, 1);
     ring_put(stream->pending, mark); /* cannot be full: it holds more than STREAM_MARKS */

@@ -14,12 +14,14 @@
  *               A number is never published for a point that is not yet recorded; a late mark only waits longer
  *
  * Who may do what
- *   take, passed, mark, wait   any thread, lock-free. Who takes, marks or waits is counted among the stream's users, so
- *                              that the record and its events stay the stream's meanwhile
- *   mark                       under the record's try-lock, `marking`: who loses it leaves, the holder looks again
- *                              after unlocking
- *   complete                   one thread at a time (the event lock, arena.h): alone asks the driver, publishes
- *                              completed
+ *   take, passed   any thread, lock-free
+ *   mark           any thread, under the record's try-lock, `marking`: who loses it leaves, and the holder looks again
+ *                  after unlocking. Two wait: a call on a gated stream of its own, until who marks that through the gate
+ *                  is out, and stream_mark_all for each other marker
+ *   wait           for no thread; on the host for the GPU
+ *   complete       one thread at a time (the event lock, arena.h): alone asks for marks, and publishes completed
+ *   Who takes, marks or waits is counted among the stream's users, so that the record and its events stay the stream's
+ *   meanwhile.
  *
  * Marks. Each of a record's STREAM_MARKS places has an event, created there once and recorded again only on the
  * record's stream, so that a late waiter waits for a later point of the same stream. A place's word is number:62 |

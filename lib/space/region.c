@@ -285,7 +285,7 @@ void region_publish_part(struct space *space, struct region whole, uint64_t from
  * region may have been taken, used and freed elsewhere. The fence is read after the word; if the claim by that word
  * succeeds, it was the fence of that word.
  */
-static bool usable(const struct space *space, const struct stream *stream, uint64_t unit)
+bool region_is_usable(const struct space *space, const struct stream *stream, uint64_t unit)
 {
     return fence_usable(space->streams, unit_fence(at(space, unit)), stream);
 }
@@ -301,7 +301,7 @@ enum region_source region_take(struct space *space, struct stream *stream, struc
             return REGION_NONE;
         bool take_own = has_own && (!has_passed || own.units <= passed.units);
         const struct seen_region *found = take_own ? &own : &passed;
-        if (usable(space, stream, found->first) && region_claim(space, found, region))
+        if (region_is_usable(space, stream, found->first) && region_claim(space, found, region))
             return take_own ? REGION_OWN_STREAM : REGION_COMPLETED;
     }
 }
@@ -321,12 +321,13 @@ static bool look_around(const struct seen_region *found, void *data)
     struct join *join = data;
     struct seen_region next;
     uint64_t unit = found->first, units = found->units;
-    while (units < join->wanted && left_of(join->space, unit, &next) && usable(join->space, join->stream, next.first)) {
+    while (units < join->wanted && left_of(join->space, unit, &next) &&
+           region_is_usable(join->space, join->stream, next.first)) {
         unit = next.first;
         units += next.units;
     }
     while (units < join->wanted && right_of(join->space, unit, units, &next) &&
-           usable(join->space, join->stream, next.first))
+           region_is_usable(join->space, join->stream, next.first))
         units += next.units;
     if (units >= join->wanted) {
         join->first = unit;
@@ -349,10 +350,11 @@ static bool claim_run(struct space *space, const struct stream *stream, uint64_t
     struct seen_region next = {.first = unit, .word = load_sc_u64(&at(space, unit)->word)};
     struct region claimed;
     next.units = word_units(next.word);
-    if (word_state(next.word) != UNIT_FREE || !usable(space, stream, unit) || !region_claim(space, &next, region))
+    if (word_state(next.word) != UNIT_FREE || !region_is_usable(space, stream, unit) ||
+        !region_claim(space, &next, region))
         return false;
     while (region->units < wanted) {
-        if (!right_of(space, region->first, region->units, &next) || !usable(space, stream, next.first) ||
+        if (!right_of(space, region->first, region->units, &next) || !region_is_usable(space, stream, next.first) ||
             !region_claim(space, &next, &claimed)) {
             /* As one region: its spans keep the fences that they had. */
             region_publish(space, *region);

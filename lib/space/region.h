@@ -34,6 +34,9 @@ void region_publish(struct space *, struct region);
 /* The same of the units from `from` to `to` of a region, which is single. Nothing if there are none. */
 void region_publish_part(struct space *, struct region, uint64_t from, uint64_t to);
 
+/* Whether the stream may use a region that was seen at this unit without waiting. By its fence: the claim decides. */
+bool region_is_usable(const struct space *, const struct stream *, uint64_t unit);
+
 /* The best fit among what the stream may use without waiting. Ties go to the stream's own. */
 enum region_source region_take(struct space *, struct stream *, struct want, bool every_bin, struct region *);
 

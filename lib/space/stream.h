@@ -189,7 +189,7 @@ static inline bool is_reaper(const struct streams *streams)
     return load_relaxed_u64(&streams->reaper) == (uint64_t)pthread_self();
 }
 
-/* Or gated. */
+/* Private or gated: not everybody may mark it. */
 static inline bool stream_is_private(const struct stream *stream)
 {
     return load_relaxed_u32(&stream->privacy) != STREAM_OPEN;
@@ -279,7 +279,7 @@ bool streams_complete(struct streams *);
 /* Whether any mark is outstanding, of another stream than this one (NULL: of any): the reaper has something to watch. */
 bool streams_pending(const struct streams *, const struct stream *but);
 
-/* Whether anything is freed and not marked that the calling thread may mark, the reaper or another. */
+/* Whether anything freed has no mark and the calling thread may mark it: of gated streams the reaper may not. */
 bool streams_unmarked(const struct streams *);
 
 /* Whether anything is freed that perhaps only a wait for its context can show to have passed. */

@@ -60,7 +60,7 @@ enum unit_state {
 };
 
 enum { UNIT_STATE_BITS = 4, UNIT_COUNT_BITS = 26, UNIT_GENERATION_BITS = 34, UNITS_MAX_CHUNKS = 1024 };
-#define UNITS_A_CHUNK_MAX ((UINT64_C(1) << UNIT_COUNT_BITS) - 1) /* of pages: so long a region can be */
+#define UNITS_A_CHUNK_MAX ((UINT64_C(1) << UNIT_COUNT_BITS) - 1) /* pages: no region of pages is longer */
 
 /* A point in a stream: `stream` is the slot of its record, 0 for memory that waits for nothing. */
 struct fence {
@@ -92,7 +92,7 @@ struct extent {
     enum extent_memory memory; /* under the pass lock once the pool is parked; else EXTENT_MAPPED */
 };
 
-/* Whether it was the last holder's to let go, which may be asked again. */
+/* Gives one holder's share up. True: it was the last, and the caller releases the handle; so for each later call too. */
 static inline bool extent_let_go(struct extent *extent)
 {
     return !load_acquire_u32(&extent->holders) || fetch_add_acq_rel_u32(&extent->holders, UINT32_MAX) == 1;

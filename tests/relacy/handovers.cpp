@@ -347,7 +347,7 @@ struct completion : rl::test_suite<completion, 4> {
 static const quote completion_quotes[] = {
     {"lib/space/fence.h", "    return (struct fence){stream->slot, fetch_add_sc_u64(&stream->published, 1) + 1};"},
     {"lib/space/fence.c", "    uint64_t number = load_sc_u64(&stream->published); /* before the event is recorded */"},
-    {"lib/space/fence.c", "    store_release_u64(&mark->word, mark_word(number, MARK_RECORDED)); /* pairs with the acquire in"},
+    {"lib/space/fence.c", "    store_release_u64(&mark->word, mark_word(number, MARK_RECORDED)); /* as the event's */"},
     {"lib/space/fence.c", "    *word = load_acquire_u64(&stream->taken[i]->word);"},
     {0, 0}};
 

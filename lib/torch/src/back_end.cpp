@@ -49,7 +49,7 @@ using back_end::SegmentInfo;
 
 constexpr size_t EXBIBYTE = size_t{1} << 60;
 
-/* Whether it had a context current, or has one now. */
+/* Whether this thread was seen with a context current, or was given one. */
 static __thread bool thread_has_looked __attribute__((tls_model("initial-exec"))) = false;
 
 class BackEnd final : public WithoutExpandableSegments<back_end::CUDAAllocator> {
