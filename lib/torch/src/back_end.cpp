@@ -710,10 +710,11 @@ class BackEnd final : public WithoutExpandableSegments<back_end::CUDAAllocator> 
       make_context_current(*pool, index);
       address = pool->malloc(request.length, stream);
     }
-    if (!address && !Limits::reject_early(device))
+    bool is_rejected = !address && limits_.reject_early(device, request.length);
+    if (!address && !is_rejected)
       address = shortage_.malloc(device, pool, request, helpers);
     if (!address)
-      shortage_.refuse(device, *pool, request);
+      shortage_.refuse(device, *pool, request, is_rejected);
     bool is_lent = pool->is_lent();
     begin(device, address, {bytes, block_of(request.length), index, stream, std::move(pool), context, {}});
     if (!is_lent)
@@ -733,11 +734,29 @@ class BackEnd final : public WithoutExpandableSegments<back_end::CUDAAllocator> 
       throw;
     }
     device.statistics.add(allocation.bytes, allocation.block);
+    try {
+      tell_of_begin(device, address, allocation);
+    } catch (...) { // who watches has thrown, and nobody gets the address
+      end_untold(address);
+      throw;
+    }
+  }
+
+  void tell_of_begin(Device& device, void* address, const Allocation& allocation) {
     if (history_.is_watched())
       history_.add(TraceEntry::ALLOC, allocation.device, address, allocation.bytes, allocation.stream,
                    allocation.pool->id, allocation.context);
     if (!allocation.pool->is_lent()) // else its keeper has told
       tell_profiler(device, address, static_cast<int64_t>(allocation.block));
+  }
+
+  void end_untold(void* address) {
+    Allocation allocation;
+    if (!allocations_.take(address, allocation))
+      return;
+    Device& device = at(allocation.device);
+    device.statistics.take(allocation.bytes, allocation.block);
+    device.frees.free(address, std::move(allocation));
   }
 
   /* torch.profiler, where the calling thread is profiled with profile_memory. */
@@ -790,8 +809,19 @@ class BackEnd final : public WithoutExpandableSegments<back_end::CUDAAllocator> 
     exports_.end(address);
     Device& device = at(allocation.device);
     device.statistics.take(allocation.bytes, allocation.block);
+    try {
+      tell_of_end(device, address, allocation); // before anybody is given the memory again
+    } catch (...) {                             // who watches has thrown, and it is freed all the same
+      device.frees.free(address, std::move(allocation));
+      throw;
+    }
+    device.frees.free(address, std::move(allocation));
+    return true;
+  }
+
+  void tell_of_end(Device& device, void* address, const Allocation& allocation) {
     if (!allocation.pool->is_lent()) { // else its keeper tells
-      tell_tracer(address, false);     // before anybody is given the memory again
+      tell_tracer(address, false);
       tell_profiler(device, address, -static_cast<int64_t>(allocation.block));
     }
     if (history_.is_watched()) {
@@ -799,8 +829,6 @@ class BackEnd final : public WithoutExpandableSegments<back_end::CUDAAllocator> 
       history_.add_free(allocation.device, address, allocation.bytes, allocation.stream, allocation.pool->id,
                         context ? context : allocation.context);
     }
-    device.frees.free(address, std::move(allocation));
-    return true;
   }
 
   Allocations allocations_;
@@ -850,15 +878,39 @@ static const char* refusal_of(Call call) {
   return why.c_str();
 }
 
+using PyTorchs = c10::cuda::CUDACachingAllocator::CUDAAllocator;
+
+/* Its caching allocator, which has been initialised, as torch.cuda.set_device does it, and holds no memory. */
+static bool holds_nothing(PyTorchs& former, int devices) {
+  bool nothing = former.name() == "native";
+  for (int i = 0; i < devices && nothing; i++)
+    nothing = former.getDeviceStats(static_cast<c10::DeviceIndex>(i)).reserved_bytes[0].current == 0; // in sum
+  return nothing;
+}
+
+static void go_on_from(PyTorchs& former, PyTorchs& ours, int devices) {
+  ours.init(devices);
+  ours.enable(former.isEnabled());
+  for (int i = 0; i < devices; i++) {
+    const auto device = static_cast<c10::DeviceIndex>(i);
+    if (former.getMemoryFraction(device) < 1)
+      ours.setMemoryFraction(former.getMemoryFraction(device), device);
+  }
+}
+
 static void take_the_place() {
   auto& current = c10::cuda::CUDACachingAllocator::allocator;
   auto& ours = vpmm_torch::the_back_end();
   if (current.load() == &ours)
     return;
-  TORCH_CHECK(!current.load()->initialized(),
-              "PyTorch has used CUDA memory already: enable vpmm before the first CUDA tensor");
+  PyTorchs& former = *current.load();
+  const int devices = former.initialized() ? c10::cuda::device_count() : 0;
+  TORCH_CHECK(holds_nothing(former, devices) || !devices,
+              "PyTorch holds CUDA memory already: enable vpmm before the first CUDA tensor");
   vpmm_torch::read_settings();
-  ours.take_the_place_of(current.load());
+  ours.take_the_place_of(&former);
+  if (devices)
+    go_on_from(former, ours, devices);
   current.store(&ours);
   c10::SetAllocator(c10::DeviceType::CUDA, &ours);
 }

@@ -92,6 +92,7 @@ void* Shortage::malloc(Device& device, std::shared_ptr<Pool>& pool, const Reques
   void* address = pool->malloc(request.length, request.stream);
   if (address || pool->is_private())
     return address;
+  const std::string why = vpmm_last_error(); // of the pool that was asked, not of one that could not help out
   helpers = device.pools.for_shortage();
   for (const auto& other : helpers.pools()) {
     address = other->is_lent() ? malloc_of_lent_held(device, *other, request) : malloc_of_held(device, *other, request);
@@ -100,6 +101,7 @@ void* Shortage::malloc(Device& device, std::shared_ptr<Pool>& pool, const Reques
       return address;
     }
   }
+  vpmm_error_set(VPMM_ERROR_OUT_OF_MEMORY, "%s", why.c_str());
   return nullptr;
 }
 
@@ -153,12 +155,14 @@ static std::string size_text(size_t bytes) {
   return text;
 }
 
-void Shortage::refuse(Device& device, const Pool& pool, const Request& request) {
+void Shortage::refuse(Device& device, const Pool& pool, const Request& request, bool is_rejected) {
   std::string why = vpmm_last_error();
   auto [free, total] = memory_of(device.index);
+  if (pool.is_private() && request.length > total) // its address space is as long: vpmm says to raise that
+    why = "the request is longer than the device's memory";
   size_t allocated = device.allocated(), held = limits_.reserved(device), allowed = Limits::allowed_of(device, total);
   tell(device, pool, request);
-  if (Limits::reject_early(device)) {
+  if (is_rejected) {
     device.rejections.fetch_add(1, std::memory_order_relaxed);
     for (const auto& observer : copy_of(rejection_observers_))
       observer(device.index, request.bytes, allocated, total);

@@ -52,7 +52,7 @@ class Shortage {
     call();
   }
 
-  [[noreturn]] void refuse(Device& device, const Pool& pool, const Request& request);
+  [[noreturn]] void refuse(Device& device, const Pool& pool, const Request& request, bool is_rejected);
 
  private:
   void await_helped();

@@ -100,6 +100,15 @@ class Plain(unittest.TestCase):
         del t, u
         self.assertEqual(in_use(), before)
 
+    def test_enable_after_initialisation(self):
+        code = ("import torch; torch.cuda.set_device(0); torch.cuda.init(); torch.cuda.mem_get_info()\n"
+                "torch.cuda.set_per_process_memory_fraction(0.5)\n"
+                "import vpmm_torch; vpmm_torch.enable(); vpmm_torch.enable(); t = torch.ones(7, device='cuda')\n"
+                "fraction = round(torch.cuda.get_per_process_memory_fraction(), 2)\n"
+                "print(torch.cuda.get_allocator_backend(), int(t.sum()), fraction)\n")
+        done = run_alone(code)
+        self.assertEqual(done.stdout.split(), ["vpmm", "7", "0.5"], done.stderr)
+
     def test_enable_is_refused_too_late(self):
         code = ("import torch; torch.ones(1, device='cuda'); import vpmm_torch\n"
                 "try: vpmm_torch.enable()\n"

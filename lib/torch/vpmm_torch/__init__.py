@@ -13,7 +13,7 @@ _library = None
 
 
 def enable():
-    """Takes the place of PyTorch's allocator. RuntimeError: PyTorch has used CUDA memory already."""
+    """Takes the place of PyTorch's allocator. RuntimeError: that holds CUDA memory already, or is not the caching one."""
     global _library
     import torch  # its libraries first: ours is linked against them
 
@@ -62,7 +62,7 @@ def _enabled():
 def _raise(refusal):
     if not refusal:
         return
-    text = refusal.decode()
+    text = refusal.decode(errors="replace")
     if text.startswith("CUDA out of memory"):
         import torch
 

@@ -28,13 +28,18 @@ static bool says(const char* refusal, const char* part) {
   return refusal && std::string(refusal).find(part) != std::string::npos;
 }
 
-static void refuses(Back& back) {
+static std::string refusal_of(Back& back, size_t bytes) {
   std::string why;
   try {
-    back.allocate(size_t{1} << 50);
+    back.allocate(bytes);
   } catch (const c10::OutOfMemoryError& error) {
     why = error.what();
   }
+  return why;
+}
+
+static void refuses(Back& back) {
+  std::string why = refusal_of(back, size_t{1} << 50);
   REQUIRE(why.find("CUDA out of memory. Tried to allocate 1048576.00 GiB. GPU 0 has a total capacity of") == 0);
   REQUIRE(back.allocate(0).get() == nullptr);
 }
@@ -263,6 +268,35 @@ static void takes_what_other_pools_leave(Back& back) {
   back.allocate(most).clear();
   back.emptyCache({0, 0});
   REQUIRE(back.getDeviceStats(0).reserved_bytes[0].current == 0);
+}
+
+/* In each version of PyTorch. */
+template <typename Allocator>
+static auto use_on_oom(Allocator& back, MempoolId_t id, int) -> decltype(back.setUseOnOOM(0, id, true)) {
+  back.setUseOnOOM(0, id, true);
+}
+
+template <typename Allocator>
+static auto use_on_oom(Allocator& back, MempoolId_t id, long) -> decltype(back.setUseOnOOM(0, id)) {
+  back.setUseOnOOM(0, id);
+}
+
+/* Of the pool that was asked, whoever could not help out; and nothing is to be raised that has no effect. */
+static void says_why_the_pool_has_no_memory(Back& back) {
+  const MempoolId_t id{7, 15};
+  const size_t more = size_t{32} << 30; // than there is
+  const std::string reason = "vpmm: 34359738368 bytes were asked for: mapped 0, live 0";
+  REQUIRE(refusal_of(back, more).find(reason) != std::string::npos);
+  back.createOrIncrefPool(0, id);
+  {
+    InPool in(back, id);
+    back.allocate(1 << 20).clear();
+    REQUIRE(refusal_of(back, more).find("vpmm: the request is longer than the device's memory") != std::string::npos);
+  }
+  use_on_oom(back, id, 0);
+  REQUIRE(refusal_of(back, more).find(reason) != std::string::npos);
+  back.releasePool(0, id);
+  back.emptyCache({0, 0});
 }
 
 /* ---- shortages, and what others capture meanwhile ---- */
@@ -573,6 +607,8 @@ static void tells_trackers_of_no_mappings(Back& back) {
   REQUIRE(told == 3 && mappings == 0);
 }
 
+using c10::cuda::CUDACachingAllocator::TraceEntry;
+
 /* As PyTorch's lock lets it. */
 static void trackers_may_allocate(Back& back) {
   bool is_inside = false;
@@ -590,11 +626,34 @@ static void trackers_may_allocate(Back& back) {
   REQUIRE(told == 3);
 }
 
+/* One that throws, at what begins or at what ends, leaves nothing behind. */
+static void trackers_may_throw(Back& back) {
+  auto counts = std::make_shared<bool>(true);
+  auto at = std::make_shared<TraceEntry::Action>(TraceEntry::ALLOC);
+  back.attachAllocatorTraceTracker([at, is_on = std::weak_ptr<bool>(counts)](const TraceEntry& entry) {
+    if (!is_on.expired() && entry.action_ == *at)
+      throw std::runtime_error("a tracker");
+  });
+  for (auto action : {TraceEntry::ALLOC, TraceEntry::FREE_REQUESTED, TraceEntry::FREE_COMPLETED}) {
+    *at = action;
+    bool has_thrown = false;
+    try {
+      back.raw_delete(back.raw_alloc(3 << 20));
+    } catch (const std::runtime_error&) {
+      has_thrown = true;
+    }
+    REQUIRE(has_thrown);
+  }
+  counts.reset();
+  back.emptyCache({0, 0});
+  const auto stats = back.getDeviceStats(0);
+  REQUIRE(stats.allocated_bytes[0].current == 0 && stats.reserved_bytes[0].current == 0);
+}
+
 /* ---- snapshots and history ---- */
 
 using c10::cuda::CUDACachingAllocator::RecordContext;
 using c10::cuda::CUDACachingAllocator::SegmentInfo;
-using c10::cuda::CUDACachingAllocator::TraceEntry;
 
 /* Each segment is its blocks, one after the other; in sum they are what is allocated and what is mapped. */
 static std::vector<SegmentInfo> segments_of(Back& back, MempoolId_t id = {0, 0}) {
@@ -1462,6 +1521,7 @@ void check_cases(Back& back) {
   frees_after_a_capture_that_failed(back);
   frees_after_a_thread_that_was_to_capture(back);
   takes_what_other_pools_leave(back);
+  says_why_the_pool_has_no_memory(back);
   waits_for_further_streams(back, false);
   waits_for_further_streams(back, true);
   empties_what_further_streams_use(back);
@@ -1476,6 +1536,7 @@ void check_cases(Back& back) {
   records_frees_at_a_thread_s_end(back);
   tells_trackers_of_no_mappings(back);
   trackers_may_allocate(back);
+  trackers_may_throw(back);
   shows_what_lives_and_what_is_free(back);
   shows_pages_that_are_cut(back);
   shows_the_free_memory_of_private_pools(back);

@@ -405,6 +405,10 @@ CUDAStream getCurrentCUDAStream(DeviceIndex) {
   return torch_stream(current);
 }
 
+DeviceIndex device_count() noexcept {
+  return 1;
+}
+
 DeviceIndex current_device() {
   return 0;
 }
@@ -466,15 +470,21 @@ struct OneDevice : c10::impl::DeviceGuardImplInterface {
   }
 };
 
-/* That a call comes to it is a mistake. */
-struct Unused : vpmm_torch::WithoutExpandableSegments<caching::CUDAAllocator> {
+static int64_t former_holds;
+
+void torch_former_holds(int64_t bytes) {
+  former_holds = bytes;
+}
+
+/* PyTorch's own, initialised. That it is called for memory is a mistake. */
+struct Former : vpmm_torch::WithoutExpandableSegments<caching::CUDAAllocator> {
   using MempoolId = MempoolId_t;
 
   bool initialized() override {
-    return false;
+    return true;
   }
   std::string name() override {
-    return "unused";
+    return "native";
   }
   bool isEnabled() const override {
     return true;
@@ -498,7 +508,7 @@ struct Unused : vpmm_torch::WithoutExpandableSegments<caching::CUDAAllocator> {
     abort();
   }
   double getMemoryFraction(DeviceIndex) override {
-    abort();
+    return 1;
   }
   void setMemoryFraction(double, DeviceIndex) override {
     abort();
@@ -519,7 +529,9 @@ struct Unused : vpmm_torch::WithoutExpandableSegments<caching::CUDAAllocator> {
     abort();
   }
   c10::CachingDeviceAllocator::DeviceStats getDeviceStats(DeviceIndex) override {
-    abort();
+    c10::CachingDeviceAllocator::DeviceStats stats{};
+    stats.reserved_bytes[0].current = former_holds;
+    return stats;
   }
   void resetAccumulatedStats(DeviceIndex) override {
     abort();
@@ -642,7 +654,7 @@ c10::cuda::CUDAStream torch_stream(CUstream stream, int device) {
 
 void torch_open() {
   static OneDevice device;
-  static Unused unused;
+  static Former former;
   CUdevice ordinal;
   vpmm_sim_config config = vpmm_sim_config_default();
   config.devices = 2; // PyTorch knows of the first alone
@@ -653,5 +665,5 @@ void torch_open() {
       simulated.driver->cuDevicePrimaryCtxRetain(&simulated.peer_context, 1) != CUDA_SUCCESS)
     abort();
   c10::impl::device_guard_impl_registry[static_cast<size_t>(DeviceType::CUDA)].store(&device);
-  caching::allocator.store(&unused);
+  caching::allocator.store(&former);
 }

@@ -377,9 +377,11 @@ int main(int count, char** arguments) {
   uint64_t seed = count > 3 ? std::strtoull(arguments[3], nullptr, 0) : 1;
   torch_open();
   DRIVE(cuCtxSetCurrent(simulated.context));
+  torch_former_holds(1 << 20);
+  REQUIRE(std::strstr(vpmm_torch_enable(), "before the first CUDA tensor"));
+  torch_former_holds(0);
   REQUIRE(!vpmm_torch_enable() && !vpmm_torch_enable());
   Back& back = *c10::cuda::CUDACachingAllocator::get();
-  back.init(1);
   REQUIRE(back.initialized() && back.name() == "vpmm");
   if (const char* pages = std::getenv("VPMM_PAGE_SIZE"); pages && !std::strcmp(pages, "2M"))
     check_cases(back);      // what they say of segments is of such pages
