@@ -370,10 +370,10 @@ static long sleeps(void)
     return usage.ru_nvcsw;
 }
 
-/* The same builder is waited for once, not once for each extent that is given back. */
+/* The same builder is waited for once, and once more for what it has in its hands, not for each extent. */
 Test(builders, trim_waits_once_for_one_that_stands_still, .timeout = 60)
 {
-    enum { EXTENTS = 40 };
+    enum { EXTENTS = 400 };
     struct world w;
     struct setup setup = setup_default();
     setup.pool.extent_size = PAGE;
