@@ -69,11 +69,27 @@ void world_open(struct world *w, const struct setup *setup)
     must_work(vpmm_pool_create(&chosen.pool, &w->pool));
 }
 
+/* Whatever it was, it is the one that a thread begins with afterwards. */
+static bool mode_is_global(const struct world *w)
+{
+    CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_GLOBAL;
+    require(w->driver->cuThreadExchangeStreamCaptureMode(&mode) == CUDA_SUCCESS, "cuThreadExchangeStreamCaptureMode");
+    return mode == CU_STREAM_CAPTURE_MODE_GLOBAL;
+}
+
+void expect_bare_thread(struct world *w, const char *call)
+{
+    CUcontext current = w->context;
+    require(w->driver->cuCtxGetCurrent(&current) == CUDA_SUCCESS && !current, "%s leaves a context current", call);
+    require(mode_is_global(w), "%s leaves the thread's captures in another mode", call);
+}
+
 void world_close(struct world *w)
 {
     if (w->pool != NULL)
         must_work(vpmm_pool_destroy(w->pool));
     w->pool = NULL;
+    require(mode_is_global(w), "a call has left the thread's captures in another mode");
     while (w->streams > 0)
         world_stream_destroy(w, w->stream[w->streams - 1]);
     require(w->sim != NULL || gpu_close(), "gpu_close: the device fails");

@@ -67,7 +67,9 @@ void world_open(struct world *, const struct setup *);
 /* The same without the pool, for tests that make it themselves; world_close takes one that they leave in w->pool. */
 void world_open_without_pool(struct world *, const struct setup *);
 
-/* Destroys the pool, the streams and the simulator, and fails the test on a race, a misuse, a leak or a changed word.
+/*
+ * Destroys the pool, the streams and the simulator, and fails the test on a race, a misuse, a leak or a changed word.
+ * Also where the mode of the calling thread's captures is not the one that a thread begins with.
  */
 void world_close(struct world *);
 
@@ -183,6 +185,14 @@ const char *layout_whole(struct world *);
         require(must_work_status == VPMM_SUCCESS, "%s gives %s: %s", #call, vpmm_status_name(must_work_status),        \
                 vpmm_last_error());                                                                                    \
     } while (0)
+
+/* The same, and it leaves the thread without a current context, and its captures in the mode that it began with. */
+#define must_leave_the_thread(w, call)                                                                                 \
+    do {                                                                                                               \
+        must_work(call);                                                                                               \
+        expect_bare_thread((w), #call);                                                                                \
+    } while (0)
+void expect_bare_thread(struct world *, const char *call);
 
 /* Replaces vpmm_last_error()'s words by known ones; spoke() tells whether a call has said something since. */
 void clear_words(void);

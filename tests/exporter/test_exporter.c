@@ -7,6 +7,7 @@
 #include "client.h"
 #include "support.h"
 
+#include <dirent.h>
 #include <fcntl.h>
 #include <pthread.h>
 #include <sys/resource.h>
@@ -660,6 +661,29 @@ Test(exporter, names_and_pools_are_checked)
     world_close(&w);
 }
 
+Test(exporter, no_more_pools_than_there_is_room_for)
+{
+    struct setup setup = setup_default();
+    struct world w;
+    vpmm_pool *pool[VPMM_EXPORTER_POOLS + 1];
+    vpmm_exporter *exporter = start(NULL);
+    world_open_without_pool(&w, &setup);
+    setup.pool.driver = w.driver;
+    for (int i = 0; i <= VPMM_EXPORTER_POOLS; i++) {
+        char name[16];
+        snprintf(name, sizeof name, "%d", i);
+        must_work(vpmm_pool_create(&setup.pool, &pool[i]));
+        if (i < VPMM_EXPORTER_POOLS)
+            must_work(vpmm_exporter_add(exporter, pool[i], name));
+        else
+            must_fail(VPMM_ERROR_INVALID_VALUE, vpmm_exporter_add(exporter, pool[i], name));
+    }
+    must_work(vpmm_exporter_stop(exporter));
+    for (int i = 0; i <= VPMM_EXPORTER_POOLS; i++)
+        must_work(vpmm_pool_destroy(pool[i]));
+    world_close(&w);
+}
+
 /* The same name may be a pool's on each device. */
 Test(exporter, a_name_is_one_devices)
 {
@@ -695,15 +719,16 @@ static void do_nothing(int signal)
     (void)signal;
 }
 
-/* A signal of the process's goes to a thread of the program, or waits for one that takes it. */
+/* A signal of the process's goes to a thread of the program, whose mask is as it was, or waits for one that takes it. */
 Test(exporter, signals_are_not_for_the_exporter)
 {
-    sigset_t usr1, waiting;
+    sigset_t usr1, now, waiting;
     sigemptyset(&usr1);
     sigaddset(&usr1, SIGUSR1);
     signal(SIGUSR1, do_nothing);
     vpmm_exporter *exporter = start(NULL);
-    require(pthread_sigmask(SIG_BLOCK, &usr1, NULL) == 0, "a mask");
+    require(pthread_sigmask(SIG_BLOCK, &usr1, &now) == 0, "a mask");
+    cr_expect_not(sigismember(&now, SIGUSR1) || sigismember(&now, SIGTERM), "its start leaves signals blocked");
     kill(getpid(), SIGUSR1);
     usleep(50000);
     cr_assert_eq(status_of(exporter, "/-/healthy"), 200);
@@ -845,6 +870,31 @@ Test(exporter, survives_fork_and_the_child_holds_nothing_of_it)
     kill(pid, SIGKILL);
     waitpid(pid, NULL, 0);
     world_close(&w);
+}
+
+static int descriptors(void)
+{
+    int count = 0;
+    DIR *directory = opendir("/proc/self/fd");
+    while (directory && readdir(directory))
+        count++;
+    if (directory)
+        closedir(directory);
+    return count;
+}
+
+/* Neither sockets nor what it waits by. */
+Test(exporter, a_child_has_none_of_its_descriptors)
+{
+    int before = descriptors(), status = -1;
+    vpmm_exporter *exporter = start(NULL);
+    cr_assert_gt(descriptors(), before);
+    pid_t pid = fork();
+    if (pid == 0)
+        _exit(descriptors() != before);
+    cr_assert_eq(waitpid(pid, &status, 0), pid);
+    cr_expect_eq(status, 0, "the child has some");
+    must_work(vpmm_exporter_stop(exporter));
 }
 
 static atomic_bool connected_enough;

@@ -5,9 +5,12 @@
 #define _GNU_SOURCE
 #include "support.h"
 
+#include "../../exporter/metrics.h" /* there is another one of the name */
 #include "base/stats.h"
 #include "clients.h"
 #include "gzip.h"
+#include "pools.h"
+#include "self.h"
 #include "settings.h"
 
 #include <netinet/in.h>
@@ -29,6 +32,7 @@ Test(exporter_parts, bounds_of_the_latency_buckets)
                  {4001, 3},
                  {262144000, 18},
                  {262144001, VPMM_LATENCY_BUCKETS - 1},
+                 {524288001, VPMM_LATENCY_BUCKETS - 1}, /* the first past the buckets, if there were more */
                  {UINT64_MAX / 2, VPMM_LATENCY_BUCKETS - 1}};
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         vpmm_latency latency[2];
@@ -293,4 +297,44 @@ Test(exporter_parts, loopback_however_it_is_written)
         if (status == VPMM_SUCCESS)
             settings_free(&settings);
     }
+}
+
+/* ---- what is told ---- */
+
+Test(exporter_parts, names_are_utf_8_to_the_last_byte)
+{
+    cr_expect(pools_name_is_good("\xe2\x82\xac"));
+    cr_expect_not(pools_name_is_good("\xe2\x82\xff"));
+    cr_expect_not(pools_name_is_good("\xe2\x82\xc0"));
+    cr_expect_not(pools_name_is_good("\xf0\x9f\x92\xff"));
+}
+
+Test(exporter_parts, what_is_resident_is_a_part_of_what_is_virtual)
+{
+    struct self self;
+    self_open(&self);
+    struct self_usage usage = self_read(&self);
+    self_close(&self);
+    cr_expect_gt(usage.resident_bytes, 0);
+    cr_expect_lt(usage.resident_bytes, usage.virtual_bytes);
+}
+
+/* By two drivers; of one driver each is told once. */
+Test(exporter_parts, devices_of_one_number_are_told_apart)
+{
+    static struct snapshot pool[3] = {{.name = "a", .device = {.name = "one", .uuid = "u"}},
+                                      {.name = "b", .device = {.name = "one", .uuid = "v"}},
+                                      {.name = "c", .device = {.name = "one", .uuid = "u"}}};
+    struct metrics metrics = {.pool = pool, .pools = 3};
+    struct text text = {.bound = METRICS_BYTES + 3 * METRICS_BYTES_A_POOL};
+    for (int i = 0; i < 3; i++)
+        for (int j = 0; j < VPMM_DRIVER_CALLS; j++)
+            pool[i].calls[j].call = "call";
+    metrics_write(&metrics, &text);
+    text_append(&text, "", 1);
+    unsigned told = 0;
+    for (const char *at = text.bytes; (at = strstr(at, "\nvpmm_device_info{")); at++)
+        told++;
+    cr_expect_eq(told, 2);
+    text_free(&text);
 }

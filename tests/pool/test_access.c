@@ -311,6 +311,46 @@ Test(access, devices_that_are_no_peers)
     close_peers(&p);
 }
 
+static CUresult CUDAAPI count_many(int *count)
+{
+    *count = ACCESS_DEVICES + 2;
+    return CUDA_SUCCESS;
+}
+
+static CUresult CUDAAPI by_ordinal(CUdevice *device, int ordinal)
+{
+    *device = ordinal;
+    return CUDA_SUCCESS;
+}
+
+static CUresult CUDAAPI all_are_peers(int *can, CUdevice device, CUdevice peer)
+{
+    *can = device != peer;
+    return CUDA_SUCCESS;
+}
+
+/* The simulator has fewer. Nothing is mapped, so the driver is not asked for the rights. */
+Test(access, no_more_devices_have_access_than_there_is_room_for)
+{
+    needs_simulator();
+    struct setup setup = setup_default();
+    struct world w;
+    world_open_without_pool(&w, &setup);
+    vpmm_driver table = *w.driver;
+    table.cuDeviceGetCount = count_many;
+    table.cuDeviceGet = by_ordinal;
+    table.cuDeviceCanAccessPeer = all_are_peers;
+    setup.pool.driver = &table;
+    must_work(vpmm_pool_create(&setup.pool, &w.pool));
+    for (int device = 1; device < ACCESS_DEVICES; device++)
+        must_work(vpmm_pool_set_access(w.pool, device, CU_MEM_ACCESS_FLAGS_PROT_READ));
+    must_fail(VPMM_ERROR_NOT_SUPPORTED, vpmm_pool_set_access(w.pool, ACCESS_DEVICES, CU_MEM_ACCESS_FLAGS_PROT_READ));
+    must_work(vpmm_pool_set_access(w.pool, ACCESS_DEVICES, CU_MEM_ACCESS_FLAGS_PROT_NONE));
+    must_work(vpmm_pool_set_access(w.pool, 5, CU_MEM_ACCESS_FLAGS_PROT_NONE));
+    must_work(vpmm_pool_set_access(w.pool, ACCESS_DEVICES, CU_MEM_ACCESS_FLAGS_PROT_READ));
+    world_close(&w);
+}
+
 /* What is refused midway, and then cannot be taken back, is not as the pool's list says: the next call sees to it. */
 Test(access, a_change_that_cannot_be_taken_back_is_made_by_the_next)
 {

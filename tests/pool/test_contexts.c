@@ -1,7 +1,8 @@
 /*
- * The wait for a whole context by a block of memory (space/context.h), over a driver that hands addresses out again, as
- * CUDA's does and the simulator does not.
+ * The wait for a whole context by a block of memory (space/context.h), also over a driver that hands addresses out
+ * again, as CUDA's does and the simulator does not. And the calling thread's context, which no call changes.
  */
+#include "pool/pool.h"
 #include "support.h"
 
 #include <limits.h>
@@ -55,15 +56,20 @@ struct stage {
     CUstream s;
 };
 
+static void make_other(struct stage *k)
+{
+    CUcontext popped;
+    cr_assert_eq(k->w.driver->cuCtxCreate(&k->other, 0, k->w.device), CUDA_SUCCESS);
+    cr_assert_eq(k->w.driver->cuCtxPopCurrent(&popped), CUDA_SUCCESS);
+}
+
 static void open_stage(struct stage *k)
 {
     struct setup setup = setup_default();
-    CUcontext popped;
     setup.pool.captures = true; /* nobody can mark what a default stream uses, but a call on it */
     setup.pool.max_mapped = 6 * PAGE;
     world_open_without_pool(&k->w, &setup);
-    cr_assert_eq(k->w.driver->cuCtxCreate(&k->other, 0, k->w.device), CUDA_SUCCESS);
-    cr_assert_eq(k->w.driver->cuCtxPopCurrent(&popped), CUDA_SUCCESS);
+    make_other(k);
     driver.below = k->w.driver;
     for (int i = 0; i < BLOCKS; i++)
         driver.freed_at[i] = UINT_MAX;
@@ -105,9 +111,10 @@ static void use_and_free(struct stage *k, unsigned users, bool works)
     give(&k->w, p, k->s);
 }
 
-static size_t pending_in_other(struct stage *k)
+/* On the context's default stream. */
+static size_t pending_in(struct stage *k, CUcontext context)
 {
-    in_context(k, k->other);
+    in_context(k, context);
     size_t pending = vpmm_sim_pending(k->w.sim, 0);
     in_context(k, k->w.context);
     return pending;
@@ -131,7 +138,7 @@ static void expect_waited(struct stage *k)
 {
     world_run(&k->w, k->s, SIZE_MAX);
     must_work(vpmm_trim(k->w.pool, 0, NULL));
-    cr_expect_eq(pending_in_other(k), 0, "memory is taken to have passed under its user");
+    cr_expect_eq(pending_in(k, k->other), 0, "memory is taken to have passed under its user");
     cr_expect_eq(stats_of(&k->w).mapped_bytes, 0, "memory never passes");
 }
 
@@ -216,6 +223,180 @@ Test(contexts, the_thread_s_own_context_stays_current)
     close_stage(&k);
 }
 
+/* ---- two contexts, over the simulator's own blocks ---- */
+
+static void open_two(struct stage *k, const struct setup *setup)
+{
+    *k = (struct stage){.s = NULL};
+    world_open(&k->w, setup);
+    make_other(k);
+    in_context(k, k->w.context);
+}
+
+/* Where a default stream's frees are cached, nothing of it has a mark. */
+static void open_two_unmarked(struct stage *k)
+{
+    struct setup setup = setup_default();
+    setup.pool.captures = true;
+    setup.pool.cache_bytes = 64 * PAGE;
+    open_two(k, &setup);
+}
+
+static void use_and_cache(struct stage *k, CUcontext context, bool works)
+{
+    in_context(k, context);
+    CUdeviceptr p = take(&k->w, 2, 0);
+    if (works)
+        fill(&k->w, p, 2, 1, 0);
+    give(&k->w, p, 0);
+    in_context(k, k->w.context);
+}
+
+/* Whichever the pool has met first. */
+Test(contexts, a_trim_waits_for_each_context)
+{
+    needs_simulator();
+    for (int first = 0; first < 2; first++) {
+        struct stage k;
+        open_two_unmarked(&k);
+        use_and_cache(&k, first ? k.other : k.w.context, first);
+        use_and_cache(&k, first ? k.w.context : k.other, !first);
+        cr_assert_gt(pending_in(&k, k.other), 0);
+        must_work(vpmm_trim(k.w.pool, 0, NULL));
+        cr_expect_eq(pending_in(&k, k.other), 0, "order %d: the other context is not waited for", first);
+        world_close_with(&k.w, k.other);
+    }
+}
+
+/* That the other one could be waited for is no answer for both. */
+Test(contexts, a_context_that_is_not_waited_for_keeps_the_pool)
+{
+    needs_simulator();
+    struct stage k;
+    open_two_unmarked(&k);
+    use_and_cache(&k, k.w.context, true);
+    use_and_cache(&k, k.other, false);
+    vpmm_sim_fail(k.w.sim, "cuMemFree", 1, CUDA_ERROR_UNKNOWN, false);
+    must_fail(VPMM_ERROR_BUSY, vpmm_pool_destroy(k.w.pool));
+    cr_expect_gt(pending_in(&k, k.w.context), 0);
+    world_close_with(&k.w, k.other);
+}
+
+/* A record that another context's stream had before has events of that one, which do not fit. */
+Test(contexts, a_record_s_events_are_of_its_stream_s_context)
+{
+    needs_simulator();
+    struct stage k;
+    CUstream t;
+    size_t released = 0;
+    open_two(&k, NULL);
+    CUstream s = world_stream(&k.w);
+    for (int i = 0; i < STREAM_MARKS; i++) { /* each mark has its event */
+        give(&k.w, take(&k.w, 2, s), s);
+        world_drain(&k.w);
+    }
+    must_work(vpmm_stream_release(k.w.pool, s));
+    world_drain(&k.w);
+    must_work(vpmm_trim(k.w.pool, 0, NULL));
+    in_context(&k, k.other);
+    cr_assert_eq(k.w.driver->cuStreamCreate(&t, CU_STREAM_NON_BLOCKING), CUDA_SUCCESS);
+    CUdeviceptr p = take(&k.w, 2, t);
+    fill(&k.w, p, 2, 1, t);
+    give(&k.w, p, t);
+    vpmm_sim_step(k.w.sim, t, SIZE_MAX);
+    must_work(vpmm_poll(k.w.pool));
+    must_work(vpmm_poll(k.w.pool));
+    must_work(vpmm_trim(k.w.pool, 0, &released));
+    cr_expect_eq(released, 2 * PAGE, "what the stream has freed never passes");
+    must_work(vpmm_stream_release(k.w.pool, t));
+    must_work(vpmm_poll(k.w.pool));
+    cr_assert_eq(k.w.driver->cuStreamDestroy(t), CUDA_SUCCESS);
+    in_context(&k, k.w.context);
+    world_close_with(&k.w, k.other);
+}
+
+static bool has_block_of(struct stage *k, CUcontext context)
+{
+    const struct streams *streams = &k->w.pool->arena.streams;
+    bool any = streams->wait.block && streams->wait.context == context;
+    for (uint32_t slot = 1; slot < load_relaxed_u32(&streams->slots); slot++) {
+        const struct wait_holder *holder = &stream_at(streams, slot)->wait;
+        any |= holder->block && holder->context == context;
+    }
+    return any;
+}
+
+/* To wait by, once the device is full. */
+Test(contexts, each_context_has_a_block)
+{
+    needs_simulator();
+    struct stage k;
+    open_two_unmarked(&k);
+    use_and_cache(&k, k.w.context, false);
+    in_context(&k, k.other);
+    CUstream t;
+    cr_assert_eq(k.w.driver->cuStreamCreate(&t, CU_STREAM_NON_BLOCKING), CUDA_SUCCESS);
+    give(&k.w, take(&k.w, 2, t), t);
+    cr_expect(has_block_of(&k, k.w.context));
+    cr_expect(has_block_of(&k, k.other));
+    must_work(vpmm_stream_release(k.w.pool, t));
+    cr_assert_eq(k.w.driver->cuStreamDestroy(t), CUDA_SUCCESS);
+    in_context(&k, k.w.context);
+    world_close_with(&k.w, k.other);
+}
+
+/* Who meets it then cannot make the block, and says that it is wanted. */
+Test(contexts, a_context_that_was_met_beside_a_wait_has_a_block_after_the_next)
+{
+    needs_simulator();
+    struct stage k;
+    open_two_unmarked(&k);
+    pthread_mutex_lock(&k.w.pool->arena.streams.wait_lock);
+    use_and_cache(&k, k.other, true);
+    pthread_mutex_unlock(&k.w.pool->arena.streams.wait_lock);
+    cr_assert_not(has_block_of(&k, k.other));
+    must_work(vpmm_trim(k.w.pool, 0, NULL));
+    cr_expect(has_block_of(&k, k.other));
+    world_close_with(&k.w, k.other);
+}
+
+/* ---- a call leaves the thread as it was ---- */
+
+/* Without memory left for it, a malloc waits for what another stream has freed. */
+Test(contexts, each_call_leaves_the_thread_as_it_was)
+{
+    needs_simulator();
+    for (int captures = 0; captures < 2; captures++) {
+        struct setup setup = setup_default();
+        struct world w;
+        CUdeviceptr p, q;
+        setup.pool.captures = captures;
+        setup.pool.cache_bytes = captures ? 64 * PAGE : 0;
+        setup.pool.max_mapped = 8 * PAGE;
+        world_open_without_pool(&w, &setup);
+        setup.pool.driver = w.driver;
+        CUstream s = world_stream(&w), t = world_stream(&w);
+        cr_assert_eq(w.driver->cuCtxSetCurrent(NULL), CUDA_SUCCESS);
+        must_leave_the_thread(&w, vpmm_pool_create(&setup.pool, &w.pool));
+        must_leave_the_thread(&w, vpmm_malloc(w.pool, 6 * PAGE, s, &p));
+        must_leave_the_thread(&w, vpmm_use(w.pool, p, t));
+        must_leave_the_thread(&w, vpmm_free(w.pool, p, s));
+        must_leave_the_thread(&w, vpmm_malloc(w.pool, 6 * PAGE, t, &p));
+        must_leave_the_thread(&w, vpmm_malloc(w.pool, 1, 0, &q));
+        must_leave_the_thread(&w, vpmm_free(w.pool, q, 0));
+        must_leave_the_thread(&w, vpmm_malloc(w.pool, PAGE, 0, &q));
+        must_leave_the_thread(&w, vpmm_free(w.pool, q, 0));
+        must_leave_the_thread(&w, vpmm_free(w.pool, p, t));
+        must_leave_the_thread(&w, vpmm_trim(w.pool, 0, NULL));
+        must_leave_the_thread(&w, vpmm_poll(w.pool));
+        must_leave_the_thread(&w, vpmm_stream_release(w.pool, s));
+        must_leave_the_thread(&w, vpmm_pool_destroy(w.pool));
+        w.pool = NULL;
+        cr_assert_eq(w.driver->cuCtxSetCurrent(w.context), CUDA_SUCCESS);
+        world_close(&w);
+    }
+}
+
 /* ---- contexts that the driver does not let in ---- */
 
 static int unknown; /* so many looks for the current context fail */
@@ -252,6 +433,32 @@ Test(contexts, the_program_s_own_is_not_popped)
         cr_expect_eq(now, w.context, "after %d looks in vain", looks);
         world_close(&w);
     }
+}
+
+/* Whichever of its steps cannot enter it. */
+Test(contexts, a_build_whose_context_is_refused_leaves_nothing)
+{
+    needs_simulator();
+    uint64_t unwound = 0;
+    for (uint64_t nth = 1; nth <= 8; nth++) {
+        struct world w;
+        CUdeviceptr p;
+        world_open(&w, NULL);
+        CUstream s = world_stream(&w);
+        give(&w, take(&w, 1, s), s);
+        world_drain(&w);
+        cr_assert_eq(w.driver->cuCtxSetCurrent(NULL), CUDA_SUCCESS);
+        vpmm_sim_fail(w.sim, "cuCtxPushCurrent", nth, CUDA_ERROR_UNKNOWN, false);
+        if (vpmm_malloc(w.pool, 8 * PAGE, s, &p) == VPMM_SUCCESS)
+            give(&w, p, s);
+        vpmm_sim_fail(w.sim, "cuCtxPushCurrent", 0, CUDA_SUCCESS, false);
+        cr_assert_eq(w.driver->cuCtxSetCurrent(w.context), CUDA_SUCCESS);
+        unwound += stats_of(&w).unwound_context;
+        world_audit(&w);
+        give(&w, take(&w, 8, s), s);
+        world_close(&w);
+    }
+    cr_expect_gt(unwound, 0, "no build's context was refused");
 }
 
 static void *destroy_in_another_context(void *data)

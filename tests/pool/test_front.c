@@ -1269,6 +1269,25 @@ Test(front, a_checked_hit_asks_for_the_stream_s_id_once)
     driver_calls_of_hits(VPMM_STREAMS_CHECKED, 1);
 }
 
+Test(front, the_calls_of_hits_are_told)
+{
+    needs_simulator();
+    struct world w;
+    vpmm_call_counts calls[VPMM_DRIVER_CALLS];
+    uint64_t told = 0;
+    open_cached(&w);
+    CUstream s = world_stream(&w);
+    for (int i = 0; i < 20; i++)
+        give(&w, take(&w, 1, s), s);
+    cr_assert_gt(hits(&w), 10);
+    must_work(vpmm_calls_get(w.pool, calls));
+    for (int i = 0; i < VPMM_DRIVER_CALLS; i++)
+        if (!strcmp(calls[i].call, "cuStreamGetId"))
+            told = calls[i].made;
+    cr_expect_eq(told, world_calls(&w, "cuStreamGetId"));
+    world_close(&w);
+}
+
 /* --- pools ----------------------------------------------------------------------------------------------------------
  */
 
@@ -1421,6 +1440,22 @@ Test(front, untouched_caches_are_emptied_and_then_nothing_wakes_up, .timeout = 6
     world_close(&w);
 }
 
+Test(front, untouched_pieces_leave_the_caches, .timeout = 60)
+{
+    needs_simulator();
+    struct setup setup = with_reaper(CACHE);
+    struct world w;
+    world_open(&w, &setup);
+    CUstream s = world_stream(&w);
+    do /* until it is seen before it has left */
+        give(&w, take_bytes(&w, 1000, s), s);
+    while (!stats_of(&w).slab_cached_bytes);
+    for (int i = 0; i < 2000 && stats_of(&w).slab_cached_bytes; i++)
+        sleep_ms(10);
+    cr_expect_eq(stats_of(&w).slab_cached_bytes, 0);
+    world_close(&w);
+}
+
 Test(front, a_cache_in_use_is_not_emptied, .timeout = 60)
 {
     needs_simulator();
@@ -1440,26 +1475,35 @@ Test(front, a_cache_in_use_is_not_emptied, .timeout = 60)
 }
 
 /* A thread that frees now and then keeps nobody busy. */
-Test(front, the_reaper_does_not_spin_between_its_looks, .timeout = 60)
+static void the_reaper_does_not_spin(size_t bytes)
 {
     needs_simulator();
     struct setup setup = with_reaper(CACHE);
     struct world w;
     world_open(&w, &setup);
     CUstream s = world_stream(&w);
-    pair_in(w.pool, s, 4);
+    give(&w, take_bytes(&w, bytes, s), s);
     sleep_ms(100);
     uint64_t sleeps;
     double ran[2];
     look_at_reaper(&sleeps, &ran[0]);
     for (int i = 0; i < 60; i++) {
-        pair_in(w.pool, s, 4);
+        give(&w, take_bytes(&w, bytes, s), s);
         sleep_ms(11 + i % 13);
     }
     look_at_reaper(&sleeps, &ran[1]);
     cr_expect_lt(ran[1] - ran[0], 150, "the reaper ran for %.0f ms of a second of next to nothing", ran[1] - ran[0]);
     expect_rest(&w);
     world_close(&w);
+}
+
+Test(front, the_reaper_does_not_spin_between_its_looks, .timeout = 60)
+{
+    the_reaper_does_not_spin(4 * PAGE);
+}
+Test(front, the_reaper_does_not_spin_between_its_looks_at_pieces, .timeout = 60)
+{
+    the_reaper_does_not_spin(1000);
 }
 
 /* Threads that live on hold caches of streams that are gone. */
@@ -1557,6 +1601,27 @@ Test(front, a_lost_device_ends_the_hits)
     must_fail(VPMM_ERROR_DRIVER, vpmm_pool_destroy(w.pool));
     w.pool = NULL;
     world_stream_destroy(&w, s);
+    cr_assert_eq(w.driver->cuDevicePrimaryCtxRelease(w.device), CUDA_SUCCESS);
+    vpmm_sim_destroy(w.sim); /* what a lost device held leaks */
+}
+
+Test(front, a_lost_device_ends_the_hits_of_pieces)
+{
+    needs_simulator();
+    struct world w;
+    CUdeviceptr p;
+    open_cached(&w);
+    CUstream s = world_stream(&w), t = world_stream(&w);
+    CUdeviceptr q = take(&w, 100, t);
+    give(&w, take_bytes(&w, 1000, s), s);
+    cr_assert_gt(stats_of(&w).slab_cached_bytes, 0);
+    give(&w, q, t);
+    vpmm_sim_fail(w.sim, "cuEventQuery", 1, CUDA_ERROR_UNKNOWN, true);
+    must_fail(VPMM_ERROR_DRIVER, vpmm_poll(w.pool));
+    must_fail(VPMM_ERROR_DRIVER, vpmm_malloc(w.pool, 1000, s, &p));
+    must_fail(VPMM_ERROR_DRIVER, vpmm_pool_destroy(w.pool));
+    world_stream_destroy(&w, s);
+    world_stream_destroy(&w, t);
     cr_assert_eq(w.driver->cuDevicePrimaryCtxRelease(w.device), CUDA_SUCCESS);
     vpmm_sim_destroy(w.sim); /* what a lost device held leaks */
 }

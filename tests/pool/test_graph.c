@@ -365,6 +365,8 @@ Test(graph, its_end_gives_back_whole_handles_whatever_is_refused)
         vpmm_sim_fail(w.sim, "cuThreadExchangeStreamCaptureMode", nth, CUDA_ERROR_UNKNOWN, false);
         vpmm_status status = vpmm_pool_destroy(w.pool);
         vpmm_sim_fail(w.sim, "cuThreadExchangeStreamCaptureMode", 0, CUDA_SUCCESS, false);
+        CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_GLOBAL; /* what was refused may have been to put it back */
+        cr_assert_eq(w.driver->cuThreadExchangeStreamCaptureMode(&mode), CUDA_SUCCESS);
         if (status == VPMM_ERROR_BUSY) /* it could not be waited for, and is as it was */
             must_work(vpmm_pool_destroy(w.pool));
         w.pool = NULL;

@@ -2,6 +2,7 @@
  * A pool that is left alone: what stays given back, how often the driver is asked while nothing happens, and what an
  * idle pool gives to the device.
  */
+#include "base/clock.h"
 #include "pool/pool.h"
 #include "pool/reaper.h"
 #include "support.h"
@@ -10,6 +11,8 @@
 #include <math.h>
 #include <stdio.h>
 #include <time.h>
+
+#include <vpmm/observe.h>
 
 #define MIB ((uint64_t)1 << 20)
 #define GIB ((uint64_t)1 << 30)
@@ -246,6 +249,20 @@ Test(idle, new_marks_end_the_pause, .timeout = 60)
     cr_expect_lt(late, NEW_FENCES / 2, "%d of %d new fences were seen more than a millisecond after they had passed",
                  late, NEW_FENCES);
     world_run(&w, held, SIZE_MAX);
+    world_close(&w);
+}
+
+/* What says how long ago the latest pass was (observe.h) says it of one by hand too. */
+Test(idle, a_poll_is_the_latest_pass)
+{
+    struct world w;
+    vpmm_health health;
+    world_open(&w, NULL);
+    sleep_ms(30);
+    uint64_t before = clock_now_ns();
+    must_work(vpmm_poll(w.pool));
+    must_work(vpmm_health_get(w.pool, &health));
+    cr_expect_leq(health.reaper_age_ns, clock_now_ns() - before);
     world_close(&w);
 }
 
@@ -656,6 +673,25 @@ Test(idle, a_threshold_stays, .timeout = 60)
     world_close(&w);
 }
 
+/* Handles of one page: what stays is the threshold, up to the page. */
+Test(idle, a_threshold_within_a_page_keeps_that_page)
+{
+    struct setup setup = with_decay(0, false);
+    struct world w;
+    CUdeviceptr p[4];
+    setup.pool.release_threshold = 2 * PAGE + 1;
+    world_open(&w, &setup);
+    CUstream s = world_stream(&w);
+    for (int i = 0; i < 4; i++)
+        p[i] = take(&w, 1, s);
+    for (int i = 0; i < 4; i++)
+        give(&w, p[i], s);
+    for (int i = 0; i < 2; i++)
+        world_drain(&w);
+    cr_expect_eq(mapped(&w), 3 * PAGE, "%llu pages", (unsigned long long)(mapped(&w) / PAGE));
+    world_close(&w);
+}
+
 /* An extent that is longer than what may go stays, and nobody tries again and again. */
 Test(idle, a_threshold_within_an_extent_stays_and_lets_the_reaper_sleep, .timeout = 60)
 {
@@ -723,6 +759,28 @@ Test(idle, without_decay_everything_stays, .timeout = 60)
     wait_polling(&w, 300);
     cr_expect_geq(mapped(&w), begin);
     cr_expect_eq(stats_of(&w).decayed_bytes, 0);
+    world_close(&w);
+}
+
+/* The reaper tries it again, though it has nothing else to do. */
+Test(idle, what_was_refused_for_a_while_is_given_back, .timeout = 60)
+{
+    needs_simulator();
+    struct setup setup = with_decay(VPMM_DECAY_NEVER, true);
+    struct world w;
+    setup.sim.stepped = false;
+    world_open(&w, &setup);
+    CUstream s = world_stream(&w);
+    give(&w, take(&w, 4, s), s);
+    cr_assert_eq(w.driver->cuStreamSynchronize(s), CUDA_SUCCESS);
+    vpmm_sim_fail(w.sim, "cuMemRelease", 1, CUDA_ERROR_UNKNOWN, true);
+    (void)vpmm_trim(w.pool, 0, NULL);
+    cr_assert_gt(stats_of(&w).quarantined_bytes, 0);
+    sleep_ms(200);
+    vpmm_sim_fail(w.sim, "cuMemRelease", 0, CUDA_SUCCESS, false);
+    for (int i = 0; i < 2000 && stats_of(&w).quarantined_bytes; i++)
+        sleep_ms(10);
+    cr_expect_eq(stats_of(&w).quarantined_bytes, 0);
     world_close(&w);
 }
 
@@ -1130,6 +1188,26 @@ Test(attributes, a_lower_threshold_lets_go_at_once, .timeout = 60)
 {
     needs_simulator();
     settings_wake_the_reaper(20, VPMM_ATTRIBUTE_RELEASE_THRESHOLD, 0);
+}
+
+/* The extents were too long for what was above the old one. */
+Test(attributes, a_lower_threshold_counts_though_the_last_try_was_in_vain)
+{
+    struct setup setup = with_decay(0, false);
+    struct world w;
+    setup.pool.extent_size = 20 * PAGE;
+    setup.pool.release_threshold = 30 * PAGE;
+    world_open(&w, &setup);
+    CUstream s = world_stream(&w);
+    CUdeviceptr p = take(&w, 20, s), q = take(&w, 20, s);
+    give(&w, p, s);
+    world_drain(&w);
+    cr_assert_eq(mapped(&w), 40 * PAGE);
+    must_work(vpmm_pool_set_attribute(w.pool, VPMM_ATTRIBUTE_RELEASE_THRESHOLD, 20 * PAGE));
+    must_work(vpmm_poll(w.pool));
+    cr_expect_eq(mapped(&w), 20 * PAGE);
+    give(&w, q, s);
+    world_close(&w);
 }
 
 Test(attributes, a_shorter_decay_lets_go_at_once, .timeout = 60)

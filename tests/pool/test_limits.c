@@ -578,6 +578,56 @@ Test(limits, destroy_with_live_memory)
     stage_close(&t);
 }
 
+static void destroy_says(struct world *w, const char *word)
+{
+    must_fail(VPMM_ERROR_DRIVER, vpmm_pool_destroy(w->pool));
+    w->pool = NULL;
+    cr_expect(strstr(vpmm_last_error(), word) != NULL, "%s", vpmm_last_error());
+}
+
+/* Of several refusals the first has the words. */
+Test(limits, the_first_failure_of_an_end_is_said)
+{
+    needs_simulator();
+    struct world w;
+    world_open(&w, NULL);
+    CUstream s = world_stream(&w);
+    give(&w, take(&w, 4, s), s);
+    world_drain(&w);
+    vpmm_sim_fail_after(w.sim, "cuMemUnmap", 1, CUDA_ERROR_UNKNOWN, false);
+    vpmm_sim_fail_after(w.sim, "cuMemAddressFree", 1, CUDA_ERROR_UNKNOWN, false);
+    destroy_says(&w, "cuMemUnmap");
+    world_close(&w);
+}
+
+Test(limits, the_first_failure_of_an_end_is_said_whatever_follows)
+{
+    needs_simulator();
+    struct world w;
+    world_open(&w, NULL);
+    vpmm_sim_fail_after(w.sim, "cuMemAddressFree", 1, CUDA_ERROR_UNKNOWN, false);
+    vpmm_sim_fail_after(w.sim, "cuDevicePrimaryCtxRelease", 1, CUDA_ERROR_UNKNOWN, false);
+    destroy_says(&w, "cuMemAddressFree");
+    world_close(&w);
+}
+
+/* And not those of what was undone after it. */
+Test(limits, the_first_failure_of_a_creation_is_said)
+{
+    needs_simulator();
+    struct setup setup = setup_default();
+    struct world w;
+    setup.pool.initial_pages = 4;
+    world_open_without_pool(&w, &setup);
+    setup.pool.driver = w.driver;
+    vpmm_sim_fail(w.sim, "cuMemCreate", 1, CUDA_ERROR_UNKNOWN, true);
+    vpmm_sim_fail_after(w.sim, "cuMemAddressFree", 1, CUDA_ERROR_UNKNOWN, false);
+    must_fail(VPMM_ERROR_DRIVER, vpmm_pool_create(&setup.pool, &w.pool));
+    cr_expect(strstr(vpmm_last_error(), "cuMemCreate") != NULL, "%s", vpmm_last_error());
+    w.pool = NULL;
+    world_close(&w);
+}
+
 static void out_of_memory_and_back(const struct setup *setup, size_t capacity_pages)
 {
     struct stage t;
@@ -694,6 +744,58 @@ Test(limits, memory_that_waits_is_used_before_a_request_fails)
     world_audit(&w);
     give(&w, q, asking);
     world_close(&w);
+}
+
+static void open_small(struct world *w, bool captures)
+{
+    struct setup setup = setup_default();
+    setup.sim.memory_bytes = 64 * PAGE;
+    setup.pool.small = VPMM_SMALL_ASYNC;
+    setup.pool.captures = captures;
+    world_open(w, &setup);
+}
+
+Test(limits, a_small_request_waits_for_pages_that_are_at_work)
+{
+    needs_simulator();
+    struct world w;
+    open_small(&w, false);
+    CUstream s = world_stream(&w);
+    CUdeviceptr p = take(&w, 62, s), small[16];
+    fill(&w, p, 62, 1, s);
+    give(&w, p, s);
+    for (int i = 0; i < 16; i++)
+        small[i] = take_bytes(&w, PAGE / 2, s);
+    for (int i = 0; i < 16; i++)
+        give(&w, small[i], s);
+    world_close(&w);
+}
+
+/* The same the other way round. */
+static void pages_wait_for_small_memory(bool captures)
+{
+    needs_simulator();
+    struct world w;
+    CUdeviceptr p[100];
+    open_small(&w, captures);
+    CUstream s = world_stream(&w), t = world_stream(&w);
+    for (int i = 0; i < 100; i++)
+        p[i] = take_bytes(&w, PAGE / 2, s);
+    fill(&w, p[99], 1, 1, s);
+    keep_busy(&w, s);
+    for (int i = 0; i < 100; i++)
+        give(&w, p[i], s);
+    give(&w, take(&w, 40, t), t);
+    world_close(&w);
+}
+
+Test(limits, pages_wait_for_small_memory_that_is_at_work)
+{
+    pages_wait_for_small_memory(false);
+}
+Test(limits, pages_wait_for_small_memory_of_streams_that_may_capture)
+{
+    pages_wait_for_small_memory(true);
 }
 
 /* A call that fails leaves the thread's mode as it was, though the driver has changed it and said that it has not. */
@@ -859,6 +961,43 @@ Test(limits, trim_keeps_what_it_is_told_to_keep)
     if (w.sim != NULL)
         cr_expect_eq(vpmm_sim_used_bytes(w.sim), 4 * PAGE);
     give(&w, kept, s);
+    world_close(&w);
+}
+
+/* Though it is not whole pages. */
+Test(limits, trim_keeps_no_more_than_it_is_told_to_keep)
+{
+    struct world w;
+    CUdeviceptr p[4];
+    world_open(&w, NULL);
+    CUstream s = world_stream(&w);
+    for (int i = 0; i < 4; i++)
+        p[i] = take(&w, 1, s);
+    for (int i = 0; i < 4; i++)
+        give(&w, p[i], s);
+    world_drain(&w);
+    must_work(vpmm_trim(w.pool, 3 * PAGE - 1, NULL));
+    cr_expect_leq(stats_of(&w).mapped_bytes, 3 * PAGE - 1);
+    world_close(&w);
+}
+
+/* Only a trim to nothing is of what the driver's pool holds too. */
+Test(limits, trim_that_keeps_something_leaves_the_driver_s_pool)
+{
+    needs_simulator();
+    struct setup setup = setup_default();
+    struct world w;
+    setup.pool.small = VPMM_SMALL_ASYNC;
+    world_open(&w, &setup);
+    CUstream s = world_stream(&w);
+    give(&w, take_bytes(&w, 1000, s), s);
+    world_drain(&w);
+    world_audit(&w); /* what the driver's pool serves is among the frees too */
+    uint64_t before = world_calls(&w, "cuMemPoolTrimTo");
+    must_work(vpmm_trim(w.pool, PAGE, NULL));
+    cr_expect_eq(world_calls(&w, "cuMemPoolTrimTo"), before);
+    must_work(vpmm_trim(w.pool, 0, NULL));
+    cr_expect_gt(world_calls(&w, "cuMemPoolTrimTo"), before);
     world_close(&w);
 }
 

@@ -140,6 +140,23 @@ Test(park, pages_mapped_at_creation_park_too)
     world_close(&w);
 }
 
+/* A peak that began while nothing was mapped. */
+Test(park, what_wakes_is_in_the_peak)
+{
+    struct setup setup = setup_default();
+    struct world w;
+    setup.pool.graph = true;
+    world_open(&w, &setup);
+    CUstream s = world_stream(&w);
+    give(&w, take(&w, PAGES, s), s);
+    must_work(vpmm_park(w.pool));
+    must_work(vpmm_pool_set_attribute(w.pool, VPMM_ATTRIBUTE_PEAK_MAPPED, 0));
+    must_work(vpmm_wake(w.pool));
+    must_work(vpmm_park(w.pool));
+    cr_expect_eq(stats_of(&w).peak_mapped_bytes, PAGES * PAGE);
+    world_close(&w);
+}
+
 /* ---- meanwhile ---- */
 
 Test(park, mallocs_are_refused_and_frees_are_not)
@@ -285,6 +302,44 @@ Test(park, it_waits_for_contexts_of_threads_that_have_ended)
         give(&k.w, k.held[i], k.s);
     cr_assert_eq(k.w.driver->cuStreamDestroy(of_other), CUDA_SUCCESS);
     world_close_with(&k.w, k.other);
+}
+
+/* Also where the pool has met no stream of it. */
+Test(park, it_waits_for_the_primary_context_whoever_has_asked)
+{
+    needs_simulator();
+    struct setup setup = setup_default();
+    setup.pool.graph = true;
+    struct world w;
+    CUcontext other;
+    world_open(&w, &setup);
+    cr_assert_eq(w.driver->cuCtxCreate(&other, 0, w.device), CUDA_SUCCESS);
+    CUdeviceptr p = take(&w, 2, 0);
+    cr_assert_eq(w.driver->cuCtxSetCurrent(w.context), CUDA_SUCCESS);
+    CUstream s = world_stream(&w);
+    fill(&w, p, 2, 1, s);
+    must_work(vpmm_park(w.pool));
+    cr_expect_not(world_pending(&w, s), "the primary context's work is not waited for");
+    must_work(vpmm_wake(w.pool));
+    cr_assert_eq(w.driver->cuCtxSetCurrent(other), CUDA_SUCCESS);
+    give(&w, p, 0);
+    world_close_with(&w, other);
+}
+
+Test(park, the_thread_is_left_as_it_was)
+{
+    needs_simulator();
+    struct setup setup = setup_default();
+    struct world w;
+    setup.pool.graph = true;
+    world_open(&w, &setup);
+    CUstream s = world_stream(&w);
+    give(&w, take(&w, 2, s), s);
+    cr_assert_eq(w.driver->cuCtxSetCurrent(NULL), CUDA_SUCCESS);
+    must_leave_the_thread(&w, vpmm_park(w.pool));
+    must_leave_the_thread(&w, vpmm_wake(w.pool));
+    cr_assert_eq(w.driver->cuCtxSetCurrent(w.context), CUDA_SUCCESS);
+    world_close(&w);
 }
 
 static void park_beside_a_capture(CUstreamCaptureMode mode)

@@ -112,14 +112,28 @@ static void exit_from_another_thread(void)
     }
 }
 
+/* A child has none of its parent's threads. Who waits for one there is let go by the C library, and not by others. */
+static bool has_no_threads;
+
+int __real_pthread_join(pthread_t thread, void **result);
+int __wrap_pthread_join(pthread_t thread, void **result);
+
+int __wrap_pthread_join(pthread_t thread, void **result)
+{
+    child_needs(!has_no_threads);
+    return __real_pthread_join(thread, result);
+}
+
 static void exit_after_fork(void)
 {
     struct child_world w = child_world(false, true);
     give_the_reaper_work(&w);
     pid_t pid = fork();
     child_needs(pid >= 0);
-    if (pid == 0)
+    if (pid == 0) {
+        has_no_threads = true;
         exit(0); /* the parent's reaper is not here, and must not be waited for */
+    }
     int status = -1;
     child_needs(waitpid(pid, &status, 0) == pid && WIFEXITED(status) && WEXITSTATUS(status) == 0);
     give_the_reaper_work(&w);

@@ -2,6 +2,7 @@
  * What driver calls that fail once left wrong in the pool for good, one test a defect. The budget of the cap first: the
  * simulator counts the physical memory that is in use, which the pool's own figures must not fall short of.
  */
+#include "pool/pool.h"
 #include "remap/turn.h"
 #include "support.h"
 
@@ -180,6 +181,26 @@ Test(sound_faults, a_registered_handle_that_is_not_mapped_at_once_is_mapped_late
 Test(sound_faults, another_handle_that_is_not_mapped_at_once_fails_the_request)
 {
     a_map_is_refused_once(false, VPMM_ERROR_DRIVER);
+}
+
+/* The first handle has shown whether they can be registered; later ones are all alike. */
+Test(sound_faults, a_refusal_later_on_says_nothing_of_the_handles_property)
+{
+    needs_simulator();
+    struct setup setup = setup_default();
+    struct world w;
+    CUdeviceptr p;
+    setup.pool.rdma = true;
+    world_open(&w, &setup);
+    CUstream s = world_stream(&w);
+    CUdeviceptr first = take(&w, 1, s);
+    cr_assert(load_relaxed_u32(&w.pool->arena.rdma));
+    vpmm_sim_fail(w.sim, "cuMemCreate", 1, CUDA_ERROR_NOT_SUPPORTED, false);
+    cr_expect_neq(vpmm_malloc(w.pool, 4 * PAGE, s, &p), VPMM_SUCCESS);
+    cr_expect(load_relaxed_u32(&w.pool->arena.rdma), "later handles are of another kind");
+    vpmm_sim_fail(w.sim, "cuMemCreate", 0, CUDA_SUCCESS, false);
+    give(&w, first, s);
+    world_close(&w);
 }
 
 /* ---- what is given up is counted ---- */

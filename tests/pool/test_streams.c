@@ -155,6 +155,32 @@ Test(streams, a_part_of_a_waiting_region_will_do)
     world_close(&w);
 }
 
+/* What has passed of a region is one part, though it was freed in several. */
+Test(streams, the_part_that_has_passed_is_as_long_as_all_that_has)
+{
+    needs_simulator();
+    struct setup setup = setup_with(VPMM_REUSE_COMPLETED);
+    struct world w;
+    setup.pool.captures = true;
+    world_open(&w, &setup);
+    CUstream s = world_stream(&w), t = world_stream(&w);
+    give(&w, take(&w, 6, s), s);
+    CUdeviceptr a = take(&w, 2, s), b = take(&w, 1, s), c = take(&w, 3, s);
+    give(&w, a, s);
+    give(&w, b, s);
+    size_t before = vpmm_sim_pending(w.sim, s);
+    keep_busy(&w, s);
+    give(&w, c, s);
+    world_run(&w, s, before);
+    must_work(vpmm_poll(w.pool));
+    uint64_t builds = stats_of(&w).builds;
+    CUdeviceptr d = take(&w, 3, t);
+    cr_expect_eq(stats_of(&w).builds, builds, "it builds beside what has passed");
+    cr_expect_eq(d, a);
+    give(&w, d, t);
+    world_close(&w);
+}
+
 Test(streams, completed_reuse_keeps_streams_independent)
 {
     struct setup setup = setup_with(VPMM_REUSE_COMPLETED);
@@ -211,6 +237,71 @@ Test(streams, host_reuse_makes_the_caller_wait)
     fill(&w, q, 4, 2, other);
     cr_expect_gt(world_run(&w, other, SIZE_MAX), 0);
     give(&w, q, other);
+    world_close(&w);
+}
+
+/* All marks are in use, so the newest is recorded again: where that is refused it is as old as it was. */
+Test(streams, a_mark_that_is_refused_covers_no_more_than_before)
+{
+    needs_simulator();
+    struct setup setup = setup_with(VPMM_REUSE_COMPLETED);
+    struct world w;
+    world_open(&w, &setup);
+    CUstream s = world_stream(&w), t = world_stream(&w);
+    CUdeviceptr p = take(&w, 4, s), one = take(&w, 1, s);
+    for (int i = 0; i < STREAM_MARKS; i++) {
+        give(&w, one, s);
+        one = take(&w, 1, s);
+    }
+    size_t before = vpmm_sim_pending(w.sim, s);
+    fill(&w, p, 4, 1, s);
+    vpmm_sim_fail(w.sim, "cuEventRecord", 1, CUDA_ERROR_UNKNOWN, true);
+    give(&w, p, s);
+    world_run(&w, s, before);
+    must_work(vpmm_poll(w.pool));
+    CUdeviceptr q = take(&w, 4, t);
+    vpmm_sim_fail(w.sim, "cuEventRecord", 0, CUDA_SUCCESS, false);
+    cr_expect_neq(q, p, "memory is handed out whose work is not done");
+    fill(&w, q, 4, 2, t);
+    give(&w, q, t);
+    give(&w, one, s);
+    world_close(&w);
+}
+
+static const vpmm_driver *below;
+static int refusals; /* so many records of events fail */
+
+static CUresult CUDAAPI record_in_vain(CUevent event, CUstream stream)
+{
+    return refusals > 0 && refusals-- ? CUDA_ERROR_UNKNOWN : below->cuEventRecord(event, stream);
+}
+
+/* Who waits where no mark can be had, neither by the free nor afterwards, records an event for this wait alone. */
+Test(streams, an_event_for_one_wait_is_destroyed)
+{
+    needs_simulator();
+    struct setup setup = setup_default();
+    struct world w;
+    vpmm_driver table;
+    setup.pool.max_mapped = 4 * PAGE;
+    world_open_without_pool(&w, &setup);
+    below = w.driver;
+    table = *below;
+    table.cuEventRecord = record_in_vain;
+    setup.pool.driver = &table;
+    must_work(vpmm_pool_create(&setup.pool, &w.pool));
+    CUstream s = world_stream(&w), t = world_stream(&w);
+    CUdeviceptr p = take(&w, 4, s);
+    fill(&w, p, 4, 1, s);
+    refusals = 3; /* of the free, of the request, and of its wait */
+    give(&w, p, s);
+    uint64_t created = world_calls(&w, "cuEventCreate"), destroyed = world_calls(&w, "cuEventDestroy");
+    CUdeviceptr q = take(&w, 4, t);
+    cr_expect_eq(world_calls(&w, "cuEventCreate"), created + 1);
+    cr_expect_eq(world_calls(&w, "cuEventDestroy"), destroyed + 1);
+    cr_expect_eq(q, p);
+    fill(&w, q, 4, 2, t);
+    give(&w, q, t);
     world_close(&w);
 }
 
@@ -328,6 +419,27 @@ Test(streams, regions_of_two_streams_merge_once_both_have_passed)
     world_close(&w);
 }
 
+/* The spans of a region follow each other to its end, whatever is cut off. */
+Test(streams, a_span_that_is_cut_ends_at_the_cut)
+{
+    struct world w;
+    struct region region;
+    world_open(&w, NULL);
+    CUstream s = world_stream(&w);
+    give(&w, take(&w, 8, s), s);
+    CUdeviceptr p = take(&w, 4, s), q = take(&w, 4, s);
+    give(&w, p, s);
+    give(&w, q, s);
+    struct space *space = &w.pool->arena.space;
+    struct stream *stream = stream_at(&w.pool->arena.streams, 1);
+    cr_assert_eq(region_take(space, stream, (struct want){8, 1}, false, &region), REGION_OWN_STREAM);
+    uint64_t first = region.first;
+    struct region rest = region_drop_front(space, region, 2);
+    cr_expect_eq(load_relaxed_u32(&unit_at(&space->units, first)->span_units), 2);
+    region_publish(space, rest);
+    world_close(&w);
+}
+
 Test(streams, a_thousand_short_lived_streams_leave_one_region, .timeout = 120)
 {
     struct setup setup = setup_default();
@@ -404,6 +516,31 @@ Test(streams, a_release_that_the_driver_refuses_says_why)
     must_work(vpmm_stream_release(w.pool, s));
     world_stream_destroy(&w, s);
     world_drain(&w);
+    world_close(&w);
+}
+
+static uint32_t state_of(struct world *w, uint32_t slot)
+{
+    return load_sc_u32(&stream_at(&w->pool->arena.streams, slot)->state);
+}
+
+/* Who waits for a stream keeps its record, and no longer. */
+Test(streams, a_record_is_unused_after_the_waits_for_it)
+{
+    struct setup setup = setup_default();
+    struct world w;
+    setup.pool.max_mapped = 4 * PAGE;
+    world_open(&w, &setup);
+    CUstream s = world_stream(&w), t = world_stream(&w);
+    CUdeviceptr p = take(&w, 4, s);
+    fill(&w, p, 4, 1, s);
+    give(&w, p, s);
+    give(&w, take(&w, 4, t), t);
+    must_work(vpmm_stream_release(w.pool, s));
+    must_work(vpmm_stream_release(w.pool, t));
+    world_drain(&w);
+    cr_expect_eq(state_of(&w, 1), STREAM_UNUSED);
+    cr_expect_eq(state_of(&w, 2), STREAM_UNUSED);
     world_close(&w);
 }
 
@@ -643,6 +780,34 @@ Test(streams, threads_that_die_leave_their_memory_to_the_others, .timeout = 60)
     world_audit(&w);
     CUstream s = world_stream(&w);
     give(&w, take(&w, 16, s), s);
+    world_close(&w);
+}
+
+static void *use_its_own_stream(void *data)
+{
+    struct world *w = data;
+    CUdeviceptr p;
+    if (w->driver->cuCtxSetCurrent(w->context) == CUDA_SUCCESS &&
+        vpmm_malloc(w->pool, PAGE, CU_STREAM_PER_THREAD, &p) == VPMM_SUCCESS)
+        vpmm_free(w->pool, p, CU_STREAM_PER_THREAD);
+    world_run(w, CU_STREAM_PER_THREAD, SIZE_MAX);
+    return NULL;
+}
+
+/* That a thread has ended is seen a pass or two later. */
+Test(streams, a_thread_s_record_is_another_s_after_its_end)
+{
+    enum { THREADS = 20, RECORDS = 6 };
+    needs_simulator();
+    struct world w;
+    world_open(&w, NULL);
+    for (int i = 0; i < THREADS; i++) {
+        on_a_thread(use_its_own_stream, &w);
+        world_drain(&w);
+        must_work(vpmm_poll(w.pool));
+    }
+    uint32_t slots = load_acquire_u32(&w.pool->arena.streams.slots);
+    cr_expect_leq(slots, RECORDS, "%u records", slots);
     world_close(&w);
 }
 

@@ -355,6 +355,23 @@ Test(use, keeps_the_record_of_its_stream)
     world_close(&w);
 }
 
+/* Also where it was freed on that stream, which is the end of its use there. */
+Test(use, of_the_freeing_stream_keeps_no_record)
+{
+    struct world w;
+    world_open(&w, NULL);
+    CUstream s = world_stream(&w), t = world_stream(&w);
+    CUdeviceptr p = take(&w, 2, t);
+    use(&w, p, s);
+    give(&w, p, s);
+    must_work(vpmm_stream_release(w.pool, s));
+    must_work(vpmm_stream_release(w.pool, t));
+    world_drain(&w);
+    cr_expect_eq(load_sc_u32(&stream_at(&w.pool->arena.streams, 1)->state), STREAM_UNUSED);
+    cr_expect_eq(load_sc_u32(&stream_at(&w.pool->arena.streams, 2)->state), STREAM_UNUSED);
+    world_close(&w);
+}
+
 /* Only a later call with such a stream records on it. */
 Test(use, of_a_private_stream_ends_with_its_next_call)
 {
@@ -474,6 +491,37 @@ Test(use, of_streams_that_come_and_go_is_forgotten_before_the_free)
         cr_expect_eq(ending(&w), 0);
         world_close(&w);
     }
+}
+
+/* A list that is full makes room by what has passed, not by what is merely released. */
+Test(use, of_a_released_stream_stays_in_a_full_list)
+{
+    needs_simulator();
+    struct setup setup = setup_default();
+    struct world w;
+    setup.pool.reuse = VPMM_REUSE_COMPLETED;
+    world_open(&w, &setup);
+    CUstream s = world_stream(&w), t[4];
+    CUdeviceptr p = take(&w, 4, s);
+    for (int i = 0; i < 4; i++)
+        t[i] = world_stream(&w);
+    for (int i = 0; i < 3; i++)
+        use(&w, p, t[i]);
+    keep_busy(&w, t[0]);
+    must_work(vpmm_stream_release(w.pool, t[0]));
+    use(&w, p, t[3]);
+    give(&w, p, s);
+    for (int i = 0; i < 3; i++) {
+        world_run(&w, s, SIZE_MAX);
+        for (int j = 1; j < 4; j++)
+            world_run(&w, t[j], SIZE_MAX);
+        poll_pool(&w);
+    }
+    CUdeviceptr q = take(&w, 4, t[1]);
+    cr_expect_neq(q, p, "memory is handed out that a released stream uses");
+    give(&w, q, t[1]);
+    world_drain(&w);
+    world_close(&w);
 }
 
 Test(use, of_streams_that_are_released_leaves_nothing_behind)

@@ -33,6 +33,11 @@
     X(release, "cuDevicePrimaryCtxRelease_v2", "cuDevicePrimaryCtxRelease", 11000, (CUdevice))                         \
     X(reset, "cuDevicePrimaryCtxReset_v2", "cuDevicePrimaryCtxReset", 11000, (CUdevice))                               \
     X(set_current, "cuCtxSetCurrent", "cuCtxSetCurrent", 4000, (CUcontext))                                            \
+    X(current, "cuCtxGetCurrent", "cuCtxGetCurrent", 4000, (CUcontext *))                                              \
+    X(push, "cuCtxPushCurrent", "cuCtxPushCurrent", 4000, (CUcontext))                                                 \
+    X(pop, "cuCtxPopCurrent", "cuCtxPopCurrent", 4000, (CUcontext *))                                                  \
+    X(exchange, "cuThreadExchangeStreamCaptureMode", "cuThreadExchangeStreamCaptureMode", 10010,                       \
+      (CUstreamCaptureMode *))                                                                                         \
     X(synchronize, "cuCtxSynchronize", "cuCtxSynchronize", 2000, (void))                                               \
     X(context_create, "cuCtxCreate", "cuCtxCreate", 3020, (CUcontext *, unsigned int, CUdevice))                       \
     X(stream_create, "cuStreamCreate", "cuStreamCreate", 2000, (CUstream *, unsigned int))                             \
@@ -233,6 +238,12 @@ static void case_serve(void)
     EXPECT(fake.calls("cuMemCreate") > 0);
     CUdeviceptr none;
     EXPECT(left(&none, 0, stream) == CUDA_ERROR_INVALID_VALUE); /* as the driver says */
+    CUcontext now = NULL;
+    OK(cu.pop(&now)); /* the thread's contexts are as they were */
+    EXPECT(now == context);
+    OK(cu.current(&now));
+    EXPECT(!now);
+    OK(cu.push(context));
 }
 
 static void case_drivers(void)
@@ -455,16 +466,26 @@ static void case_context(void)
     CUdeviceptr memory, own = served(1000, stream);
     OK(cu.context_create(&other, 0, 0)); /* and current */
     OK(cu.stream_create(&there, CU_STREAM_DEFAULT));
+    uint64_t retained = fake.calls("cuDevicePrimaryCtxRetain") - fake.calls("cuDevicePrimaryCtxRelease");
     OK(left(&memory, 1000, there));
+    EXPECT(fake.calls("cuDevicePrimaryCtxRetain") - fake.calls("cuDevicePrimaryCtxRelease") == retained);
     OK(cu.fill(own, 1, 1000, there));
     fake.fail("cuStreamWaitEvent", 1, CUDA_ERROR_UNKNOWN);
     EXPECT(cu.free_async(own, there) == CUDA_ERROR_UNKNOWN);
     fake.fail("cuStreamWaitEvent", 0, CUDA_SUCCESS);
     EXPECT(is_range(own, own, 1000)); /* it is live as it was */
     OK(cu.launch(there, wait_on_host, NULL));
+    uint64_t events = fake.calls("cuEventCreate") - fake.calls("cuEventDestroy");
     OK(cu.free_async(own, there)); /* does not wait for the work, which goes on after it */
+    EXPECT(fake.calls("cuEventCreate") - fake.calls("cuEventDestroy") <= events + 1); /* a mark's stays */
     EXPECT(!atomic_load(&goes_on));
     atomic_store(&goes_on, true);
+    CUcontext now = NULL;
+    OK(cu.pop(&now)); /* the thread's contexts are as they were */
+    EXPECT(now == other);
+    OK(cu.current(&now));
+    EXPECT(now == context);
+    OK(cu.push(other));
     OK(cu.free_async(memory, there));
     EXPECT(fake.calls("cuMemFreeAsync") == 1);
     OK(cu.stream_destroy(there));
@@ -494,6 +515,9 @@ static void case_questions(void)
     void *data[] = {&pool, &type, &start};
     OK(cu.attributes(3, asked, data, small + 1));
     EXPECT(pool == standard && type == CU_MEMORYTYPE_DEVICE && start == small);
+    CUcontext of = context;
+    OK(cu.attribute(&of, CU_POINTER_ATTRIBUTE_CONTEXT, small));
+    EXPECT(!of); /* a pool's memory has none */
 
     uint64_t used = 0, reserved = 0, high = 1 << 30;
     OK(cu.pool_get(standard, CU_MEMPOOL_ATTR_USED_MEM_CURRENT, &used));
@@ -515,6 +539,13 @@ static void case_questions(void)
     OK(cu.pool_trim(standard, 0));
     OK(cu.pool_get(standard, CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT, &later));
     EXPECT(later < reserved);
+    reserved = later;
+    OK(cu.pool_get(standard, CU_MEMPOOL_ATTR_RESERVED_MEM_HIGH, &later));
+    EXPECT(later > reserved);
+    high = 0;
+    OK(cu.pool_set(standard, CU_MEMPOOL_ATTR_RESERVED_MEM_HIGH, &high));
+    OK(cu.pool_get(standard, CU_MEMPOOL_ATTR_RESERVED_MEM_HIGH, &high));
+    EXPECT(high < later);
     OK(cu.free_async(small, stream));
     OK(cu.free_async(other, stream));
     EXPECT(!is_range(small, small, 1000));
@@ -884,7 +915,14 @@ static void case_failing(void)
     OK(cu.free_async(memory, stream));
     fake.fail("cuMemMap", 0, CUDA_SUCCESS);
     OK(cu.free_async(served(32 << 20, stream), stream));
+    CUstream fresh;
+    OK(cu.stream_create(&fresh, CU_STREAM_NON_BLOCKING));
+    fake.fail("cuStreamGetId", 1, CUDA_ERROR_UNKNOWN);
+    EXPECT(cu.free_async(own, fresh) == CUDA_ERROR_UNKNOWN);
+    fake.fail("cuStreamGetId", 0, CUDA_SUCCESS);
+    EXPECT(is_range(own, own, 1000)); /* it is live as it was */
     OK(cu.free_async(own, stream));
+    OK(cu.stream_destroy(fresh));
 }
 
 static void case_reset(void)
@@ -1031,11 +1069,28 @@ static void case_at_once(void)
     OK(cu.alloc(&memory, 64 << 20)); /* waits for no stream's work */
     EXPECT(pending && fake.pending(stream) >= pending);
     OK(cu.free(memory));
+    OK(cu.alloc(&memory, 3000));
+    fake.fail("cuMemFree", 1, CUDA_ERROR_UNKNOWN);
+    EXPECT(cu.free(memory) == CUDA_ERROR_UNKNOWN);
+    fake.fail("cuMemFree", 0, CUDA_SUCCESS);
+    EXPECT(is_range(memory, memory, 3000)); /* it is live as it was */
+    OK(cu.free(memory));
     own = served(3000, stream);
     OK(cu.pool_get(standard, CU_MEMPOOL_ATTR_USED_MEM_CURRENT, &used));
     EXPECT(used == 3000); /* what was left to the driver is not subtracted */
     OK(cu.free_async(own, stream));
     EXPECT(cu.alloc(&memory, 0) == CUDA_ERROR_INVALID_VALUE);
+    OK(cu.alloc(&memory, 3000));
+    OK(cu.stream_destroy(stream));
+    OK(cu.reset(0)); /* ends it, and what was counted of it */
+    OK(cu.retain(&context, 0));
+    OK(cu.set_current(context));
+    OK(cu.stream_create(&stream, CU_STREAM_DEFAULT));
+    OK(cu.default_pool(&standard, 0));
+    own = served(1000, stream);
+    OK(cu.pool_get(standard, CU_MEMPOOL_ATTR_USED_MEM_CURRENT, &used));
+    EXPECT(used == 1000);
+    OK(cu.free_async(own, stream));
 }
 
 /*
@@ -1203,7 +1258,7 @@ static const struct {
     {"streams", case_streams, false},
     {"default_stream", case_default_stream, false},
     {"threads", case_threads, false},
-    {"at_once", case_at_once, false},
+    {"at_once", case_at_once, true},
     {"unused", case_unused, false},
     {"fork", case_fork, true},
     {"fork_beside", case_fork_beside, true},
@@ -1222,6 +1277,9 @@ int main(int count, char **arguments)
         if (strcmp(cases[i].name, arguments[2]) == 0) {
             begin();
             cases[i].run();
+            CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_GLOBAL;
+            OK(cu.exchange(&mode));
+            EXPECT(mode == CU_STREAM_CAPTURE_MODE_GLOBAL); /* as the thread had it */
             OK(cu.stream_destroy(stream));
             OK(cu.synchronize());
             EXPECT(fake.races() == 0);

@@ -21,15 +21,20 @@ struct set {
     uint64_t block_bytes;
 };
 
-static void set_open(struct set *set)
+static void set_open_in(struct set *set, size_t arena_bytes)
 {
-    cr_assert(hint_arena_init(&set->arena, (size_t)1 << 30));
+    cr_assert(hint_arena_init(&set->arena, arena_bytes));
     set->hints = calloc(1, sizeof *set->hints);
     set->page = calloc(HINTS, sizeof *set->page);
     cr_assert(set->hints != NULL && set->page != NULL);
     cr_assert(hints_enter(set->hints, &set->arena, &set->page[0], 0, 1));
     set->block_bytes = load_relaxed_u64(&set->arena.used); /* the first hint's is the first block */
     hints_remove(&set->page[0]);
+}
+
+static void set_open(struct set *set)
+{
+    set_open_in(set, (size_t)1 << 30);
 }
 
 static void set_close(struct set *set)
@@ -87,9 +92,27 @@ Test(hints, blocks_are_used_again_in_any_order)
     enter_and_remove(SHUFFLED);
 }
 
+/* An arena that is used up leaves the slots that there are. */
+Test(hints, the_last_clear_slot_is_found)
+{
+    enum { SLOTS = 2 * HINT_SLOTS };
+    struct set large, set;
+    set_open(&large);
+    set_open_in(&set, 2 * large.block_bytes);
+    for (uint32_t i = 0; i < SLOTS; i++)
+        cr_assert(hints_enter(set.hints, &set.arena, &set.page[i], i, 1));
+    cr_assert_not(hints_enter(set.hints, &set.arena, &set.page[SLOTS], SLOTS, 1));
+    hints_remove(&set.page[0]);
+    hints_remove(&set.page[SLOTS - 1]);
+    cr_expect(hints_enter(set.hints, &set.arena, &set.page[0], 0, 1));
+    cr_expect(hints_enter(set.hints, &set.arena, &set.page[SLOTS], SLOTS, 1), "there is a slot left");
+    set_close(&set);
+    set_close(&large);
+}
+
 /* ---- looks ---- */
 
-static const uint64_t lengths[] = {1, 2, 31, 32, 32, 63, 64, 65, 71, 72, 128, 129, 1000, 1000, 4000, 50000};
+static const uint64_t lengths[] = {1, 2, 31, 32, 32, 63, 64, 65, 71, 68, 72, 128, 129, 1000, 1000, 4000, 50000};
 
 enum { LENGTHS = sizeof lengths / sizeof lengths[0] };
 
@@ -125,6 +148,13 @@ static void regions_close(struct regions *r)
     set_close(&r->set);
 }
 
+static void take(struct regions *r, int i)
+{
+    unit_set(unit_at(&r->units, r->first[i]), UNIT_OWN, lengths[i]);
+    hints_remove(unit_at(&r->units, r->first[i]));
+    r->is_free[i] = false;
+}
+
 static bool meet(const struct seen_region *found, void *data)
 {
     struct regions *r = data;
@@ -158,11 +188,8 @@ Test(hints, a_look_from_a_length_on_meets_what_is_as_long)
     struct regions r;
     regions_open(&r);
     expect_from_each_length(&r);
-    for (int i = 0; i < LENGTHS; i += 2) { /* with bins that are empty in between */
-        unit_set(unit_at(&r.units, r.first[i]), UNIT_OWN, lengths[i]);
-        hints_remove(unit_at(&r.units, r.first[i]));
-        r.is_free[i] = false;
-    }
+    for (int i = 0; i < LENGTHS; i += 2) /* with bins that are empty in between */
+        take(&r, i);
     expect_from_each_length(&r);
     regions_close(&r);
 }
@@ -174,5 +201,27 @@ Test(hints, a_look_ends_when_it_has_seen_enough)
     r.most = 3;
     hints_each_from(r.set.hints, &r.units, UNIT_FREE, 32, meet, &r);
     cr_expect_eq(r.visits, 3);
+    regions_close(&r);
+}
+
+/* 65, 71 and 68 units are of one bin, in this order. */
+Test(hints, of_a_bin_the_shortest_that_is_as_long_is_found)
+{
+    struct regions r;
+    struct seen_region found;
+    regions_open(&r);
+    cr_assert(hints_best(r.set.hints, &r.units, UNIT_FREE, (struct want){66, 1}, false, &found));
+    cr_expect_eq(found.units, 68);
+    regions_close(&r);
+}
+
+Test(hints, of_a_bin_the_longest_is_told)
+{
+    struct regions r;
+    regions_open(&r);
+    for (int i = 0; i < LENGTHS; i++)
+        if (lengths[i] > 71)
+            take(&r, i);
+    cr_expect_eq(hints_longest(r.set.hints, &r.units, UNIT_FREE), 71);
     regions_close(&r);
 }

@@ -1,10 +1,11 @@
 /*
  * Peaks, by one thread that plays two: what a look knows of the other's part, also where that is read at another
- * instant than its own. lib/base/stats.h has the words.
+ * instant than its own. And what a reading adds up. lib/base/stats.h has the words.
  */
 #include <criterion/criterion.h>
 #include <stdatomic.h>
 #include <stdint.h>
+#include <time.h>
 
 #include "base/stats.h"
 
@@ -100,4 +101,55 @@ Test(stats, what_is_about_to_be_freed_is_not_told)
     cr_expect_eq(peak(PEAK_LIVE), 9 * MIB);
     stats_tell(&stats, &own, freed); /* it was told already */
     cr_expect_eq(told(PEAK_LIVE), MIB);
+}
+
+/* Stripes have slacks as tallies have. */
+Test(stats, what_a_stripe_has_not_told_is_in_the_peak)
+{
+    stats_begin_live(&stats, STAT_live_bytes, 3 * MIB, 3 * MIB);
+    stats_note_peaks(&stats);
+    cr_expect_eq(peak(PEAK_LIVE), 3 * MIB);
+    cr_expect_eq(peak(PEAK_REQUESTED), 3 * MIB);
+}
+
+/* It has grown while the part told often. */
+Test(stats, a_slack_shrinks_when_little_is_told)
+{
+    static const uint64_t nothing[PEAKS];
+    uint64_t high = 0;
+    join(&own);
+    for (int i = 0; i < 1000 && high <= SLACK_LEAST; i++) { /* a thread that is kept from running tells too late */
+        stats_tell(&stats, &own, nothing);
+        high = atomic_load(&own.part.slack);
+    }
+    cr_assert_gt(high, SLACK_LEAST);
+    nanosleep(&(struct timespec){.tv_nsec = 10000000}, NULL);
+    stats_tell(&stats, &own, nothing);
+    cr_expect_lt(atomic_load(&own.part.slack), high);
+}
+
+/* Who reads may be sooner than who notes the peak. */
+Test(stats, what_is_mapped_is_in_the_peak_that_is_read)
+{
+    vpmm_stats read;
+    stats_add(&stats, STAT_mapped_bytes, 5);
+    stats_read(&stats, &read);
+    cr_expect_eq(read.peak_mapped_bytes, 5);
+}
+
+/* Though nothing has noted it. */
+Test(stats, an_epoch_ends_with_what_is_live_now)
+{
+    cr_expect_eq(stats_next_epoch(&stats, 7), 7);
+}
+
+Test(stats, each_failure_is_in_the_sum)
+{
+    for (int status = VPMM_ERROR_INVALID_VALUE; status <= VPMM_ERROR_HOST_MEMORY; status++) {
+        vpmm_stats before, after;
+        stats_read(&stats, &before);
+        stats_count_failure(&stats, (vpmm_status)status);
+        stats_read(&stats, &after);
+        cr_expect_eq(after.failures - before.failures, 1, "%s", vpmm_status_name((vpmm_status)status));
+    }
 }
