@@ -9,6 +9,27 @@ static _Thread_local struct {
     CUresult result;
 } last_failure;
 
+/* Of the device's work: no later call of the process answers anything else (cuda.h), whichever context it is in. */
+static bool is_sticky(CUresult result)
+{
+    switch ((int)result) {
+    case CUDA_ERROR_ECC_UNCORRECTABLE:
+    case CUDA_ERROR_NVLINK_UNCORRECTABLE:
+    case CUDA_ERROR_ILLEGAL_ADDRESS:
+    case CUDA_ERROR_LAUNCH_TIMEOUT:
+    case CUDA_ERROR_ASSERT:
+    case CUDA_ERROR_HARDWARE_STACK_ERROR:
+    case CUDA_ERROR_ILLEGAL_INSTRUCTION:
+    case CUDA_ERROR_MISALIGNED_ADDRESS:
+    case CUDA_ERROR_INVALID_ADDRESS_SPACE:
+    case CUDA_ERROR_INVALID_PC:
+    case CUDA_ERROR_LAUNCH_FAILED:
+        return true;
+    default:
+        return false;
+    }
+}
+
 CUresult device_called(struct device *device, enum driver_entry entry, const char *call, CUresult result)
 {
     bool failed = result != CUDA_SUCCESS && result != CUDA_ERROR_NOT_READY;
@@ -16,6 +37,8 @@ CUresult device_called(struct device *device, enum driver_entry entry, const cha
     if (failed) {
         if (result == CUDA_ERROR_DEINITIALIZED)
             store_relaxed_u32(&device->gone, 1);
+        if (is_sticky(result))
+            device_lose(device);
         last_failure.call = call;
         last_failure.result = result;
     }

@@ -85,8 +85,9 @@ vpmm_status device_lost_status(void);
 
 /*
  * The calling thread's current context if it is of this device, else the primary one, also in place of one that is
- * destroyed, or another device's: so vpmm.h says of default streams. DRIVER if the driver would not say which: to guess would take one context's stream 0 for another's, and
- * hand memory from the one to the other with nothing that orders them.
+ * destroyed, or another device's: so vpmm.h says of default streams. DRIVER if the driver would not say which: to guess
+ * would take one context's stream 0 for another's, and hand memory from the one to the other with nothing that orders
+ * them.
  */
 vpmm_status device_current_context(struct device *, CUcontext *);
 

@@ -246,7 +246,7 @@ vpmm_status vpmm_pool_destroy(vpmm_pool *pool)
                     "vpmm_trim gives back what is free in it",
                     pool->device.ordinal);
     uint64_t live = live_bytes(pool), small = load_relaxed_u64(&pool->async.count);
-    if (status == VPMM_SUCCESS && (live || small))
+    if (status == VPMM_SUCCESS && (live || small) && !device_dead(&pool->device))
         return fail(VPMM_ERROR_BUSY,
                     "the pool has %" PRIu64 " bytes and %" PRIu64 " allocations of the driver's pool live: free "
                     "them first",

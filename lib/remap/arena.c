@@ -241,10 +241,10 @@ static void give_back_chunks(struct giving_back *back)
     back->status = settle(arena);
     snprintf(back->words, sizeof back->words, "%s", vpmm_last_error());
     cut_flush(arena); /* what a lost device kept from passing stays cut, and is given up with the rest */
-    if (device_lost(arena->device))
+    if (device_dead(arena->device))
         return;
     burst_begin(&back->burst);
-    for (uint32_t chunk = 0; chunk < load_acquire_u32(&arena->space.units.chunks) && !device_lost(arena->device);
+    for (uint32_t chunk = 0; chunk < load_acquire_u32(&arena->space.units.chunks) && !device_dead(arena->device);
          chunk++) {
         give_back_chunk(back, chunk);
         free_chunk(back, chunk);

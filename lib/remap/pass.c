@@ -28,14 +28,21 @@ void pass_regions(struct arena *arena, bool any)
     slabs_pass(&arena->slabs);
 }
 
+/* No hit hides from a thread that the device is lost. */
+static bool is_lost(struct arena *arena)
+{
+    if (!device_lost(arena->device))
+        return false;
+    fronts_disable(arena->space.fronts);
+    fronts_disable(arena->cut.fronts);
+    return true;
+}
+
 /* Under the event lock. */
 static bool publish_passed(struct arena *arena)
 {
     bool any = streams_complete(&arena->streams);
-    if (device_lost(arena->device)) {
-        fronts_disable(arena->space.fronts);
-        fronts_disable(arena->cut.fronts);
-    }
+    is_lost(arena);
     pass_regions(arena, any);
     return any;
 }
@@ -59,7 +66,7 @@ static bool pass(struct arena *arena, bool decays)
 static vpmm_status locked_pass(struct arena *arena, bool decays, bool *any)
 {
     struct device_scope scope;
-    vpmm_status status = device_lost(arena->device) ? device_lost_status() : device_enter(arena->device, &scope);
+    vpmm_status status = is_lost(arena) ? device_lost_status() : device_enter(arena->device, &scope);
     if (status != VPMM_SUCCESS)
         return status;
     *any = pass(arena, decays);

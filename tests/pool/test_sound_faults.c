@@ -1039,6 +1039,71 @@ Test(sound_faults, a_trim_gives_everything_back_or_says_that_host_memory_ended)
     cr_expect_gt(refused, 3, "a trim asks for host memory %u times", refused - 1);
 }
 
+/* --- drivers that have failed for good --------------------------------------------------------------------------------
+ */
+
+/* What a lost device, or a driver that is gone, held leaks. */
+static void drop_world(struct world *w)
+{
+    w->pool = NULL;
+    vpmm_sim_destroy(w->sim);
+}
+
+/* No mark is outstanding that would tell: a call that was given a stream does, and no retry of an end is asked for. */
+Test(sound_faults, a_device_is_lost_at_any_call_that_says_so)
+{
+    needs_simulator();
+    struct world w;
+    world_open(&w, NULL);
+    CUstream s = world_stream(&w), t = world_stream(&w);
+    CUdeviceptr kept = take(&w, 2, s), p;
+    vpmm_health health;
+    must_work(vpmm_poll(w.pool));
+    vpmm_sim_fail(w.sim, "cuStreamGetId", 1, CUDA_ERROR_ILLEGAL_ADDRESS, true);
+    must_fail(VPMM_ERROR_DRIVER, vpmm_malloc(w.pool, PAGE, t, &p));
+    must_work(vpmm_health_get(w.pool, &health));
+    cr_expect(health.lost);
+    must_fail(VPMM_ERROR_DRIVER, vpmm_poll(w.pool));
+    must_fail(VPMM_ERROR_DRIVER, vpmm_free(w.pool, kept, s));
+    must_fail(VPMM_ERROR_DRIVER, vpmm_pool_destroy(w.pool));
+    drop_world(&w);
+}
+
+/* Of a page that shares a handle with free ones: nothing is unmapped beside it. */
+Test(sound_faults, a_driver_that_is_gone_leaves_pieces_that_wait_to_the_pool_s_end)
+{
+    needs_simulator();
+    struct setup setup = setup_default();
+    setup.pool.page_size = 512 << 10;
+    struct world w;
+    world_open(&w, &setup);
+    CUstream s = world_stream(&w), t = world_stream(&w);
+    CUdeviceptr page = take_bytes(&w, 512 << 10, s), piece = take_bytes(&w, 300, s), other = take_bytes(&w, 100000, t);
+    fill(&w, piece, 1, 1, s);
+    fill(&w, other, 1, 2, t);
+    must_work(vpmm_use(w.pool, piece, t));
+    give(&w, page, s);
+    give(&w, piece, s);
+    give(&w, other, t);
+    vpmm_sim_shutdown(w.sim);
+    must_work(vpmm_pool_destroy(w.pool));
+    drop_world(&w);
+}
+
+/* Which nobody can free any more. */
+Test(sound_faults, a_driver_that_is_gone_keeps_no_pool_for_live_memory)
+{
+    needs_simulator();
+    struct world w;
+    world_open(&w, NULL);
+    CUstream s = world_stream(&w);
+    CUdeviceptr p = take(&w, 2, s);
+    vpmm_sim_shutdown(w.sim);
+    must_fail(VPMM_ERROR_DRIVER, vpmm_malloc(w.pool, 100 * PAGE, s, &p));
+    must_work(vpmm_pool_destroy(w.pool));
+    drop_world(&w);
+}
+
 /* --- words, without what they are kept in ---------------------------------------------------------------------------
  */
 
