@@ -11,6 +11,7 @@ void units_init(struct units *units, size_t unit_size, size_t va_size)
     units->unit_shift = (unsigned)__builtin_ctzll(unit_size);
     units->chunk_units = va_size >> units->unit_shift;
     units->chunk_shift = 64 - (unsigned)__builtin_clzll(units->chunk_units); /* room for one more: see units.h */
+    units->index_mask = (UINT64_C(1) << units->chunk_shift) - 1;
     /* Hints keep unit numbers in 32 bits, of which 0 means none. */
     uint64_t fits = (UINT64_C(1) << (32 - units->chunk_shift)) - 1;
     units->max_chunks = fits < UNITS_MAX_CHUNKS ? (unsigned)fits : UNITS_MAX_CHUNKS;
@@ -70,15 +71,9 @@ bool unit_around(const struct units *units, CUdeviceptr address, uint64_t *unit)
     return false;
 }
 
-bool unit_of_address(const struct units *units, CUdeviceptr address, uint64_t *unit)
+bool unit_in_any_chunk(const struct units *units, CUdeviceptr address, uint64_t *unit)
 {
     return unit_around(units, address, unit) && unit_address(units, *unit) == address;
-}
-
-struct unit *unit_at_address(const struct units *units, CUdeviceptr address)
-{
-    uint64_t unit;
-    return unit_of_address(units, address, &unit) ? unit_at(units, unit) : NULL;
 }
 
 /*

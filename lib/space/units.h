@@ -123,7 +123,8 @@ struct chunk {
 struct units {
     size_t unit_size;     /* bytes */
     unsigned unit_shift;  /* unit_size = 1 << unit_shift */
-    unsigned chunk_shift; /* of a unit's number */
+    unsigned chunk_shift; /* of a unit's number, */
+    uint64_t index_mask;  /* whose lower bits are the index in the chunk */
     uint64_t chunk_units;
     unsigned max_chunks;
     _Atomic(uint32_t) chunks; /* stored with release after the chunk is filled in; every reader's load is an acquire,
@@ -176,7 +177,7 @@ static inline uint64_t word_of_generation(uint64_t word, uint64_t generation)
 
 static inline uint64_t unit_index(const struct units *units, uint64_t unit)
 {
-    return unit & ((UINT64_C(1) << units->chunk_shift) - 1);
+    return unit & units->index_mask;
 }
 
 static inline struct unit *unit_at(const struct units *units, uint64_t unit)
@@ -198,11 +199,8 @@ static inline uint64_t units_to_chunk_end(const struct units *units, uint64_t un
 /* The unit that holds this address. false: not in any chunk. */
 bool unit_around(const struct units *, CUdeviceptr, uint64_t *unit);
 
-/* The unit at exactly this address. false: not in any chunk, or not a unit's first byte. */
-bool unit_of_address(const struct units *, CUdeviceptr, uint64_t *unit);
-
-/* Its descriptor; NULL: there is none. */
-struct unit *unit_at_address(const struct units *, CUdeviceptr);
+/* The unit at exactly this address, in any chunk. false: not in any, or not a unit's first byte. */
+bool unit_in_any_chunk(const struct units *, CUdeviceptr, uint64_t *unit);
 
 /*
  * Whether it is so of one of the regions that begin at these units, of one chunk; or of all chunks. A look from region
@@ -226,6 +224,26 @@ static inline bool unit_in_first_chunk(const struct units *units, CUdeviceptr ad
         return false;
     *unit = &units->chunk[0].unit[index];
     return true;
+}
+
+/* The unit at exactly this address. false: there is none. */
+static inline bool unit_of_address(const struct units *units, CUdeviceptr address, uint64_t *unit)
+{
+    struct unit *first;
+    if (!unit_in_first_chunk(units, address, &first))
+        return unit_in_any_chunk(units, address, unit);
+    *unit = (uint64_t)(first - units->chunk[0].unit);
+    return true;
+}
+
+/* Its descriptor; NULL: there is none. */
+static inline struct unit *unit_at_address(const struct units *units, CUdeviceptr address)
+{
+    struct unit *first;
+    uint64_t unit;
+    if (unit_in_first_chunk(units, address, &first))
+        return first;
+    return unit_in_any_chunk(units, address, &unit) ? unit_at(units, unit) : NULL;
 }
 
 static inline struct fence unit_fence(const struct unit *unit)
