@@ -35,10 +35,9 @@ _Static_assert(sizeof(struct bin) == BIN_BYTES, "a number and BIN_BYTES say wher
 
 struct bin_set {
     _Atomic(uint64_t) noted; /* a bit for each bin that may have something to empty */
-    unsigned char *base;     /* of the store; constant, as are the next two */
+    uint64_t own;            /* the owner's: a bit for each that is not EMPTY_BIN */
+    unsigned char *base;     /* of the store; constant, as is the next */
     _Atomic(uint16_t) *bin;  /* the directory */
-    uint32_t shift;          /* a thing of the length n is n << shift bytes */
-    uint32_t own_bins;       /* the owner's: how many are not EMPTY_BIN */
 };
 
 struct bins {

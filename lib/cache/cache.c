@@ -5,6 +5,12 @@
 
 static const struct cached_kind *const kinds[CACHED_KINDS] = {&cached_regions, &cached_slices};
 
+/* What so many things of a length take: regions are as many units long, slices bytes. */
+static uint64_t bytes_of(const struct cache *cache, enum cached kind, uint64_t count, uint64_t length)
+{
+    return (count * length) << (kind == CACHED_REGIONS ? cache->front->fronts->space->units.unit_shift : 0);
+}
+
 /* ---- emptying ---- */
 
 /* Publishes what the first `slots` slots of a bin hold, behind one fence. The thread is counted among the stream's
@@ -130,7 +136,7 @@ void cache_set_count(struct cache *cache, enum cached kind, struct bin *bin, uin
 {
     uint64_t before = load_relaxed_u16(&bin->count), length = load_relaxed_u32(&bin->length);
     vpmm_assert(front_is_own(cache->front) && before <= BIN_SLOTS && count <= BIN_SLOTS);
-    cache->front->stock += ((count - before) * length) << cache_set(cache, kind)->shift; /* down: it wraps */
+    cache->front->stock += bytes_of(cache, kind, count - before, length); /* down: it wraps */
     front_set_floor(cache->front);
     store_relaxed_u16(&bin->count, (uint16_t)count);
 }
@@ -138,22 +144,19 @@ void cache_set_count(struct cache *cache, enum cached kind, struct bin *bin, uin
 bool cache_is_bare(const struct cache *cache)
 {
     const struct bin_set *slices = cache_set(cache, CACHED_SLICES);
-    return !cache->regions.own_bins && (!slices || !slices->own_bins);
+    return !cache->regions.own && (!slices || !slices->own);
 }
 
 static void return_bins_of(struct cache *cache, enum cached kind)
 {
     struct bin_set *set = cache_set(cache, kind);
-    for (uint32_t i = 0; set && i < kinds[kind]->bins && set->own_bins; i++) {
-        uint32_t number = load_relaxed_u16(&set->bin[i]);
-        if (number == EMPTY_BIN)
-            continue;
+    for (; set && set->own; set->own &= set->own - 1) {
+        uint32_t i = (uint32_t)__builtin_ctzll(set->own), number = load_relaxed_u16(&set->bin[i]);
+        vpmm_assert(number != EMPTY_BIN);
         cache_set_count(cache, kind, set_bin(set, i), 0);
         store_relaxed_u16(&set->bin[i], EMPTY_BIN);
         bins_keep(&cache->front->fronts->bins[kind], &cache->front->bins[kind], number);
-        set->own_bins--;
     }
-    vpmm_assert(!set || !set->own_bins); /* the directory has named as many as are counted */
 }
 
 void cache_return_bins(struct cache *cache)
@@ -232,7 +235,7 @@ struct bin *cache_make_bin(struct cache *cache, enum cached kind, uint32_t index
     store_relaxed_u16(&bin->count, 0);
     kinds[kind]->begin(bin, index);
     store_relaxed_u16(&set->bin[index], (uint16_t)fresh);
-    set->own_bins++;
+    set->own |= UINT64_C(1) << index;
     return bin;
 }
 
@@ -258,7 +261,7 @@ static bool undo_give(struct cache *cache, enum cached kind, uint32_t index)
 {
     const struct bin_set *set = cache_set(cache, kind);
     struct bin *bin = set_bin(set, index);
-    uint64_t requested, bytes = (uint64_t)load_relaxed_u32(&bin->length) << set->shift;
+    uint64_t requested, bytes = bytes_of(cache, kind, 1, load_relaxed_u32(&bin->length));
     vpmm_assert(peek_u16(&bin->count) > 0);
     uint32_t count = load_relaxed_u16(&bin->count) - 1u;
     if (!kinds[kind]->undo(cache, index, load_relaxed_u64(&bin->slot[count]), &requested))
@@ -302,8 +305,8 @@ static bool halve(struct cache *cache, enum cached kind)
 {
     const struct bin_set *set = cache_set(cache, kind);
     bool any = false;
-    for (uint32_t i = 0; set && i < kinds[kind]->bins; i++) {
-        uint32_t count = load_relaxed_u16(&set_bin(set, i)->count);
+    for (uint64_t bins = set ? set->own : 0; bins; bins &= bins - 1) {
+        uint32_t i = (uint32_t)__builtin_ctzll(bins), count = load_relaxed_u16(&set_bin(set, i)->count);
         if (count)
             any |= cache_flush_oldest(cache, kind, i, (count + 1) / 2);
     }
@@ -320,9 +323,11 @@ void cache_drop_stale_all(struct front *front)
 {
     for (struct cache *cache = load_relaxed_ptr(&front->caches); cache; cache = cache->next) {
         struct stream *stream = enter_filled(cache);
-        for (uint32_t i = 0; stream && i < CACHE_BINS; i++)
+        for (uint64_t bins = stream ? cache->regions.own : 0; bins; bins &= bins - 1) {
+            uint32_t i = (uint32_t)__builtin_ctzll(bins);
             if (load_relaxed_u16(&set_bin(&cache->regions, i)->count))
                 regions_drop_stale(cache, i);
+        }
         if (stream)
             stream_leave(stream);
     }
@@ -356,7 +361,7 @@ static uint64_t bytes_in_bins(const struct cache *cache)
         const struct bin_set *set = cache_set(cache, kind);
         for (uint32_t i = 0; set && i < kinds[kind]->bins; i++) {
             const struct bin *bin = bin_at(set->base, peek_u16(&set->bin[i]));
-            bytes += ((uint64_t)peek_u16(&bin->count) * peek_u32(&bin->length)) << set->shift;
+            bytes += bytes_of(cache, kind, peek_u16(&bin->count), peek_u32(&bin->length));
         }
     }
     return bytes;

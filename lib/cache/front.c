@@ -445,7 +445,6 @@ static struct cache *new_cache(struct front *front)
     cache->index = index;
     cache->regions.base = fronts->bins[CACHED_REGIONS].base;
     cache->regions.bin = cache->bin;
-    cache->regions.shift = fronts->space->units.unit_shift;
     store_relaxed_ptr(&cache->handle, CACHE_CLOSED);
     cache->front = front;
     cache->next = load_relaxed_ptr(&front->caches);

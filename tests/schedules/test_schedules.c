@@ -705,9 +705,10 @@ static uint64_t bytes_in_slots(const struct cache *cache)
     uint64_t bytes = 0;
     for (enum cached kind = 0; kind < CACHED_KINDS; kind++) {
         const struct bin_set *set = cache_set(cache, kind);
+        unsigned shift = kind == CACHED_REGIONS ? cache->front->fronts->space->units.unit_shift : 0;
         for (uint32_t i = 0; set && i < bins[kind]; i++) {
             const struct bin *bin = set_bin(set, i);
-            bytes += ((uint64_t)atomic_load(&bin->count) * atomic_load(&bin->length)) << set->shift;
+            bytes += ((uint64_t)atomic_load(&bin->count) * atomic_load(&bin->length)) << shift;
         }
     }
     return bytes;
