@@ -3,13 +3,12 @@
 #include "base/clock.h"
 
 static _Atomic(uint32_t) threads_seen;
-static _Thread_local unsigned own_stripe; /* 1 + index; 0: not taken yet */
+_Thread_local unsigned stats_own_stripe;
 
-unsigned stats_stripe(void)
+unsigned stats_take_stripe(void)
 {
-    if (!own_stripe)
-        own_stripe = fetch_add_relaxed_u32(&threads_seen, 1) % STATS_STRIPES + 1;
-    return own_stripe - 1;
+    stats_own_stripe = fetch_add_relaxed_u32(&threads_seen, 1) % STATS_STRIPES + 1;
+    return stats_own_stripe - 1;
 }
 
 /* Stripes that any thread of the process has taken. */
@@ -47,14 +46,6 @@ uint64_t stats_sum(const struct stats *stats, enum stat which)
     for (unsigned i = 0, n = stripes_used(); i < n; i++)
         sum += load_relaxed_u64(&stats->stripe[i].value[which]);
     return sum;
-}
-
-void stats_count_call(struct stats *stats, enum driver_entry entry, bool failed)
-{
-    unsigned own = stats_stripe();
-    fetch_add_relaxed_u64(&stats->stripe[own].calls[entry], 1);
-    if (failed)
-        fetch_add_relaxed_u64(&stats->stripe[own].errors[entry], 1);
 }
 
 /* The smallest i with us <= 2^i, microseconds rounded up; the last bucket takes the rest. */

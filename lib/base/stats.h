@@ -125,7 +125,15 @@ struct stats {
     _Atomic(uint64_t) peak_mapped;
 };
 
-unsigned stats_stripe(void); /* the calling thread's */
+/* The calling thread's, 1 + its number; 0: not taken yet. */
+extern _Thread_local unsigned stats_own_stripe __attribute__((tls_model("initial-exec")));
+
+unsigned stats_take_stripe(void);
+
+static inline unsigned stats_stripe(void)
+{
+    return stats_own_stripe ? stats_own_stripe - 1 : stats_take_stripe();
+}
 
 static inline void stats_add(struct stats *stats, enum stat which, uint64_t amount)
 {
@@ -147,7 +155,13 @@ uint64_t stats_sum(const struct stats *, enum stat);
 /* The same of a level: a sum that the reading tears to below zero is 0. */
 uint64_t stats_level(const struct stats *, enum stat);
 
-void stats_count_call(struct stats *, enum driver_entry, bool failed);
+static inline void stats_count_call(struct stats *stats, enum driver_entry entry, bool failed)
+{
+    unsigned own = stats_stripe();
+    fetch_add_relaxed_u64(&stats->stripe[own].calls[entry], 1);
+    if (failed)
+        fetch_add_relaxed_u64(&stats->stripe[own].errors[entry], 1);
+}
 
 /* Of a malloc that has asked the driver. */
 void stats_note_latency(struct stats *, uint64_t ns);
