@@ -28,8 +28,8 @@ void pass_regions(struct arena *arena, bool any)
     slabs_pass(&arena->slabs);
 }
 
-/* No hit hides from a thread that the device is lost. */
-static bool is_lost(struct arena *arena)
+/* True: the device is lost, and no hit hides that from its thread any more. */
+static bool end_hits_if_lost(struct arena *arena)
 {
     if (!device_lost(arena->device))
         return false;
@@ -42,7 +42,7 @@ static bool is_lost(struct arena *arena)
 static bool publish_passed(struct arena *arena)
 {
     bool any = streams_complete(&arena->streams);
-    is_lost(arena);
+    end_hits_if_lost(arena);
     pass_regions(arena, any);
     return any;
 }
@@ -66,7 +66,7 @@ static bool pass(struct arena *arena, bool decays)
 static vpmm_status locked_pass(struct arena *arena, bool decays, bool *any)
 {
     struct device_scope scope;
-    vpmm_status status = is_lost(arena) ? device_lost_status() : device_enter(arena->device, &scope);
+    vpmm_status status = end_hits_if_lost(arena) ? device_lost_status() : device_enter(arena->device, &scope);
     if (status != VPMM_SUCCESS)
         return status;
     *any = pass(arena, decays);
