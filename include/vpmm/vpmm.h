@@ -300,7 +300,8 @@ vpmm_status vpmm_pool_default(int device, vpmm_pool **);
 /*
  * Waits for the work on freed memory, unmaps, and frees the pool. BUSY: allocations are live, or the driver would not
  * wait; nothing is changed, and the pool can be destroyed again. DRIVER, HOST_MEMORY: something could not be taken back,
- * or be waited for once more; the message says what, and the pool is gone all the same. NOT_SUPPORTED: the child of a fork, whose pool it is not.
+ * or be waited for once more; the message says what, and the pool is gone all the same. NOT_SUPPORTED: the child of a
+ * fork, whose pool it is not.
  * INVALID_VALUE: a default pool, which stays as it is. vpmm_pool_destroy(NULL) is a no-op.
  */
 vpmm_status vpmm_pool_destroy(vpmm_pool *);
@@ -374,8 +375,9 @@ vpmm_status vpmm_malloc(vpmm_pool *, size_t bytes, CUstream stream, CUdeviceptr 
  * INVALID_POINTER: not the start of a live allocation of this pool, also if it was freed before and not handed out
  * since. Others as for malloc, but for a want of memory or addresses. A free into the thread's front cache makes no
  * driver call, on a default stream but one to three that ask for the current context; where what has lain there longest
- * makes room for it, it records an event. With VPMM_SMALL_ASYNC DRIVER may also say that the driver refused the free itself: it may be
- * tried again until a malloc has been given the same address, and does not keep the pool busy if it is not.
+ * makes room for it, it records an event. With VPMM_SMALL_ASYNC DRIVER may also say that the driver refused the free
+ * itself: it may be tried again until a malloc has been given the same address, and does not keep the pool busy if it
+ * is not.
  */
 vpmm_status vpmm_free(vpmm_pool *, CUdeviceptr, CUstream stream);
 
@@ -429,8 +431,7 @@ vpmm_status vpmm_stream_release_ptsz(vpmm_pool *, CUstream);
  * is in front caches counts as free, and so does a cut page without a live piece. Memory whose fence has not passed
  * stays; with `captures`, and for what a default stream left without a mark, the call waits for it. What other threads
  * have in their hands at that moment is waited for too, at most 10 ms for each extent. With keep_bytes 0 the driver's
- * pool of VPMM_SMALL_ASYNC is trimmed too. What was given back stays given back until a malloc has to make
- * memory.
+ * pool of VPMM_SMALL_ASYNC is trimmed too. What was given back stays given back until a malloc has to make memory.
  * `released` (may be NULL): bytes of the extents of this call that the driver has taken back. What it refuses to take is
  * quarantined, tried again later, and in no call's `released`.
  * INVALID_VALUE: a NULL pool. DRIVER, HOST_MEMORY: less was given back. NOT_SUPPORTED: the child of a fork.

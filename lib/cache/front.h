@@ -24,8 +24,8 @@
  *   steal          another thread with the same stream: by exchange of CACHED words, found by reading slots
  *   flush          any thread: takes a cache's regions by exchange, and publishes them behind one fence
  *   attach, detach the front's thread: which stream a cache is of. Detach also by a pass, of a front whose thread has
- *                  ended. A record that has caches attached is not used again
- *                  for another stream (stream.h), so fence_stream names one stream as long as there is memory behind it
+ *                  ended. A record that has caches attached is not used again for another stream (stream.h), so
+ *                  fence_stream names one stream as long as there is memory behind it
  *
  * Fronts and caches are freed with their pool; until then they are type-stable, and a thief that holds on to a cache
  * which has gone to another stream finds descriptors that do not match.
