@@ -21,10 +21,8 @@ COPY tests/setup.sh tests/
 RUN bash -euc '. tests/setup.sh; need_cuda_h; install -D -m 644 "$cuda_include_dir/cuda.h" /opt/cuda/cuda.h'
 COPY . .
 RUN cmake -S . -B /build -DCUDA_INCLUDE_DIR=/opt/cuda -DVPMM_BUILD_TESTS=OFF -DCMAKE_INSTALL_PREFIX=/usr/local \
-    -DVPMM_REQUESTS_CSV=/usr/local/share/vpmm/requests.csv \
  && cmake --build /build --parallel "$(nproc)" \
- && DESTDIR=/out cmake --install /build --strip \
- && install -m 644 /usr/share/doc/libck-dev/copyright /out/usr/local/share/vpmm/LICENSE.libck
+ && DESTDIR=/out cmake --install /build --strip
 
 # What both images have: the exporter's libraries, and a user without a name, rights or files.
 FROM ${BASE_IMAGE} AS runtime

@@ -36,8 +36,10 @@
 #include "trace.h"
 #include "verify.h"
 
+/* The recorded trace: in the source tree, and where it is installed. */
 #ifndef VPMM_REQUESTS_CSV
-#define VPMM_REQUESTS_CSV "examples/requests.csv"
+#define VPMM_REQUESTS_CSV       "examples/requests.csv"
+#define VPMM_REQUESTS_INSTALLED "/usr/local/share/vpmm/requests.csv"
 #endif
 
 enum {
@@ -624,7 +626,8 @@ static const char help[] =
     "  --driver sim|cuda  the simulated GPU (default), or the first real one\n"
     "  --workers N        1 to 256 (default 4)\n"
     "  --seconds S        how long to serve (default 5); SIGINT and SIGTERM end it earlier\n"
-    "  --trace FILE       op,id,bytes,stream,us, one event a line (default " VPMM_REQUESTS_CSV ")\n"
+    "  --trace FILE       op,id,bytes,stream,us, one event a line (default " VPMM_REQUESTS_CSV ", or\n"
+    "                     where that is missing " VPMM_REQUESTS_INSTALLED ")\n"
     "  --json FILE|-      the account as one JSON object, too; with -, the rest goes to standard error\n"
     "  --metrics-port N   serve the pool's metrics over HTTP, for Prometheus; 0: on any free port, which is printed\n"
     "  --metrics-address A  where (default 127.0.0.1: this machine alone; 0.0.0.0: everywhere)\n"
@@ -730,8 +733,11 @@ static bool parse_options(int argc, char **argv, options *o)
 
 int main(int argc, char **argv)
 {
-    options o = {
-        .workers = 4, .seconds = 5, .trace = VPMM_REQUESTS_CSV, .metrics_port = -1, .metrics_address = "127.0.0.1"};
+    options o = {.workers = 4,
+                 .seconds = 5,
+                 .trace = access(VPMM_REQUESTS_CSV, R_OK) == 0 ? VPMM_REQUESTS_CSV : VPMM_REQUESTS_INSTALLED,
+                 .metrics_port = -1,
+                 .metrics_address = "127.0.0.1"};
     server s = {0};
     account a = {0};
     sigset_t signals;

@@ -114,6 +114,11 @@ only_prefixed() {
   done
 }
 
+# What a program takes into its own tree is not in its own installation.
+leaves_the_installation() {
+  cmake --install "$work/fetched/build" --prefix "$work/taken" && [ ! -e "$work/taken" ]
+}
+
 # An outside program under the installed library. Without a driver it runs as it does alone.
 preloads() {
   LD_PRELOAD=$work/moved/lib/libvpmm_preload.so "$work/quickstart" --sim
@@ -150,6 +155,7 @@ attempt "find_package" runs package --sim
 attempt "find_package, in C++" runs cpp
 attempt "add_subdirectory" runs tree --sim
 attempt "FetchContent" runs fetched --sim
+attempt "FetchContent, and what is installed" leaves_the_installation
 if [ -e "$work/moved/lib/libvpmm_exporter.a" ]; then
   write_exporter
   program exporter_package "$work/metrics.c" c_std_11 vpmm::vpmm_exporter "find_package(vpmm REQUIRED)"

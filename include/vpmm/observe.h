@@ -49,9 +49,9 @@ typedef struct vpmm_health {
     bool lost;              /* the driver has failed for good, or shuts down: no fence passes any more, and calls that
                                need it answer DRIVER */
     bool reaper;            /* the pool has a thread that makes passes; else the program calls vpmm_poll */
-    uint64_t reaper_age_ns; /* since the latest pass ended, by that thread or by hand; 0 while the thread sleeps because
-                               nothing is pending, in a graph's pool, which has nothing to look for, and in a pool that
-                               has no pages */
+    uint64_t reaper_age_ns; /* since the latest pass ended, by that thread or, without it, by hand. 0 while the thread
+                               sleeps because nothing is pending, without a thread while nothing is, in a graph's pool,
+                               which has nothing to look for, and in a pool that has no pages */
 } vpmm_health;
 
 vpmm_status vpmm_health_get(vpmm_pool *, vpmm_health *);
@@ -83,8 +83,8 @@ typedef struct vpmm_range {
 
 /*
  * Calls visit, on this thread, for each mapped range, in ascending order within each chunk of address space; `data` is
- * the caller's. Two free ranges may be neighbours. It may call any function of the pool but vpmm_pool_destroy. Beside
- * other threads' calls each range is as it was at one instant, and two of them may be of different ones: a range that
+ * the caller's. Two free ranges may be neighbours. It may call any function of the pool but vpmm_pool_destroy and
+ * vpmm_check. Beside other threads' calls each range is as it was at one instant, and two of them may be of different ones: a range that
  * changes meanwhile may be missed, or be there twice. Takes as long as there are regions, holes included. A pool
  * without pages has none, and a parked one (vpmm_park).
  */

@@ -37,13 +37,13 @@ extern "C" {
 typedef struct vpmm_sim vpmm_sim;
 
 typedef struct vpmm_sim_config {
-    size_t memory_bytes; /* of the device; 16 GiB. Pages that are never touched cost nothing */
+    size_t memory_bytes; /* of the device, 2 MiB to 512 GiB; 16 GiB. Pages that are never touched cost nothing */
     bool stepped;        /* streams advance only by vpmm_sim_step; false: on threads of their own */
     bool detect_races;   /* true */
-    int devices;         /* how many devices the driver shows, each with memory_bytes; 1 */
+    int devices;         /* how many devices the driver shows, at most 16, each with memory_bytes; 1 */
     bool vmm;            /* the devices have virtual memory management; true */
     bool peers;          /* each device can access the others' memory; true */
-    size_t va_bytes;     /* address space that can be reserved in all; 120 TiB */
+    size_t va_bytes;     /* address space that can be reserved in all, 2 MiB to 126 TiB; 120 TiB */
 } vpmm_sim_config;       /* more fields may follow: start from vpmm_sim_config_default() */
 
 vpmm_sim_config vpmm_sim_config_default(void);
@@ -51,7 +51,7 @@ vpmm_sim_config vpmm_sim_config_default(void);
 /* NULL configuration: the defaults. NULL result: vpmm_last_error() says why. */
 vpmm_sim *vpmm_sim_create(const vpmm_sim_config *);
 
-/* The simulator's table; valid until it is destroyed. */
+/* The simulator's table; valid until it is destroyed. Of NULL: one of which no pool can be made (INVALID_VALUE). */
 const vpmm_driver *vpmm_sim_driver(vpmm_sim *);
 
 /*

@@ -46,8 +46,8 @@
  *                                     answers SUCCESS at once
  *   vpmm_park, vpmm_wake              during each other, mallocs and frees: safe (see vpmm_park). Work that uses the
  *                                     pool's memory on the device: the caller's mistake
- *   vpmm_dump, vpmm_stats_get, the    during anything but destroy: each number is right, two of them may be of
- *   observers, get_attribute          different instants
+ *   vpmm_dump, vpmm_stats_get, the    during anything but destroy and check: each number is right, two of them may be
+ *   observers, get_attribute          of different instants
  *   vpmm_free, vpmm_free              of one pointer: one of them answers INVALID_POINTER, unless the address has been
  *                                     handed out in between, which is the caller's mistake
  *   vpmm_use, vpmm_free               of one pointer: the caller's mistake, which one of them may answer with
@@ -235,14 +235,14 @@ typedef struct vpmm_config {
     size_t page_size;          /* bytes, a power of two; 0: the device's granularity. From 256 KiB on it may be less:
                                   less is wasted of requests that are no multiple of the granularity, for programs
                                   whose large requests come again and again                          VPMM_PAGE_SIZE */
-    size_t va_size;            /* bytes of one chunk of address space, a multiple of the page and of the granularity;
-                                  no request can be longer; 8 TiB                                    VPMM_VA_SIZE */
+    size_t va_size;            /* bytes of one chunk of address space, a multiple of the page and of the granularity,
+                                  at most 67108863 pages; no request can be longer; 8 TiB                                    VPMM_VA_SIZE */
     size_t initial_pages;      /* pages mapped at creation, rounded up to the granularity; 0         VPMM_PAGES */
     size_t extent_size;        /* bytes of the largest handle, a multiple as va_size is; 0: chosen by the policy, at
                                   most a 512th of the cap or of the device's memory; page_size gives the
                                   specification's one handle a page, if that is not less than the granularity
                                                                                                      VPMM_EXTENT_SIZE */
-    size_t max_mapped;         /* cap on mapped and quarantined bytes, at least the granularity; 0: none
+    size_t max_mapped;         /* cap on mapped and quarantined bytes, at least a page and the granularity; 0: none
                                                                                                      VPMM_MAX_MAPPED */
     size_t cache_bytes;        /* most that one thread's front cache holds once the pool keeps its shape, 4 GiB;
                                   8 MiB of it until then. Of pieces of pages it holds as much besides, at
@@ -287,7 +287,7 @@ typedef struct vpmm_pool vpmm_pool;
  * INVALID_VALUE: a NULL output or a wrong setting. NO_DRIVER: no libcuda, or no such device. DRIVER, OUT_OF_MEMORY,
  * OUT_OF_ADDRESS_SPACE, HOST_MEMORY: what was made before is given back.
  * A device without virtual memory management is served by its memory pools alone; so is a page_size above the
- * device's memory. NOT_SUPPORTED: a `graph` pool there, a device that has neither, EAGER with a driver before CUDA 12.
+ * device's memory, up to va_size. NOT_SUPPORTED: a `graph` pool there, a device that has neither, EAGER with a driver before CUDA 12.
  */
 vpmm_status vpmm_pool_create(const vpmm_config *, vpmm_pool **);
 
@@ -300,7 +300,8 @@ vpmm_status vpmm_pool_default(int device, vpmm_pool **);
 /*
  * Waits for the work on freed memory, unmaps, and frees the pool. BUSY: allocations are live, or the driver would not
  * wait; nothing is changed, and the pool can be destroyed again. DRIVER, HOST_MEMORY: something could not be taken back,
- * or be waited for once more; the message says what, and the pool is gone all the same. NOT_SUPPORTED: the child of a
+ * or be waited for once more; the message says what, and the pool is gone all the same: of a lost device whatever is
+ * live. NOT_SUPPORTED: the child of a
  * fork, whose pool it is not.
  * INVALID_VALUE: a default pool, which stays as it is. vpmm_pool_destroy(NULL) is a no-op.
  */
@@ -354,8 +355,8 @@ vpmm_status vpmm_pool_set_access(vpmm_pool *, int device, CUmemAccess_flags);
 
 /*
  * Allocates at least `bytes` bytes for work queued on `stream` from now on: whole pages, aligned to the page size, or a
- * piece, aligned to 256 bytes and, if `bytes` is a power of two from 256 to a page, to `bytes` (VPMM_SMALL_ASYNC: to
- * 256 alone). 0, CU_STREAM_LEGACY and CU_STREAM_PER_THREAD are streams too, of the pool's device whichever is current.
+ * piece, aligned to 256 bytes and, if `bytes` is a power of two from 256 to a page, to `bytes` (VPMM_SMALL_ASYNC,
+ * and all of a pool without pages: to 256 alone). 0, CU_STREAM_LEGACY and CU_STREAM_PER_THREAD are streams too, of the pool's device whichever is current.
  * INVALID_VALUE: zero bytes, a size that overflows when rounded, a NULL pool or output, another device's stream.
  * OUT_OF_MEMORY: the message says how much was asked, mapped, live and reusable. The thread has waited for all that had
  * been freed when nothing else was left to try, and tried again with each bit of it that had passed; what is freed
@@ -371,7 +372,8 @@ vpmm_status vpmm_malloc(vpmm_pool *, size_t bytes, CUstream stream, CUdeviceptr 
 
 /*
  * Ends the use of an allocation at this point of `stream`, which need not be the stream that it was allocated on:
- * every earlier use elsewhere must be ordered before this point, or said with vpmm_use. 0 is a no-op.
+ * every earlier use elsewhere must be ordered before this point, or said with vpmm_use. Address 0 is a no-op, and SUCCESS
+ * where the pool can be used at all.
  * INVALID_POINTER: not the start of a live allocation of this pool, also if it was freed before and not handed out
  * since. Others as for malloc, but for a want of memory or addresses. A free into the thread's front cache makes no
  * driver call, on a default stream but one to three that ask for the current context; where what has lain there longest
@@ -386,7 +388,7 @@ vpmm_status vpmm_free(vpmm_pool *, CUdeviceptr, CUstream stream);
  * PyTorch. A later free then ends the use only when what this stream has been given by then has passed as well. Neither
  * stream waits for the other: the memory goes to nobody before all of its streams but one have passed, and is then
  * freed behind that one. An event is recorded in the free, none before. Several streams may be said, each of them as
- * often as one likes; 0 is a no-op. It may be called before or after the work is queued, and is for the allocation's
+ * often as one likes; address 0 is a no-op, as for vpmm_free. It may be called before or after the work is queued, and is for the allocation's
  * present life alone.
  * A release of the stream ends its use at that point: what is queued on it later needs another vpmm_use. With
  * VPMM_STREAMS_EAGER, and on CU_STREAM_PER_THREAD, the use ends with what the stream has been given by the latest
@@ -412,7 +414,8 @@ vpmm_status vpmm_stream_release(vpmm_pool *, CUstream);
 /*
  * As in cuda.h: where CUDA_API_PER_THREAD_DEFAULT_STREAM is defined before the headers are included (nvcc's
  * --default-stream per-thread does it), stream 0 is the calling thread's default stream here too. Elsewhere it is the
- * legacy stream, for these functions as for the entries of vpmm_pool_driver, which have CUDA's plain names.
+ * legacy stream. For the entries of vpmm_pool_driver, which have CUDA's plain names, it is that everywhere: where the
+ * macro is defined give them CU_STREAM_PER_THREAD.
  */
 vpmm_status vpmm_malloc_ptsz(vpmm_pool *, size_t bytes, CUstream stream, CUdeviceptr *);
 vpmm_status vpmm_free_ptsz(vpmm_pool *, CUdeviceptr, CUstream stream);
@@ -439,8 +442,8 @@ vpmm_status vpmm_stream_release_ptsz(vpmm_pool *, CUstream);
 vpmm_status vpmm_trim(vpmm_pool *, size_t keep_bytes, size_t *released);
 
 /*
- * For a pool with `graph` whose graphs will not run for a while: gives all its physical memory back to the device, and
- * keeps every address as it is. What was in the memory is lost: the program copies what it needs elsewhere before, and
+ * For a pool with `graph` whose graphs will not run for a while: gives all its physical memory back to the device (but
+ * the byte of the driver's in each context by which it waits: see README, Limits), and keeps every address as it is. What was in the memory is lost: the program copies what it needs elsewhere before, and
  * back after vpmm_wake. Waits for the work of the device's primary context, and of those with a default stream that the
  * pool was given; other contexts' work with its memory must have ended. No capture is harmed.
  * From the call on until vpmm_wake has succeeded nothing on the device may use the pool's memory (a graph that is
@@ -515,8 +518,8 @@ vpmm_status vpmm_wake(vpmm_pool *);
     X(hits_small, part_of(mallocs, small), "mallocs served by the driver's memory pool (VPMM_SMALL=async)")            \
     X(builds, counter_part_of(mallocs, build), "mallocs served by mapping")                                            \
     X(frees_cache, part_of(frees, cache), "frees into a front cache")                                                  \
-    X(frees_pages, part_of(frees, pages), "frees of pages, for every stream to take")                                  \
-    X(frees_slab, part_of(frees, slab), "frees of pieces, for every stream to take")                                   \
+    X(frees_pages, part_of(frees, pages), "frees of pages, past the front caches")                                  \
+    X(frees_slab, part_of(frees, slab), "frees of pieces, past the front caches")                                   \
     X(frees_small, part_of(frees, small), "frees into the driver's memory pool (VPMM_SMALL=async)")                    \
     X(uses, counter, "allocations that a further stream was said to use (vpmm_use)")                                   \
     X(reclaims, counter, "mallocs that had to take everything back before an answer")                                  \

@@ -302,13 +302,14 @@ static vpmm_status check_initial_pages(const vpmm_config *config, size_t page, s
                   page, bound, bound_bytes);
 }
 
-/* Below the granularity nothing can be mapped: a unit was forgotten. */
-static vpmm_status check_max_mapped(const vpmm_config *config, size_t granularity)
+/* Below a page, or the granularity, nothing can be mapped: a unit was forgotten. */
+static vpmm_status check_max_mapped(const vpmm_config *config, size_t page, size_t granularity)
 {
-    if (!config->max_mapped || config->max_mapped >= granularity)
+    size_t least = mapped_unit(page, granularity);
+    if (!config->max_mapped || config->max_mapped >= least)
         return VPMM_SUCCESS;
-    return refuse(SETTING_MAX_MAPPED, config->max_mapped, "0 for no cap, or bytes, at least the granularity, %zu",
-                  granularity);
+    return refuse(SETTING_MAX_MAPPED, config->max_mapped,
+                  "0 for no cap, or bytes, at least a page and the granularity, %zu", least);
 }
 
 static vpmm_status check_extent_size(const vpmm_config *config, size_t page, size_t granularity)
@@ -364,7 +365,7 @@ vpmm_status config_check(const vpmm_config *config, size_t granularity)
     if (!status)
         status = check_va_size(config, page, granularity);
     if (!status)
-        status = check_max_mapped(config, granularity);
+        status = check_max_mapped(config, page, granularity);
     if (!status)
         status = check_initial_pages(config, page, granularity);
     if (!status)

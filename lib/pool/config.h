@@ -22,7 +22,7 @@
  *                  memory is allowed (the pool then serves every request from the driver's memory pool)
  *   va_size        a multiple of page_size and of the granularity, of 1 to CONFIG_MAX_PAGES pages
  *   initial_pages  fit va_size and max_mapped, in whole granularities
- *   max_mapped     0, or at least the granularity
+ *   max_mapped     0, or at least a page and the granularity
  *   extent_size    0, or a multiple of page_size and of the granularity
  *   small, reuse, streams   known
  *   decay_ms       at most DECAY_MS_MAX (decay.h), or VPMM_DECAY_NEVER

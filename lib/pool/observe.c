@@ -103,11 +103,13 @@ vpmm_status vpmm_latency_get(vpmm_pool *pool, vpmm_latency *out)
 vpmm_status vpmm_health_get(vpmm_pool *pool, vpmm_health *out)
 {
     vpmm_status status = check_observer(pool, out, "vpmm_health_get");
-    if (status == VPMM_SUCCESS)
-        *out = (vpmm_health){.lost = device_dead(&pool->device),
-                             .reaper = pool->paged && pool->config.reaper,
-                             .reaper_age_ns = pool->paged ? reaper_age_ns(&pool->arena) : 0};
-    return status;
+    if (status != VPMM_SUCCESS)
+        return status;
+    bool has_thread = pool->paged && pool->config.reaper;
+    *out = (vpmm_health){.lost = device_dead(&pool->device),
+                         .reaper = has_thread,
+                         .reaper_age_ns = pool->paged ? reaper_age_ns(&pool->arena, has_thread) : 0};
+    return VPMM_SUCCESS;
 }
 
 vpmm_status vpmm_device_get(vpmm_pool *pool, vpmm_device *out)

@@ -12,17 +12,26 @@
 #include <stdlib.h>
 #include <sys/prctl.h>
 
-uint64_t reaper_age_ns(const struct arena *arena)
-{
-    if (arena->is_graph || load_sc_u32(&arena->bell.asleep))
-        return 0;
-    uint64_t passed = load_relaxed_u64(&arena->passed_at_ns), now = clock_now_ns();
-    return now > passed ? now - passed : 0;
-}
-
 static bool any_noted(const struct arena *arena)
 {
     return fronts_noted(arena->space.fronts) || fronts_noted(arena->cut.fronts);
+}
+
+/* Whether anything waits for a pass, besides outstanding marks and what lies in front caches. */
+static bool any_left(const struct arena *arena)
+{
+    return streams_unmarked(&arena->streams) || !pile_empty(&arena->zombies) || slabs_deferred(&arena->slabs) ||
+           ending_came(arena);
+}
+
+uint64_t reaper_age_ns(const struct arena *arena, bool has_thread)
+{
+    bool sleeps = has_thread ? load_sc_u32(&arena->bell.asleep) != 0
+                             : !streams_pending(&arena->streams, NULL) && !any_left(arena);
+    if (arena->is_graph || sleeps)
+        return 0;
+    uint64_t passed = load_relaxed_u64(&arena->passed_at_ns), now = clock_now_ns();
+    return now > passed ? now - passed : 0;
 }
 
 struct reaper {
@@ -56,8 +65,7 @@ static void sleep_until_work(struct reaper *reaper, uint64_t us)
     fence_sc(); /* before the piles, which are pushed to with no more than a fence after it (queue.c) */
     bool work = is_called(reaper);
     if (!work && (!us || us > REAPER_RETRY_US))
-        work = streams_unmarked(&arena->streams) || !pile_empty(&arena->zombies) || any_noted(arena) ||
-               slabs_deferred(&arena->slabs) || ending_came(arena);
+        work = any_left(arena) || any_noted(arena);
     if (!work)
         wakeup_wait(&arena->bell.work, seen, us * 1000);
     store_relaxed_u64(&arena->passed_at_ns, clock_now_ns()); /* its age begins again with its work */

@@ -32,8 +32,11 @@ enum {
     REAPER_RETRY_US = 10000,  /* between tries to unmap what the driver has refused */
 };
 
-/* Since the latest pass ended; 0 while the thread sleeps because nothing is pending, and of a graph's pool. Any thread. */
-uint64_t reaper_age_ns(const struct arena *);
+/*
+ * Since the latest pass ended, by the pool's thread or, where it has none, by hand. 0 while the thread sleeps because
+ * nothing is pending, without one while nothing is, and of a graph's pool. Any thread.
+ */
+uint64_t reaper_age_ns(const struct arena *, bool has_thread);
 
 struct reaper;
 

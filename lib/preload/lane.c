@@ -1,6 +1,7 @@
 #include "lane.h"
 
 #include "book.h"
+#include "switch.h"
 
 #include <pthread.h>
 #include <sched.h>
@@ -9,7 +10,6 @@
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
 #include <unistd.h>
 
 enum { LANES = 64, LINE = 64, OPEN_US = 1000 };
@@ -176,8 +176,7 @@ static void begin_in_child(void)
 static void prepare(void)
 {
     pthread_atfork(NULL, NULL, begin_in_child);
-    const char *verbose = getenv("VPMM_PRELOAD_VERBOSE");
-    if (verbose && strcmp(verbose, "1") == 0)
+    if (switch_is_on("VPMM_PRELOAD_VERBOSE"))
         atexit(say);
 }
 

@@ -49,7 +49,7 @@ void lane_leave(void);
 void lane_shut(void);
 void lane_open(void);
 
-/* The first call makes sure that VPMM_PRELOAD_VERBOSE=1 has its line at the exit. */
+/* The first call makes sure that VPMM_PRELOAD_VERBOSE has its line at the exit. */
 void lane_count(enum count);
 
 /*

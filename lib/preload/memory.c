@@ -2,11 +2,10 @@
 
 #include "book.h"
 #include "real.h"
+#include "switch.h"
 
 #include <stdatomic.h>
 #include <stdint.h>
-#include <stdlib.h>
-#include <string.h>
 #include <time.h>
 
 /*
@@ -273,8 +272,7 @@ static bool serves_at_once(void)
     static _Atomic(int) answer; /* 0: not asked yet */
     int known = atomic_load_explicit(&answer, memory_order_relaxed);
     if (!known) {
-        const char *sync = getenv("VPMM_PRELOAD_SYNC");
-        known = sync && strcmp(sync, "1") == 0 ? 1 : -1;
+        known = switch_is_on("VPMM_PRELOAD_SYNC") ? 1 : -1;
         atomic_store_explicit(&answer, known, memory_order_relaxed);
     }
     return known > 0;

@@ -143,7 +143,8 @@ vpmm_sim *vpmm_sim_create(const vpmm_sim_config *given)
 
 const vpmm_driver *vpmm_sim_driver(vpmm_sim *sim)
 {
-    return &sim->driver;
+    static const vpmm_driver none = {0}; /* of which no pool can be made: not NULL, which is libcuda */
+    return sim ? &sim->driver : &none;
 }
 
 uint64_t vpmm_sim_races(vpmm_sim *sim)

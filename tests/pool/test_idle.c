@@ -252,17 +252,31 @@ Test(idle, new_marks_end_the_pause, .timeout = 60)
     world_close(&w);
 }
 
-/* What says how long ago the latest pass was (observe.h) says it of one by hand too. */
+static uint64_t age_ns(struct world *w)
+{
+    vpmm_health health;
+    must_work(vpmm_health_get(w->pool, &health));
+    return health.reaper_age_ns;
+}
+
+/* What says how long ago the latest pass was (observe.h) says it of one by hand too, while anything is pending. */
 Test(idle, a_poll_is_the_latest_pass)
 {
+    needs_simulator();
+    struct setup setup = setup_default();
     struct world w;
-    vpmm_health health;
-    world_open(&w, NULL);
+    setup.pool.cache_bytes = 0; /* what is freed waits for its fence */
+    world_open(&w, &setup);
     sleep_ms(30);
+    cr_expect_eq(age_ns(&w), 0, "with nothing to look for");
+    CUstream held = hold_back(&w);
+    cr_expect_geq(age_ns(&w), 30000000, "with a fence to look for");
     uint64_t before = clock_now_ns();
     must_work(vpmm_poll(w.pool));
-    must_work(vpmm_health_get(w.pool, &health));
-    cr_expect_leq(health.reaper_age_ns, clock_now_ns() - before);
+    cr_expect_leq(age_ns(&w), clock_now_ns() - before);
+    world_run(&w, held, SIZE_MAX);
+    must_work(vpmm_poll(w.pool));
+    cr_expect_eq(age_ns(&w), 0, "with nothing left to look for");
     world_close(&w);
 }
 

@@ -56,7 +56,7 @@ declare -A settings=(
   [unused]="FAKE_MEMORY=67108864 FAKE_STEPPED=1 VPMM_CACHE_BYTES=0"
   [refused]=VPMM_PAGE_SIZE=odd
   [dependencies]="FAKE_STEPPED=1 VPMM_CACHE_BYTES=0"
-  [at_once]="VPMM_PRELOAD_SYNC=1 FAKE_STEPPED=1"
+  [at_once]="VPMM_PRELOAD_SYNC=on FAKE_STEPPED=1"
   [threshold]="VPMM_DECAY_MS=50 VPMM_CAPTURES=off"
 )
 cases=(serve drivers capture beside_capture left_behind left_alone recaptured joined unreleased pools shared context
@@ -91,7 +91,7 @@ served='^vpmm: served 24 mallocs, 0 synchronous mallocs, 24 frees; 0 refused for
 says "what was served is said" "$served; left to the driver 1, 1 without a size, 1 frees of the driver.s memory\$" \
   VPMM_PRELOAD_VERBOSE=1 "$here/preload_loaded" asked serve
 says "what was captured is said" 'left to the driver 1, 1 captured, 1 frees' \
-  VPMM_PRELOAD_VERBOSE=1 "$here/preload_loaded" asked capture
+  VPMM_PRELOAD_VERBOSE=yes "$here/preload_loaded" asked capture
 says "why nothing was is said" 'left to the driver 2, 2 on a device without a pool of vpmm.s, .*VPMM_PAGE_SIZE' \
   VPMM_PRELOAD_VERBOSE=1 VPMM_PAGE_SIZE=odd "$here/preload_loaded" asked refused
 

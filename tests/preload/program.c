@@ -1030,7 +1030,7 @@ static void case_threads(void)
     EXPECT(fake.calls("cuMemAllocAsync") == 0 && fake.calls("cuMemFreeAsync") == 0);
 }
 
-/* With VPMM_PRELOAD_SYNC=1, on streams that stand still. */
+/* With VPMM_PRELOAD_SYNC, on streams that stand still. */
 static void case_at_once(void)
 {
     CUdeviceptr memory, own, plain;

@@ -350,6 +350,11 @@ Test(check, max_mapped)
     check_accepts(&config);
     config.max_mapped = 40; /* gigabytes were meant */
     check_refuses(&config, VPMM_ERROR_INVALID_VALUE, "max_mapped", "VPMM_MAX_MAPPED", "40");
+    config.page_size = 2 * GRANULARITY;
+    config.max_mapped = 3 * GRANULARITY / 2; /* less than a page */
+    check_refuses(&config, VPMM_ERROR_INVALID_VALUE, "max_mapped", "VPMM_MAX_MAPPED", "at least a page");
+    config.max_mapped = 2 * GRANULARITY;
+    check_accepts(&config);
 }
 
 Test(check, extent_size)
