@@ -434,9 +434,7 @@ static bool server_open(server *s, vpmm_config *config)
 static void close_worker(server *s, worker *w)
 {
     if (w->stream != NULL) {
-        vpmm_status status = vpmm_stream_release(s->pool, w->stream);
-        if (status != VPMM_ERROR_INVALID_VALUE) /* the pool has never met it */
-            vpmm_ok(s, "vpmm_stream_release", status);
+        vpmm_ok(s, "vpmm_stream_release", vpmm_stream_release(s->pool, w->stream));
         cuda_ok(s, "cuStreamDestroy", s->driver->cuStreamDestroy(w->stream));
     }
     for (unsigned i = 0; i < IN_FLIGHT; i++)

@@ -47,7 +47,7 @@ static void json_line(FILE *out, const pairs_result *r)
     TIER(hits_completed)
     TIER(hits_waited)
     TIER(hits_slab)
-    TIER(hits_small)
+    TIER(hits_async)
     TIER(builds)
     TIER(marks)
 #undef TIER

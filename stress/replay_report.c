@@ -102,7 +102,7 @@ static void json_counters(FILE *out, const pass_result *r)
     DIFFERENCE(hits_completed)
     DIFFERENCE(hits_waited)
     DIFFERENCE(hits_slab)
-    DIFFERENCE(hits_small)
+    DIFFERENCE(hits_async)
     DIFFERENCE(marks)
     DIFFERENCE(driver_calls)
 #undef DIFFERENCE

@@ -108,7 +108,7 @@ static bool release_stream(lane *l, CUstream stream)
         host_memory_enter();
         vpmm_status status = vpmm_stream_release(r->target.pool, stream);
         host_memory_leave();
-        if (status == VPMM_SUCCESS || status == VPMM_ERROR_INVALID_VALUE) /* or the pool never met it */
+        if (status == VPMM_SUCCESS)
             return true;
         if (!r->options->faults || (status != VPMM_ERROR_DRIVER && status != VPMM_ERROR_HOST_MEMORY)) {
             run_end(r, status == VPMM_ERROR_DRIVER ? DEVICE_ERROR : FAILED, "vpmm_stream_release: %s",

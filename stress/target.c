@@ -130,11 +130,7 @@ unsigned target_close(target *t)
 
 bool target_release_stream(target *t, CUstream stream)
 {
-    if (t->pool == NULL)
-        return true;
-    vpmm_status status = vpmm_stream_release(t->pool, stream);
-    return status == VPMM_ERROR_INVALID_VALUE || /* the pool never met it */
-           vpmm_ok("vpmm_stream_release", status);
+    return t->pool == NULL || vpmm_ok("vpmm_stream_release", vpmm_stream_release(t->pool, stream));
 }
 
 bool target_poll(target *t)

@@ -11,7 +11,8 @@
  *
  * Served: /metrics (text 0.0.4, or OpenMetrics 1.0.0 where the Accept header prefers it; gzip where Accept-Encoding
  * allows it), /-/healthy (200 while the exporter runs), /-/ready (503 while a pool's reaper has stalled or its driver
- * has failed for good), and a short page at /. GET and HEAD alone.
+ * has failed for good), and a short page at /. GET and HEAD alone. Where a password is
+ * asked for, it is for all of them.
  *
  * A library of its own: libvpmm_exporter.a, which stands on libvpmm.a, libmicrohttpd, GnuTLS, zlib and libcrypt.
  *
@@ -53,9 +54,9 @@ typedef struct vpmm_exporter_config {
     /* Both or neither: files in PEM, or the PEM text itself. TLS 1.2 and 1.3 alone are spoken then. */
     const char *tls_cert, *tls_key;
 
-    /* Both or neither: basic authentication, by a user and a password of at most 500 bytes together. The hash is
-       crypt(5)'s: yescrypt, scrypt, bcrypt, SHA-512 or SHA-256 (mkpasswd -m yescrypt). Without TLS, which would show
-       the password to the network, allowed on loopback alone. */
+    /* Both or neither: basic authentication, by a user of at most 127 bytes without a colon and a password, together of
+       at most 500 bytes. The hash is crypt(5)'s: yescrypt, scrypt, bcrypt, SHA-512 or SHA-256 (mkpasswd -m yescrypt).
+       Without TLS, which would show the password to the network, allowed on loopback alone. */
     const char *auth_user, *auth_hash;
 
     vpmm_exporter_limits limits;

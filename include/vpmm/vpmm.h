@@ -56,8 +56,7 @@
  *                                     the order in which the calls return, where one returns before the other begins
  *   vpmm_stream_release               during mallocs, frees and uses on the same stream: safe. Each counts as before
  *                                     the release, which then covers it, or as after: then the pool has met the stream
- *                                     anew, and it needs another release. During another release of the stream: safe,
- *                                     the second answers SUCCESS, or INVALID_VALUE if it found the stream released
+ *                                     anew, and it needs another release. During another release of the stream: safe
  *   cuStreamDestroy                   during no call that was given the stream; with CHECKED and TRUSTED after a
  *                                     release that no later call with the stream has followed; with EAGER at once after
  *                                     the last call. Otherwise the caller's mistake (see vpmm_streams)
@@ -405,9 +404,9 @@ vpmm_status vpmm_use(vpmm_pool *, CUdeviceptr, CUstream stream);
 /*
  * Call before cuStreamDestroy (see vpmm_streams): gives the memory freed on the stream to every stream once its work
  * has passed, and returns when the pool no longer needs the handle. It waits for calls that were given the stream and
- * are under way, not for the stream. INVALID_VALUE: the pool has not met the stream since it was created or last
- * released. NOT_SUPPORTED: the stream captures. DRIVER: its end cannot be recorded now; HOST_MEMORY, of a per-thread
- * stream: the thread cannot be known. The stream is as it was then.
+ * are under way, not for the stream. A stream that the pool has not met since it was created or last released has
+ * nothing to be given: SUCCESS. NOT_SUPPORTED: the stream captures. DRIVER: its end cannot be recorded now; HOST_MEMORY,
+ * of a per-thread stream: the thread cannot be known. The stream is as it was then. INVALID_VALUE: a NULL pool.
  */
 vpmm_status vpmm_stream_release(vpmm_pool *, CUstream);
 
@@ -515,12 +514,12 @@ vpmm_status vpmm_wake(vpmm_pool *);
     X(hits_completed, part_of(mallocs, completed), "mallocs of pages served by memory whose fence had passed")         \
     X(hits_waited, part_of(mallocs, waited), "mallocs of pages served by memory that their stream had to wait for")    \
     X(hits_slab, part_of(mallocs, slab), "mallocs served by pieces of pages, past the front caches")                   \
-    X(hits_small, part_of(mallocs, small), "mallocs served by the driver's memory pool (VPMM_SMALL=async)")            \
+    X(hits_async, part_of(mallocs, async), "mallocs served by the driver's memory pool (VPMM_SMALL=async)")            \
     X(builds, counter_part_of(mallocs, build), "mallocs served by mapping")                                            \
     X(frees_cache, part_of(frees, cache), "frees into a front cache")                                                  \
     X(frees_pages, part_of(frees, pages), "frees of pages, past the front caches")                                  \
     X(frees_slab, part_of(frees, slab), "frees of pieces, past the front caches")                                   \
-    X(frees_small, part_of(frees, small), "frees into the driver's memory pool (VPMM_SMALL=async)")                    \
+    X(frees_async, part_of(frees, async), "frees into the driver's memory pool (VPMM_SMALL=async)")                    \
     X(uses, counter, "allocations that a further stream was said to use (vpmm_use)")                                   \
     X(reclaims, counter, "mallocs that had to take everything back before an answer")                                  \
     X(unwound, counter_by(step), "builds that were given up and undone")                                               \

@@ -401,7 +401,7 @@ void stats_read(const struct stats *stats, vpmm_stats *out)
 #define STATS_SUM(name, kind, help) out->name = level(sum[STAT_##name]);
     VPMM_STATS(STATS_SUM)
 #undef STATS_SUM
-    out->frees = out->frees_cache + out->frees_pages + out->frees_slab + out->frees_small;
+    out->frees = out->frees_cache + out->frees_pages + out->frees_slab + out->frees_async;
     out->failures = out->failed_invalid_value + out->failed_invalid_pointer + out->failed_out_of_memory +
                     out->failed_address_space + out->failed_not_supported + out->failed_driver +
                     out->failed_host_memory;

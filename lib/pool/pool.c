@@ -120,6 +120,15 @@ static vpmm_status init_small(struct vpmm_pool *pool)
     return status;
 }
 
+static vpmm_status build_first(struct vpmm_pool *pool)
+{
+    vpmm_status status = build_initial(&pool->arena, pool->config.initial_pages);
+    return status == VPMM_SUCCESS || !pool->config.initial_pages
+               ? status
+               : fail(status, "initial_pages (VPMM_PAGES), %zu pages of %zu bytes, cannot be mapped: %s",
+                      pool->config.initial_pages, pool->config.page_size, vpmm_last_error());
+}
+
 static vpmm_status fill_pool(struct vpmm_pool *pool)
 {
     vpmm_status status = VPMM_SUCCESS;
@@ -132,7 +141,7 @@ static vpmm_status fill_pool(struct vpmm_pool *pool)
     if (status == VPMM_SUCCESS && pool->paged)
         status = arena_init(&pool->arena, &pool->device, &pool->stats, &pool->config);
     if (status == VPMM_SUCCESS && pool->paged)
-        status = build_initial(&pool->arena, pool->config.initial_pages);
+        status = build_first(pool);
     if (status == VPMM_SUCCESS && pool->paged && pool->config.reaper)
         status = reaper_start(&pool->arena, &pool->process.reaper);
     return status;

@@ -41,7 +41,7 @@ static vpmm_status malloc_small(struct vpmm_pool *pool, size_t bytes, CUstream s
     }
     if (status == VPMM_SUCCESS) {
         stats_count(&pool->stats, STAT_mallocs);
-        stats_count(&pool->stats, STAT_hits_small);
+        stats_count(&pool->stats, STAT_hits_async);
     }
     return status;
 }
@@ -221,7 +221,7 @@ static vpmm_status free_small(struct vpmm_pool *pool, CUdeviceptr address, CUstr
     else if (stream)
         store_relaxed_u32(&pool->arena.note[stream->slot].freed_small, 1);
     if (status == VPMM_SUCCESS)
-        stats_count(&pool->stats, STAT_frees_small);
+        stats_count(&pool->stats, STAT_frees_async);
     return status;
 }
 

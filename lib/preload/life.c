@@ -89,7 +89,7 @@ static void forget(CUstream stream)
     struct served *served = served_find(context);
     vpmm_status released = served ? vpmm_stream_release(served->pool, stream) : VPMM_SUCCESS;
     lane_leave();
-    if (released != VPMM_SUCCESS && released != VPMM_ERROR_INVALID_VALUE) /* that is: it was not known */
+    if (released != VPMM_SUCCESS)
         captures_shut_for_good();
 }
 

@@ -321,19 +321,13 @@ vpmm_status stream_release(struct streams *streams, CUstream handle, void (*flus
     struct identity identity;
     struct stream *stream;
     enum release release;
-    bool others = false;
     vpmm_status status = identify(streams->device, handle, streams->by_name, &identity);
     if (status != VPMM_SUCCESS)
         return status;
-    while ((release = begin_release(streams, &identity, &stream)) == RELEASE_OTHERS) {
-        others = true;
+    while ((release = begin_release(streams, &identity, &stream)) == RELEASE_OTHERS)
         clock_yield();
-    }
     if (release == RELEASE_UNKNOWN)
-        return others ? VPMM_SUCCESS
-                      : fail(VPMM_ERROR_INVALID_VALUE,
-                             "the pool does not know the stream: nothing was allocated or freed on it "
-                             "since it was created or last released");
+        return VPMM_SUCCESS;
     device_forget_failure();
     bool marked = empty_and_mark(streams, stream, flush, data);
     status = marked ? VPMM_SUCCESS : not_marked(streams->device);

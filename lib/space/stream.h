@@ -266,7 +266,7 @@ static inline void stream_end_use(struct stream *stream)
 /*
  * Everything marked, out of the registry, and no thread inside. `flush` is called when this thread alone is counted in:
  * what has no fence yet takes one. Of two at once the later one waits for the earlier, and tries itself if that failed.
- * INVALID_VALUE: not known. DRIVER: the end cannot be recorded now; the record is as before.
+ * A stream that is not known is released. DRIVER: the end cannot be recorded now; the record is as before.
  */
 vpmm_status stream_release(struct streams *, CUstream, void (*flush)(struct stream *, void *data), void *data);
 

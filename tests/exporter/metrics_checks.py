@@ -230,13 +230,13 @@ def check_identities_under_load(url):
 
 def check_tiers(url):
     """The tiers are those that are known, and the server's requests below a page are served by slabs."""
-    tiers = {"mallocs": {"cache", "own_stream", "neighbour", "completed", "waited", "slab", "small", "build"},
-             "frees": {"cache", "pages", "slab", "small"}}
+    tiers = {"mallocs": {"cache", "own_stream", "neighbour", "completed", "waited", "slab", "async", "build"},
+             "frees": {"cache", "pages", "slab", "async"}}
     for sum_of, expected in tiers.items():
         counts = {re.search(r'tier="(\w+)"', labels).group(1): number
                   for name, labels, number in samples(fetch(url)) if name == f"vpmm_{sum_of}_total"}
         need(set(counts) == expected, f"{sum_of}: {sorted(counts)}")
-        need(not counts["small"] and (counts["slab"] or sum_of == "frees"), f"{sum_of}: {counts}")  # caches hold many
+        need(not counts["async"] and (counts["slab"] or sum_of == "frees"), f"{sum_of}: {counts}")  # caches hold many
 
 
 # ---- Prometheus ----

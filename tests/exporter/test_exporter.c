@@ -166,10 +166,10 @@ Test(exporter, parts_sum_to_what_they_are_parts_of)
     double mallocs = sum_of_p(text, "vpmm_mallocs_total", "tier"), frees = sum_of_p(text, "vpmm_frees_total", "tier");
     double calls = 0;
     for (const char *const *tier =
-             (const char *const[]){"cache", "own_stream", "neighbour", "completed", "waited", "small", "build", NULL};
+             (const char *const[]){"cache", "own_stream", "neighbour", "completed", "waited", "async", "build", NULL};
          *tier; tier++)
         require(part_of_p(text, "vpmm_mallocs_total", "tier", *tier) >= 0, "mallocs of %s", *tier);
-    for (const char *const *tier = (const char *const[]){"cache", "pages", "small", NULL}; *tier; tier++)
+    for (const char *const *tier = (const char *const[]){"cache", "pages", "async", NULL}; *tier; tier++)
         require(part_of_p(text, "vpmm_frees_total", "tier", *tier) >= 0, "frees of %s", *tier);
 #define ADD_CALLS(name, version, parameters, arguments)                                                                \
     calls += part_of_p(text, "vpmm_driver_calls_total", "call", #name);                                                \

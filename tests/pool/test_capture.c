@@ -63,7 +63,7 @@ static void *pass_every_tier(void *argument)
     user_needs(u, after.hits_own_stream > before.hits_own_stream);
     user_needs(u, after.hits_waited > before.hits_waited);
     user_needs(u, after.hits_completed > before.hits_completed);
-    user_needs(u, after.hits_small > before.hits_small);
+    user_needs(u, after.hits_async > before.hits_async);
     user_needs(u, after.builds > before.builds);
     user_needs(u, vpmm_check(pool) == VPMM_SUCCESS);
     return NULL;

@@ -931,12 +931,12 @@ Test(slab, pieces_are_counted)
     cr_expect_geq(stats.slab_bytes, PAGE);
     cr_expect_eq(stats.live_bytes, stats.slab_bytes + 3 * PAGE);
     cr_expect_gt(stats.hits_slab, 0);
-    cr_expect_eq(stats.hits_small, 0);
+    cr_expect_eq(stats.hits_async, 0);
     cr_expect_eq(world_calls(&s.w, "cuMemAllocFromPoolAsync"), 0);
     shelf_give_all_but(&s, 0);
     stats = stats_of(&s.w);
     cr_expect_eq(stats.frees_slab, 20);
-    cr_expect_eq(stats.frees_small, 0);
+    cr_expect_eq(stats.frees_async, 0);
     cr_expect_eq(stats.requested_bytes, 0);
     audit(&s.w);
     shelf_close(&s);

@@ -726,8 +726,7 @@ static void look_at_stock(struct fronts *fronts)
 /* Whatever the order was, a release that follows both covers the free; it is the first or the second. */
 PLAY(close_with_a_second_release)
 {
-    vpmm_status status = vpmm_stream_release(play.w.pool, play.s);
-    explore_check(status == VPMM_SUCCESS || status == VPMM_ERROR_INVALID_VALUE, "release again: %s", vpmm_last_error());
+    release(play.s);
     look_at_stock(&inside()->fronts);
     look_at_stock(&inside()->cut_fronts);
     world_stream_destroy(&play.w, play.s);
@@ -869,18 +868,13 @@ SCHEDULES(free_that_attaches_against_release)
                  (struct exploration){
                      .open = open_with_one, .close = close_with_a_second_release, .act = {put_held_on_s, release_s}});
 }
-PLAY(release_s_or_find_it_released)
-{
-    vpmm_status status = vpmm_stream_release(play.w.pool, play.s);
-    explore_check(status == VPMM_SUCCESS || status == VPMM_ERROR_INVALID_VALUE, "release: %s", vpmm_last_error());
-}
 SCHEDULES(release_against_release)
 {
     explore_play("two releases", CACHE_PAGES,
                  (struct exploration){.open = open_plain,
                                       .close = close_with_a_second_release,
                                       .prepare = {keep_one_in_cache},
-                                      .act = {release_s_or_find_it_released, release_s_or_find_it_released}});
+                                      .act = {release_s, release_s}});
 }
 
 /* What is in the cache of a thread that ends belongs to whoever finds it. */

@@ -81,13 +81,11 @@ PLAY(step_and_poll)
 }
 PLAY(release_t)
 {
-    vpmm_status status = vpmm_stream_release(play.w.pool, play.t);
-    explore_check(status == VPMM_SUCCESS || status == VPMM_ERROR_INVALID_VALUE, "release: %s", vpmm_last_error());
+    release(play.t);
 }
 PLAY(release_s)
 {
-    vpmm_status status = vpmm_stream_release(play.w.pool, play.s);
-    explore_check(status == VPMM_SUCCESS || status == VPMM_ERROR_INVALID_VALUE, "release: %s", vpmm_last_error());
+    release(play.s);
 }
 PLAY(destroy_t)
 {

@@ -115,7 +115,7 @@ static void end_stream(struct worker *worker)
         if (vpmm_stream_release(world.pool, worker->own) != VPMM_SUCCESS)
             failed("vpmm_stream_release");
     } else {
-        (void)vpmm_stream_release(world.pool, worker->own); /* refused, or never met */
+        (void)vpmm_stream_release(world.pool, worker->own); /* refused */
     }
     if (world.driver->cuStreamDestroy(worker->own) != CUDA_SUCCESS)
         failed("cuStreamDestroy");

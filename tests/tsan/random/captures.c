@@ -180,7 +180,7 @@ void operation_capture(struct worker *worker)
     unsigned flags;
     CUstream own = stream_new(worker, &flags);
     capture_beside_legacy(worker, own, flags);
-    stream_end(worker, own, false);
+    stream_end(worker, own);
 }
 
 /* The pool is not told of the stream's end: it ends first. */

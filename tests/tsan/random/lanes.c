@@ -89,17 +89,13 @@ CUstream stream_new(struct worker *worker, unsigned *flags)
     return stream;
 }
 
-/* INVALID_VALUE: the pool has not met it, or another thread has released it, or a call was refused. */
-static void release(struct worker *worker, CUstream stream, bool met)
+static void release(struct worker *worker, CUstream stream)
 {
     jitter_aim(worker, one_in(worker, 2) ? 6 : 40); /* what a release takes, without and with fences to record */
     vpmm_status status = vpmm_stream_release(current.pool, stream);
-    if (status == VPMM_SUCCESS)
-        count(COUNT_releases);
-    else if (status == VPMM_ERROR_INVALID_VALUE && !met)
-        count(COUNT_releases_unknown);
-    else
+    if (status != VPMM_SUCCESS)
         failed("vpmm_stream_release answered %s: %s", vpmm_status_name(status), vpmm_last_error());
+    count(COUNT_releases);
     linger(worker, 20);
 }
 
@@ -107,13 +103,13 @@ static void release(struct worker *worker, CUstream stream, bool met)
 void stream_leave_alone(struct worker *worker, CUstream stream)
 {
     if (!current.config.captures && current.config.streams != VPMM_STREAMS_EAGER)
-        release(worker, stream, false);
+        release(worker, stream);
 }
 
-void stream_end(struct worker *worker, CUstream stream, bool met)
+void stream_end(struct worker *worker, CUstream stream)
 {
     if (current.config.streams != VPMM_STREAMS_EAGER || one_in(worker, 16))
-        release(worker, stream, met);
+        release(worker, stream);
     cuda_must(current.driver->cuStreamDestroy(stream));
 }
 
@@ -168,7 +164,7 @@ void lane_renew(struct worker *worker, struct lane *lane)
         return;
     note_end(lane);
     atomic_fetch_add(&lane->endings, 1);
-    stream_end(worker, lane->stream, false);
+    stream_end(worker, lane->stream);
     count(COUNT_ends);
     atomic_store(&lane->fills, 0);
     CUstream before = lane->stream;
@@ -198,9 +194,9 @@ static void close_lane(struct worker *worker, struct lane *lane)
 {
     cuda_must(current.driver->cuStreamSynchronize(lane->stream));
     if (lane->stream)
-        stream_end(worker, lane->stream, false);
+        stream_end(worker, lane->stream);
     else
-        release(worker, lane->stream, false);
+        release(worker, lane->stream);
     for (uint32_t i = 0; i < lane->generation; i++)
         cuda_must(current.driver->cuEventDestroy(lane->end[i]));
     pthread_rwlock_destroy(&lane->lock);

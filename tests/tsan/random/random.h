@@ -54,7 +54,6 @@ enum {
     X(ends)                                                                                                            \
     X(releases)                                                                                                        \
     X(releases_beside_calls)                                                                                           \
-    X(releases_unknown)                                                                                                \
     X(captures_global)                                                                                                 \
     X(captures_thread_local)                                                                                           \
     X(captures_relaxed)                                                                                                \
@@ -132,8 +131,8 @@ void lane_leave(struct lane *);
 /* The caller owns the lane: its stream ends, as the pool's mode asks, and another takes its place. */
 void lane_renew(struct worker *, struct lane *);
 
-/* vpmm_stream_release where the mode asks for it, then cuStreamDestroy. `met`: the pool has met the stream. */
-void stream_end(struct worker *, CUstream, bool met);
+/* vpmm_stream_release where the mode asks for it, then cuStreamDestroy. */
+void stream_end(struct worker *, CUstream);
 void stream_leave_alone(struct worker *, CUstream); /* before a capture */
 CUstream stream_new(struct worker *, unsigned *flags);
 

@@ -198,7 +198,7 @@ static void check_all_can_be_had(struct worker *worker)
         give(p, stream);
     else
         failed("with nothing in use seven eighths of all memory cannot be had: %s", vpmm_last_error());
-    stream_end(worker, stream, false);
+    stream_end(worker, stream);
 }
 
 static void check_simulator(void)

@@ -169,12 +169,12 @@ void operation_flash(struct worker *worker)
     if (is_long || one_in(worker, 2))
         stream_hold(stream, (unsigned)draw(worker, 4000));
     use_for_a_moment(worker, stream, is_long ? LONG + draw(worker, 80) : 1 + draw(worker, 4));
-    stream_end(worker, stream, false);
+    stream_end(worker, stream);
     next = stream_new(worker, &flags);
     if (next == stream)
         count(COUNT_handles_back);
     use_for_a_moment(worker, next, draw(worker, 3));
-    stream_end(worker, next, false);
+    stream_end(worker, next);
     count(COUNT_flashes);
     if (is_long)
         count(COUNT_long_queues);
@@ -199,7 +199,7 @@ static void release_beside_calls(struct worker *worker, struct lane *lane)
     if (one_in(worker, 2))
         jitter_aim(worker, WITHIN_US);
     vpmm_status status = vpmm_stream_release(current.pool, lane->stream);
-    if (status != VPMM_SUCCESS && status != VPMM_ERROR_INVALID_VALUE)
+    if (status != VPMM_SUCCESS)
         failed("vpmm_stream_release beside calls answered %s: %s", vpmm_status_name(status), vpmm_last_error());
     count(COUNT_releases_beside_calls);
 }
