@@ -433,9 +433,9 @@ static void dump_span(const struct space *space, uint64_t unit, uint64_t end, co
         [UNIT_CACHED] = "-", [UNIT_ENDING] = "-", [UNIT_OWN] = "?",   [UNIT_HOLE] = "*", [UNIT_ZOMBIE] = "~",
     };
     fprintf(file, "0x%llx ", (unsigned long long)unit_address(&space->units, unit));
-    for (uint64_t units; unit < end; unit += units) {
+    for (uint64_t first = unit, units; unit < end; unit += units) {
         uint64_t word = load_acquire_u64(&unit_at(&space->units, unit)->word);
-        units = word_units(word) ? word_units(word) : 1;
+        units = units_to_next(&space->units, first, unit, word);
         bool is_slab = word_state(word) == UNIT_CUT && space->level == SPACE_GRANULES;
         if (word_state(word) != UNIT_NONE)
             fprintf(file, "%c%s%" PRIu64 "%c", brackets[0], is_slab ? "/" : sign[word_state(word)], units, brackets[1]);
@@ -458,10 +458,10 @@ static void dump_cut(const struct arena *arena, uint32_t chunk, FILE *file)
         for (run = 0; page + run < end && is_cut(&arena->space, page + run);)
             run++;
         uint64_t granule = ((uint64_t)chunk << granules->chunk_shift) + (page - first) * a_page;
-        uint64_t length = word_units(load_acquire_u64(&unit_at(units, page)->word));
+        uint64_t word = load_acquire_u64(&unit_at(units, page)->word);
         if (run)
             dump_span(&arena->cut, granule, granule + run * a_page, "()", file);
-        page += run ? run : length ? length : 1;
+        page += run ? run : units_to_next(units, first, page, word);
     }
 }
 

@@ -152,8 +152,8 @@ static void visit_chunk(const struct units *units, uint64_t first, void (*visit)
     for (uint64_t unit = first, length; unit < first + units->chunk_units; unit += length) {
         uint64_t word = load_acquire_u64(&unit_at(units, unit)->word);
         vpmm_range range = {.address = unit_address(units, unit)};
-        length = word_units(word) ? word_units(word) : 1;
-        range.bytes = length << units->unit_shift;
+        length = units_to_next(units, first, unit, word);
+        range.bytes = word_units(word) << units->unit_shift;
         if (is_mapped(word_state(word), &range.state))
             visit(data, &range);
     }

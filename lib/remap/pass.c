@@ -28,7 +28,7 @@ void pass_regions(struct arena *arena, bool any)
     slabs_pass(&arena->slabs);
 }
 
-/* True: the device is lost, and no hit hides that from its thread any more. */
+/* True: the device is lost, at whichever call it was, and no hit hides that from its thread any more. */
 static bool end_hits_if_lost(struct arena *arena)
 {
     if (!device_lost(arena->device))
@@ -66,13 +66,13 @@ static bool pass(struct arena *arena, bool decays)
 static vpmm_status locked_pass(struct arena *arena, bool decays, bool *any)
 {
     struct device_scope scope;
-    vpmm_status status = end_hits_if_lost(arena) ? device_lost_status() : device_enter(arena->device, &scope);
-    if (status != VPMM_SUCCESS)
-        return status;
-    *any = pass(arena, decays);
-    device_leave(arena->device, &scope);
-    store_relaxed_u64(&arena->passed_at_ns, clock_now_ns());
-    return device_lost(arena->device) ? device_lost_status() : VPMM_SUCCESS;
+    vpmm_status status = device_lost(arena->device) ? device_lost_status() : device_enter(arena->device, &scope);
+    if (status == VPMM_SUCCESS) {
+        *any = pass(arena, decays);
+        device_leave(arena->device, &scope);
+        store_relaxed_u64(&arena->passed_at_ns, clock_now_ns());
+    }
+    return end_hits_if_lost(arena) ? device_lost_status() : status;
 }
 
 vpmm_status pass_of_reaper(struct arena *arena, struct pass_outlook *outlook)

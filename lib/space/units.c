@@ -76,6 +76,18 @@ bool unit_in_any_chunk(const struct units *units, CUdeviceptr address, uint64_t 
     return unit_around(units, address, unit) && unit_address(units, *unit) == address;
 }
 
+uint64_t units_to_next(const struct units *units, uint64_t first, uint64_t unit, uint64_t word)
+{
+    if (word_units(word))
+        return word_units(word);
+    uint64_t end = first;
+    while (end <= unit) {
+        uint64_t length = word_units(load_acquire_u64(&unit_at(units, end)->word));
+        end += length ? length : 1;
+    }
+    return end - unit;
+}
+
 /*
  * Where a region was seen that is part of a longer one by now, that one's other units are met one by one, and after MOST
  * of them the look is over.

@@ -213,6 +213,13 @@ bool units_any_of_chunks(const struct units *, unit_question *, const void *data
 unit_question unit_is_owned; /* in a thread's hands */
 
 /*
+ * How far it is from a unit with this word, where a region began when a look from `first` on came by, to the next region.
+ * If the unit is part of a longer region by now, which began before it, that one's end is found from `first` on: the rest
+ * of a hole may be millions of units.
+ */
+uint64_t units_to_next(const struct units *, uint64_t first, uint64_t unit, uint64_t word);
+
+/*
  * The same in the first chunk alone, the only one of most pools, which is there before anything else of the pool.
  * Rotated, an offset that is no unit's has its low bits at the top, and is out of range like one beyond the end.
  */

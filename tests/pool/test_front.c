@@ -1605,6 +1605,25 @@ Test(front, a_lost_device_ends_the_hits)
     vpmm_sim_destroy(w.sim); /* what a lost device held leaks */
 }
 
+/* No fence is asked about: a pass finds it out at another call, and it is the last pass of a pool's thread. */
+Test(front, a_device_that_is_lost_as_a_pass_begins_ends_the_hits)
+{
+    needs_simulator();
+    struct world w;
+    CUdeviceptr q;
+    open_cached(&w);
+    CUstream s = world_stream(&w);
+    give(&w, take(&w, 2, s), s);
+    vpmm_sim_fail(w.sim, "cuThreadExchangeStreamCaptureMode", 1, CUDA_ERROR_ILLEGAL_ADDRESS, false);
+    must_fail(VPMM_ERROR_DRIVER, vpmm_poll(w.pool));
+    must_fail(VPMM_ERROR_DRIVER, vpmm_malloc(w.pool, 2 * PAGE, s, &q));
+    must_fail(VPMM_ERROR_DRIVER, vpmm_pool_destroy(w.pool));
+    w.pool = NULL;
+    world_stream_destroy(&w, s);
+    cr_assert_eq(w.driver->cuDevicePrimaryCtxRelease(w.device), CUDA_SUCCESS);
+    vpmm_sim_destroy(w.sim); /* what a lost device held leaks */
+}
+
 Test(front, a_lost_device_ends_the_hits_of_pieces)
 {
     needs_simulator();

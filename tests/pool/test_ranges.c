@@ -5,6 +5,8 @@
 
 #include <vpmm/observe.h>
 
+#include <sys/resource.h>
+
 enum { RANGES = 64 };
 
 struct found {
@@ -156,6 +158,39 @@ Test(ranges, a_look_may_call_the_pool)
 }
 
 /* What a front cache has is free, as vpmm_stats counts it. */
+static long faults(void)
+{
+    struct rusage used;
+    getrusage(RUSAGE_SELF, &used);
+    return used.ru_minflt;
+}
+
+static void trim_where_it_is_free(void *pool, const vpmm_range *range)
+{
+    if (range->state == VPMM_RANGE_FREE)
+        must_work(vpmm_trim(pool, 0, NULL));
+}
+
+/* What was mapped becomes part of the hole before it, whose descriptors nobody has touched: there are millions. */
+Test(ranges, a_hole_that_grows_under_a_look_is_passed_at_once)
+{
+    needs_simulator();
+    struct setup setup = setup_default();
+    struct world w;
+    setup.pool.va_size = (size_t)8 << 40;
+    world_open(&w, &setup);
+    CUstream s = world_stream(&w);
+    CUdeviceptr kept = take(&w, 1, s);
+    give(&w, take(&w, 1, s), s);
+    world_drain(&w);
+    long before = faults();
+    must_work(vpmm_ranges_visit(w.pool, trim_where_it_is_free, w.pool));
+    cr_expect_lt(faults() - before, 5000);
+    cr_expect_eq(stats_of(&w).reusable_bytes, 0);
+    give(&w, kept, s);
+    world_close(&w);
+}
+
 Test(ranges, what_is_cached_is_free)
 {
     struct setup setup = setup_default();
