@@ -233,9 +233,10 @@ typedef struct vpmm_config {
     int device;                /* CUDA ordinal                                                       VPMM_DEVICE */
     size_t page_size;          /* bytes, a power of two; 0: the device's granularity. From 256 KiB on it may be less:
                                   less is wasted of requests that are no multiple of the granularity, for programs
-                                  whose large requests come again and again                          VPMM_PAGE_SIZE */
+                                  whose large requests come again and again. Pages above 8 GiB are not cut: small
+                                  requests go to the driver's pool then                              VPMM_PAGE_SIZE */
     size_t va_size;            /* bytes of one chunk of address space, a multiple of the page and of the granularity,
-                                  at most 67108863 pages; no request can be longer; 8 TiB                                    VPMM_VA_SIZE */
+                                  at most 67108863 pages; no request can be longer; 8 TiB            VPMM_VA_SIZE */
     size_t initial_pages;      /* pages mapped at creation, rounded up to the granularity; 0         VPMM_PAGES */
     size_t extent_size;        /* bytes of the largest handle, a multiple as va_size is; 0: chosen by the policy, at
                                   most a 512th of the cap or of the device's memory; page_size gives the
@@ -569,7 +570,8 @@ vpmm_status vpmm_dump(vpmm_pool *, FILE *);
 
 /*
  * One pass of the reaper by hand: publishes passed fences, unmaps what is due, and gives back what decays. It makes no
- * memory. INVALID_VALUE: a NULL pool. DRIVER: the device is lost. NOT_SUPPORTED: the child of a fork.
+ * memory. INVALID_VALUE: a NULL pool. DRIVER: the device is lost, or a call was refused, and the next pass tries again.
+ * NOT_SUPPORTED: the child of a fork.
  */
 vpmm_status vpmm_poll(vpmm_pool *);
 

@@ -101,12 +101,32 @@ static bool copy_table(vpmm_driver *to, const vpmm_driver *from, const char **mi
     return !*missing;
 }
 
-static int attribute(struct device *device, CUdevice_attribute which)
+/* What this driver does not know, which it says with INVALID_VALUE, is a feature that it does not have. */
+static vpmm_status find_feature(struct device *device, CUdevice_attribute which, bool *has)
 {
     int value = 0;
-    if (device_call(device, cuDeviceGetAttribute, &value, which, device->id) != CUDA_SUCCESS)
-        return 0; /* an attribute that this driver does not know is a feature that it does not have */
-    return value;
+    CUresult result = device_call(device, cuDeviceGetAttribute, &value, which, device->id);
+    *has = result == CUDA_SUCCESS && value;
+    return result == CUDA_SUCCESS || result == CUDA_ERROR_INVALID_VALUE
+               ? VPMM_SUCCESS
+               : device_failed(device, "asking what the device can do");
+}
+
+static vpmm_status find_features(struct device *device)
+{
+    const struct {
+        CUdevice_attribute which;
+        bool *has;
+    } feature[] = {
+        {CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED, &device->has_vmm},
+        {CU_DEVICE_ATTRIBUTE_MEMORY_POOLS_SUPPORTED, &device->has_pools},
+        {CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED, &device->can_export},
+        {CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED, &device->can_rdma},
+    };
+    vpmm_status status = VPMM_SUCCESS;
+    for (size_t i = 0; i < sizeof feature / sizeof feature[0] && status == VPMM_SUCCESS; i++)
+        status = find_feature(device, feature[i].which, feature[i].has);
+    return status;
 }
 
 static vpmm_status find_device(struct device *device)
@@ -121,10 +141,9 @@ static vpmm_status find_device(struct device *device)
     if (device_call(device, cuDeviceGet, &device->id, device->ordinal) != CUDA_SUCCESS ||
         device_call(device, cuDeviceTotalMem, &device->total_bytes, device->id) != CUDA_SUCCESS)
         return device_failed(device, "looking at the device");
-    device->has_vmm = attribute(device, CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED);
-    device->has_pools = attribute(device, CU_DEVICE_ATTRIBUTE_MEMORY_POOLS_SUPPORTED);
-    device->can_export = attribute(device, CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED);
-    device->can_rdma = attribute(device, CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED);
+    vpmm_status status = find_features(device);
+    if (status != VPMM_SUCCESS)
+        return status;
     if (!device->has_vmm && !device->has_pools)
         return fail(VPMM_ERROR_NOT_SUPPORTED, "device %d has neither virtual memory management nor memory pools",
                     device->ordinal);
@@ -278,6 +297,19 @@ vpmm_status device_enter_context(struct device *device, CUcontext context, struc
     vpmm_status status = device_failed(device, "leaving stream captures of other threads alone");
     device_leave(device, scope);
     return status;
+}
+
+void device_probe(struct device *device)
+{
+    struct device_scope scope = {0};
+    size_t unused, total;
+    CUresult result = CUDA_SUCCESS;
+    if (device_push_context(device, device->primary, &scope.pushed) == CUDA_SUCCESS &&
+        relax(device, &scope) == CUDA_SUCCESS)
+        result = device_call(device, cuMemGetInfo, &unused, &total);
+    if (result == CUDA_ERROR_UNKNOWN || result == CUDA_ERROR_DEVICE_UNAVAILABLE)
+        device_lose(device);
+    device_leave(device, &scope);
 }
 
 void device_enter_to_end(struct device *device, struct device_scope *scope)

@@ -3,9 +3,10 @@
  *
  * Calls go through device_call(), which counts them, keeps the name and result for the error message, and notices a
  * driver that shuts down (`gone`). Only what is asked on a hit, and what is taken back where a failure is reported
- * already, is called directly. A device is lost when it answers a question about an event with an error that is about
- * the device and not about the call (fence.c); from then on no fence passes, nothing is unmapped, and calls answer
- * DRIVER.
+ * already, is called directly. A device is lost when a call answers an error that no later call recovers from
+ * (is_sticky), when the question about an event is answered by an error that is about the device and not about the call
+ * (fence.c), and when the driver does not even say how much memory there is (device_probe). From then on no fence passes,
+ * nothing is unmapped, and calls answer DRIVER.
  *
  * Driver calls are made between device_enter and device_leave, which
  *   - make a context of the device current if the thread has none of it (push and pop do not scale over threads, so
@@ -81,6 +82,13 @@ static inline bool device_lost(const struct device *device)
     return load_relaxed_u32(&device->lost) != 0;
 }
 void device_lose(struct device *);
+
+/*
+ * For who would have to say that something cannot be done now: asks how much memory is free, which no argument can make
+ * wrong. If the driver answers that it does not know why not, or that the device is not to be had, the device is lost.
+ * The thread's words stay.
+ */
+void device_probe(struct device *);
 vpmm_status device_lost_status(void);
 
 /*

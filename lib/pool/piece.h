@@ -27,6 +27,12 @@
  */
 enum { PIECE_MAX_PAGES = 7 };
 
+/*
+ * Longer pages are not cut: the granules of a region are counted in 26 bits (units.h), and those of a page of slabs in 20
+ * (slab_page.h).
+ */
+#define PIECE_PAGE_MAX ((size_t)8 << 30)
+
 /* Whether a request is cut from pages. */
 static inline bool piece_serves(const struct arena *arena, size_t bytes)
 {

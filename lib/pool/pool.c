@@ -96,7 +96,7 @@ static vpmm_status init_fronts(struct vpmm_pool *pool)
     const size_t FIRST_BYTES = (size_t)8 << 20, PIECES_BYTES = (size_t)64 << 20;
     const struct front_limits pages = {pool->config.page_size, FIRST_BYTES, SIZE_MAX};
     const struct front_limits pieces = {GRANULE_BYTES, FIRST_BYTES, PIECES_BYTES};
-    bool cuts = pool->paged && config->small == VPMM_SMALL_SLAB;
+    bool cuts = pool->paged && config->small == VPMM_SMALL_SLAB && pool->config.page_size <= PIECE_PAGE_MAX;
     vpmm_status status = fronts_init(&pool->fronts, &pool->arena.space, config, pages);
     if (status == VPMM_SUCCESS)
         status = fronts_init(&pool->cut_fronts, &pool->arena.cut, cuts ? config : NULL, pieces);
@@ -236,10 +236,22 @@ static vpmm_status wait_for_all(struct vpmm_pool *pool)
                                               : settle(&pool->arena);
     if (status == VPMM_SUCCESS || device_dead(&pool->device))
         return VPMM_SUCCESS;
+    return fail(
+        VPMM_ERROR_BUSY,
+        "the work on freed memory cannot be waited for now, so nothing is unmapped; destroy the pool again, where "
+        "the device has not a byte left after a release of the default streams (vpmm_stream_release): %s",
+        vpmm_last_error());
+}
+
+/* BUSY: something is live, or cannot be waited for. */
+static vpmm_status wait_until_idle(struct vpmm_pool *pool)
+{
+    uint64_t live = live_bytes(pool), small = load_relaxed_u64(&pool->async.count);
+    if (!live && !small)
+        return wait_for_all(pool);
     return fail(VPMM_ERROR_BUSY,
-                "the work on freed memory cannot be waited for now, so nothing is unmapped; destroy the "
-                "pool again: %s",
-                vpmm_last_error());
+                "the pool has %" PRIu64 " bytes and %" PRIu64 " allocations of the driver's pool live: free them first",
+                live, small);
 }
 
 vpmm_status vpmm_pool_destroy(vpmm_pool *pool)
@@ -254,15 +266,11 @@ vpmm_status vpmm_pool_destroy(vpmm_pool *pool)
                     "vpmm_pool_destroy: this is device %d's default pool, which others may have too: "
                     "vpmm_trim gives back what is free in it",
                     pool->device.ordinal);
-    uint64_t live = live_bytes(pool), small = load_relaxed_u64(&pool->async.count);
-    if (status == VPMM_SUCCESS && (live || small) && !device_dead(&pool->device))
-        return fail(VPMM_ERROR_BUSY,
-                    "the pool has %" PRIu64 " bytes and %" PRIu64 " allocations of the driver's pool live: free "
-                    "them first",
-                    live, small);
-    vpmm_status waited = status == VPMM_SUCCESS ? wait_for_all(pool) : VPMM_SUCCESS;
-    if (waited != VPMM_SUCCESS)
-        return waited;
+    vpmm_status busy = device_dead(&pool->device) ? VPMM_SUCCESS : wait_until_idle(pool);
+    if (busy != VPMM_SUCCESS)
+        device_probe(&pool->device); /* where the driver answers nothing any more, nothing could be freed either */
+    if (busy != VPMM_SUCCESS && !device_dead(&pool->device))
+        return busy;
     bool lost = device_lost(&pool->device);
     if (lost)
         status = device_lost_status();

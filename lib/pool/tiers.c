@@ -8,6 +8,8 @@
 #include "remap/pass.h"
 #include "remap/settle.h"
 
+#include <stdio.h>
+
 void tiers_count(struct arena *arena, enum region_source source)
 {
     static const enum stat counter[] = {
@@ -232,13 +234,16 @@ static vpmm_status settle_and_find(struct arena *arena, const struct turn_reques
                                    struct turn_answer *answer)
 {
     struct settling settling;
+    char words[256] = "";
     bool more = true;
-    vpmm_status status = settling_begin(arena, &settling);
+    vpmm_status waited = VPMM_SUCCESS, status = settling_begin(arena, &settling);
     if (status != VPMM_SUCCESS)
         return status;
     do {
         uint64_t quarantined = stats_sum(arena->stats, STAT_quarantined_bytes);
-        settling_wait_for_some(arena, &settling, &more);
+        waited = settling_wait_for_some(arena, &settling, &more);
+        if (waited != VPMM_SUCCESS)
+            snprintf(words, sizeof words, "%s", vpmm_last_error());
         if (!more)
             async_pool_trim(arena->async);
         cut_flush(arena); /* now that slices have passed, slabs are empty */
@@ -247,7 +252,8 @@ static vpmm_status settle_and_find(struct arena *arena, const struct turn_reques
         status = find_or_build(arena, request, true, limits, answer);
     } while (more && tiers_is_shortage(status));
     settling_end(&settling);
-    return status;
+    bool is_refused = tiers_is_shortage(status) && waited != VPMM_SUCCESS && !tiers_is_shortage(waited);
+    return is_refused ? fail(waited, "%s", words) : status; /* else OUT_OF_MEMORY would say that it has waited */
 }
 
 /* The last that is tried for a request that has failed with this status. */

@@ -236,9 +236,10 @@ static void complete_all(struct arena *arena)
 static void give_back_chunks(struct giving_back *back)
 {
     struct arena *arena = back->arena;
-    if (arena->is_graph && !device_lost(arena->device))
+    bool lost = device_lost(arena->device);
+    if (arena->is_graph && !lost)
         complete_all(arena);
-    back->status = settle(arena);
+    back->status = lost ? device_lost_status() : settle(arena);
     snprintf(back->words, sizeof back->words, "%s", vpmm_last_error());
     cut_flush(arena); /* what a lost device kept from passing stays cut, and is given up with the rest */
     if (device_dead(arena->device))

@@ -7,13 +7,13 @@ static size_t bytes_of(const struct arena *arena, uint64_t pages)
     return (size_t)pages << arena->space.units.unit_shift;
 }
 
-static CUmemAllocationProp properties(const struct arena *arena)
+static CUmemAllocationProp properties(const struct arena *arena, bool exportable, bool rdma)
 {
     CUmemAllocationProp prop = {.type = CU_MEM_ALLOCATION_TYPE_PINNED,
                                 .location = {.type = CU_MEM_LOCATION_TYPE_DEVICE, .id = arena->device->ordinal}};
-    if (load_relaxed_u32(&arena->exportable))
+    if (exportable)
         prop.requestedHandleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
-    if (load_relaxed_u32(&arena->rdma))
+    if (rdma)
         prop.allocFlags.gpuDirectRDMACapable = 1;
     return prop;
 }
@@ -24,24 +24,30 @@ static bool refuses_property(CUresult result)
            result == CUDA_ERROR_INVALID_VALUE || result == CUDA_ERROR_INVALID_DEVICE;
 }
 
-static CUresult try_create(struct arena *arena, struct extent *extent)
+static CUresult try_create(struct arena *arena, struct extent *extent, bool exportable, bool rdma)
 {
-    CUmemAllocationProp prop = properties(arena);
+    CUmemAllocationProp prop = properties(arena, exportable, rdma);
     return device_call(arena->device, cuMemCreate, &extent->handle, bytes_of(arena, extent->pages), &prop, 0);
 }
 
 /*
  * A device may claim a property of handles by its attributes and refuse it all the same (in some virtual machines). The
- * first handle shows it; later ones are all alike.
+ * first handle shows it; later ones are all alike. What is given up is what it was made without, so a refusal of another
+ * kind changes nothing; of two first ones at once each finds out by itself.
  */
 CUresult mapping_create(struct arena *arena, struct extent *extent)
 {
-    CUresult result = try_create(arena, extent);
     bool first = !stats_sum(arena->stats, STAT_extents_created);
-    if (first && !extent->handle && refuses_property(result) && exchange_acq_rel_u32(&arena->rdma, 0))
-        result = try_create(arena, extent);
-    if (first && !extent->handle && refuses_property(result) && exchange_acq_rel_u32(&arena->exportable, 0))
-        result = try_create(arena, extent);
+    bool exportable = load_relaxed_u32(&arena->exportable), rdma = load_relaxed_u32(&arena->rdma);
+    CUresult result = try_create(arena, extent, exportable, rdma);
+    if (first && rdma && !extent->handle && refuses_property(result))
+        result = try_create(arena, extent, exportable, rdma = false);
+    if (first && exportable && !extent->handle && refuses_property(result))
+        result = try_create(arena, extent, exportable = false, rdma = false);
+    if (result == CUDA_SUCCESS && !exportable)
+        store_relaxed_u32(&arena->exportable, 0);
+    if (result == CUDA_SUCCESS && !rdma)
+        store_relaxed_u32(&arena->rdma, 0);
     return result;
 }
 

@@ -143,7 +143,7 @@ static void note_marked(const struct streams *streams, struct stream *stream)
 {
     if (!streams->marks_may_wait || !streams_has_one(streams))
         return;
-    uint64_t part = stats_sum(streams->device->stats, STAT_mapped_bytes) / MARK_ALONE_PART;
+    uint64_t part = stats_level(streams->device->stats, STAT_mapped_bytes) / MARK_ALONE_PART;
     store_relaxed_u64(&stream->marked_at_ns, clock_now_ns());
     store_relaxed_u64(&stream->unmarked_bytes, 0);
     store_relaxed_u64(&stream->unmarked_most, part > MARK_ALONE_BYTES ? part : MARK_ALONE_BYTES);
@@ -326,9 +326,14 @@ static CUevent event_for(struct streams *streams, struct stream *stream, uint64_
     return event ? event : event_once(streams, stream);
 }
 
-static vpmm_status no_event(void)
+/* By a refused call since device_forget_failure, or because nobody else may record on the stream just now. */
+static vpmm_status no_event(struct device *device)
 {
-    return fail(VPMM_ERROR_DRIVER, "the point at which the memory was freed cannot be recorded on its stream now");
+    if (device_has_failed())
+        device_failed(device, "recording the point at which a stream has freed memory");
+    else
+        fail(VPMM_ERROR_DRIVER, "the point at which the memory was freed cannot be recorded on its stream now");
+    return VPMM_ERROR_DRIVER;
 }
 
 /* The waiter's own context is current for its wait: for a default stream that decides which stream it is. */
@@ -361,11 +366,12 @@ static vpmm_status wait_counted(struct streams *streams, struct stream *stream, 
     bool once;
     if (number <= load_sc_u64(&stream->completed))
         return VPMM_SUCCESS;
+    device_forget_failure();
     CUevent event = event_for(streams, stream, number, &once);
     *is_inside = waiter;
     if (!waiter)
         stream_leave(stream); /* counted among the waiters by now: see retire_record */
-    vpmm_status status = event ? await_event(streams, event, waiter) : no_event();
+    vpmm_status status = event ? await_event(streams, event, waiter) : no_event(streams->device);
     if (event && once)
         device_call(streams->device, cuEventDestroy, event); /* a wait that is queued keeps what it needs */
     return status;
@@ -434,7 +440,8 @@ static bool has_passed(struct streams *streams, const struct stream *stream, uin
         return false;
     CUevent event = load_acquire_ptr(&stream->taken[i]->event);
     CUresult result = device_call(streams->device, cuEventQuery, event);
-    if (result == CUDA_SUCCESS || result == CUDA_ERROR_NOT_READY || device_result_is_capture(result))
+    if (result == CUDA_SUCCESS || result == CUDA_ERROR_NOT_READY || device_result_is_capture(result) ||
+        result == CUDA_ERROR_OUT_OF_MEMORY) /* the driver's own, which may pass */
         return result == CUDA_SUCCESS;
     if (device_context_is_gone(streams->device, stream->context))
         return true; /* with its context went its work */

@@ -698,6 +698,27 @@ Test(limits, initial_pages_above_the_device_s_memory)
     refused_setting(&setup, VPMM_ERROR_OUT_OF_MEMORY, "VPMM_PAGES");
 }
 
+/* What is counted of a page that is cut has 20 bits, in granules. */
+Test(limits, pages_that_are_too_long_are_not_cut)
+{
+    needs_simulator();
+    struct setup setup = setup_default();
+    struct world w;
+    setup.sim.memory_bytes = (size_t)64 << 30;
+    setup.pool.va_size = (size_t)1 << 40;
+    setup.pool.page_size = (size_t)16 << 30;
+    world_open(&w, &setup);
+    CUstream s = world_stream(&w);
+    CUdeviceptr p = take_bytes(&w, 1000, s), pages = take_bytes(&w, (size_t)17 << 30, s);
+    vpmm_stats stats = stats_of(&w);
+    cr_expect_eq(stats.slab_bytes, 0);
+    cr_expect_eq(stats.hits_async, 1);
+    cr_expect_eq(stats.live_bytes, (size_t)32 << 30);
+    give(&w, p, s);
+    give(&w, pages, s);
+    world_close(&w);
+}
+
 /* Creating all is cheaper than waiting for ten pages; that refused, both together do, with each piece that was created,
    and the host waits for nothing. */
 Test(limits, all_that_a_full_device_gave_is_built_with)

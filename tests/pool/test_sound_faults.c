@@ -1167,3 +1167,118 @@ Test(sound_faults, a_process_without_keys_has_words_in_its_first_threads)
         cr_assert_eq(has_words, i < THREADS_WITH_WORDS, "thread %d", i);
     }
 }
+
+/* --- what a refusal says, and how far it goes -----------------------------------------------------------------------
+ */
+
+Test(sound_faults, a_point_that_no_event_could_be_made_for_names_the_call)
+{
+    struct stage t;
+    CUdeviceptr p, none = 0;
+    stage_open(&t, 1);
+    CUstream other = world_stream(&t.w);
+    take_all(&t);
+    fill(&t.w, t.held[0], 1, 0, t.s);
+    refuse(&t, "cuEventCreate");
+    give_all(&t);
+    must_fail(VPMM_ERROR_DRIVER, vpmm_malloc(t.w.pool, CAP * PAGE, other, &none));
+    cr_expect_not_null(strstr(vpmm_last_error(), "cuEventCreate answered 999"), "%s", vpmm_last_error());
+    relent(&t, "cuEventCreate");
+    p = take(&t.w, CAP, other);
+    give(&t.w, p, other);
+    world_step(&t.w);
+    stage_close(&t);
+}
+
+Test(sound_faults, what_a_device_can_do_is_not_guessed_where_it_will_not_say)
+{
+    needs_simulator();
+    struct setup setup = setup_default();
+    struct world w;
+    world_open_without_pool(&w, &setup);
+    for (uint64_t nth = 1; nth <= 4; nth++) {
+        vpmm_pool *pool = NULL;
+        vpmm_sim_fail(w.sim, "cuDeviceGetAttribute", nth, CUDA_ERROR_UNKNOWN, false);
+        setup.pool.driver = w.driver;
+        must_fail(VPMM_ERROR_DRIVER, vpmm_pool_create(&setup.pool, &pool));
+        cr_expect_not_null(strstr(vpmm_last_error(), "cuDeviceGetAttribute answered 999"), "%s", vpmm_last_error());
+    }
+    vpmm_sim_fail(w.sim, "cuDeviceGetAttribute", 4, CUDA_ERROR_INVALID_VALUE, false); /* an older driver */
+    must_work(vpmm_pool_create(&setup.pool, &w.pool));
+    world_close(&w);
+}
+
+/* Of a driver that answers nothing but this any more. */
+static void end_with(CUresult result, bool live)
+{
+    static const char *const calls[] = {"cuStreamIsCapturing", "cuStreamGetId", "cuEventCreate",
+                                        "cuEventRecord",       "cuEventQuery",  "cuEventSynchronize",
+                                        "cuMemAlloc",          "cuMemFree",     "cuMemGetInfo"};
+    struct stage t;
+    stage_open(&t, 0);
+    CUdeviceptr p = take(&t.w, 2, t.s);
+    fill(&t.w, p, 2, 2, t.s);
+    for (size_t i = 0; i < sizeof calls / sizeof calls[0] && live; i++)
+        vpmm_sim_fail(t.w.sim, calls[i], 1, result, true);
+    if (live)
+        must_fail(VPMM_ERROR_DRIVER, vpmm_free(t.w.pool, p, t.s));
+    else
+        refuse(&t, "cuEventRecord"); /* it has no mark that could be asked about */
+    if (!live)
+        give(&t.w, p, t.s);
+    for (size_t i = 0; i < sizeof calls / sizeof calls[0]; i++)
+        vpmm_sim_fail(t.w.sim, calls[i], 1, result, true);
+    must_fail(VPMM_ERROR_DRIVER, vpmm_pool_destroy(t.w.pool));
+    cr_expect_not_null(strstr(vpmm_last_error(), "lost"), "%s", vpmm_last_error());
+    for (size_t i = 0; i < sizeof calls / sizeof calls[0]; i++)
+        relent(&t, calls[i]);
+    cr_expect_gt(stage_leave(&t), 0, "what a lost device holds is given up");
+}
+
+Test(sound_faults, a_driver_that_answers_nothing_any_more_keeps_no_pool)
+{
+    end_with(CUDA_ERROR_UNKNOWN, true);
+    end_with(CUDA_ERROR_UNKNOWN, false);
+    end_with((CUresult)46, true); /* CUDA_ERROR_DEVICE_UNAVAILABLE */
+    end_with((CUresult)46, false);
+}
+
+Test(sound_faults, a_handle_that_is_refused_for_another_reason_leaves_those_after_it_exportable)
+{
+    struct stage t;
+    CUmemGenericAllocationHandle handle;
+    CUdeviceptr p;
+    int fd = -1;
+    stage_open(&t, 0);
+    vpmm_sim_fail(t.w.sim, "cuMemCreate", 1, CUDA_ERROR_NOT_PERMITTED, true);
+    must_fail(VPMM_ERROR_DRIVER, vpmm_malloc(t.w.pool, PAGE, t.s, &p));
+    relent(&t, "cuMemCreate");
+    p = take(&t.w, 1, t.s);
+    cr_assert_eq(t.w.driver->cuMemRetainAllocationHandle(&handle, (void *)(uintptr_t)p), CUDA_SUCCESS);
+    cr_expect_eq(t.w.driver->cuMemExportToShareableHandle(&fd, handle, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0),
+                 CUDA_SUCCESS);
+    close(fd);
+    cr_expect_eq(t.w.driver->cuMemRelease(handle), CUDA_SUCCESS);
+    give(&t.w, p, t.s);
+    stage_close(&t);
+}
+
+Test(sound_faults, memory_that_could_not_be_waited_for_is_not_called_exhausted)
+{
+    struct setup setup = setup_default();
+    struct world w;
+    CUdeviceptr none;
+    needs_simulator();
+    setup.pool.max_mapped = 2 * PAGE;
+    setup.pool.cache_bytes = 8 * PAGE;
+    setup.pool.streams = VPMM_STREAMS_TRUSTED;
+    world_open(&w, &setup);
+    CUstream s = world_stream(&w);
+    give(&w, take(&w, 2, NULL), NULL); /* into a cache of the legacy stream, on which nobody else may record */
+    vpmm_sim_fail(w.sim, "cuMemFree", 1, CUDA_ERROR_UNKNOWN, true);
+    must_fail(VPMM_ERROR_DRIVER, vpmm_malloc(w.pool, 2 * PAGE, s, &none));
+    cr_expect_not_null(strstr(vpmm_last_error(), "cuMemFree answered 999"), "%s", vpmm_last_error());
+    vpmm_sim_fail(w.sim, "cuMemFree", 0, CUDA_SUCCESS, false);
+    give(&w, take(&w, 2, s), s);
+    world_close(&w);
+}
