@@ -179,7 +179,7 @@ typedef enum vpmm_streams {
  * chooses EAGER, or sets `captures`: then nobody but calls that are given a stream touches its handle, front caches
  * stay, and memory that lies in them goes to other streams when a later call on its own stream has gone past the cache,
  * or by a wait for the device, before a request fails and in vpmm_trim. Where a pool has met one stream alone, and has
- * a reaper, that is so too of what the stream has freed last: within half a millisecond, of 128 MiB or an eighth of
+ * a reaper, that is so too of what the stream has freed last: within five milliseconds, of 128 MiB or an eighth of
  * what is mapped at most. It stays the stream's own to use, and does not decay before its next such call.
  *
  * So what streams have freed last stays out of others' reach for as long as nobody calls with them. A server of four

@@ -52,13 +52,15 @@ static bool cut_free_pages(struct arena *arena, struct want want, struct stream 
 
 /*
  * Free granules that the stream may use without waiting, without asking anybody. What takes pages anyway is cut from
- * free ones sooner than caches are emptied for it; what is smaller is not, so that few pages are cut.
+ * free ones sooner than free granules are joined for it, for which all of them are looked at, and than caches are
+ * emptied; what is smaller is not, so that few pages are cut.
  */
 static bool find_at_hand(struct arena *arena, struct want want, struct stream *stream, struct found_piece *found)
 {
-    if (find_free(&arena->cut, stream, want, false, false, &found->region) != REGION_NONE)
-        return true;
-    return want.units > arena->cut.page_granules && cut_free_pages(arena, want, stream, found);
+    if (want.units > arena->cut.page_granules)
+        return region_take(&arena->cut, stream, want, false, &found->region) != REGION_NONE ||
+               cut_free_pages(arena, want, stream, found);
+    return find_free(&arena->cut, stream, want, false, false, &found->region) != REGION_NONE;
 }
 
 /* What the stream's caches and the thread's own hold becomes free to all. */

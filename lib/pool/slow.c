@@ -46,13 +46,15 @@ static vpmm_status malloc_small(struct vpmm_pool *pool, size_t bytes, CUstream s
     return status;
 }
 
-static vpmm_status malloc_pages(struct vpmm_pool *pool, size_t bytes, struct stream *stream, CUdeviceptr *out)
+/* `tried`: the cache that has had nothing for the request; NULL: none was asked. */
+static vpmm_status malloc_pages(struct vpmm_pool *pool, size_t bytes, struct stream *stream, const struct cache *tried,
+                                CUdeviceptr *out)
 {
     struct region region;
     enum region_source source;
     uint64_t pages = (bytes - 1) / pool->config.page_size + 1;
     struct cache *cache = front_cache(&pool->fronts, stream);
-    if (cache && slow_malloc_cached(pool, bytes, cache, out))
+    if (cache && cache != tried && slow_malloc_cached(pool, bytes, cache, out))
         return VPMM_SUCCESS;
     vpmm_status status = tiers_take_pages(&pool->arena, pages, pages, UINT32_MAX, stream, &region, &source);
     if (status != VPMM_SUCCESS)
@@ -171,7 +173,7 @@ static vpmm_status malloc_by_tiers(vpmm_pool *pool, size_t bytes, CUstream handl
     else if (piece_serves(&pool->arena, bytes))
         status = piece_malloc(&pool->arena, bytes, stream, out);
     else
-        status = malloc_pages(pool, bytes, stream, out);
+        status = malloc_pages(pool, bytes, stream, cache, out);
     if (status == VPMM_ERROR_OUT_OF_MEMORY)
         status = out_of_memory(pool, bytes);
     leave(pool, stream);

@@ -33,11 +33,12 @@
  * is never refused for want of a place. A pass reads the word before it asks the event, and frees the place by
  * exchange of what it has read: a mark that was raised in between is asked again.
  * While a pool has met one stream alone nobody but its reaper waits for what passes there, which looks every few
- * milliseconds; the stream itself need not. So if the pool has a reaper, marks wait until MARK_ALONE_NS are over since
- * the latest, or more than MARK_ALONE_BYTES and an eighth of what is mapped was freed. What then stays unmarked as the
- * program falls silent is marked by the reaper, or, of a private stream, lies as what is in its caches does: until the
- * stream's next call, one of another's through the gate, or a wait for its context. With a mark at each free, training a
- * ResNet under PyTorch recorded, and asked for, 320 events a step, and was 14 % slower (an H200).
+ * milliseconds; the stream itself need not. So if the pool has a reaper, marks wait until MARK_ALONE_NS, a pause of the
+ * reaper's, are over since the latest, or more than MARK_ALONE_BYTES and an eighth of what is mapped was freed. What
+ * then stays unmarked as the program falls silent is marked by the reaper, or, of a private stream, lies as what is in
+ * its caches does: until the stream's next call, one of another's through the gate, or a wait for its context. With a
+ * mark at each free, training a ResNet under PyTorch recorded, and asked for, 320 events a step, and was 14 % slower (an
+ * H200).
  * `waiters` counts threads between the choice of an event and the end of their wait for it, for which the record stays
  * the stream's. Who marks for another records nothing while there are any: the place it would take may be one that a
  * waiter has chosen before it passed.
@@ -81,7 +82,7 @@ static inline void fence_count_bytes(const struct streams *streams, struct fence
         fetch_add_relaxed_u64(&stream->unmarked_bytes, bytes);
 }
 
-enum { MARK_ALONE_NS = 500000, MARK_ALONE_BYTES = 128 << 20, MARK_ALONE_PART = 8 };
+enum { MARK_ALONE_NS = 5000000, MARK_ALONE_BYTES = 128 << 20, MARK_ALONE_PART = 8 };
 
 /*
  * Covers what is published with an event, in a call that was given the stream, unless the mark may wait: see above.
