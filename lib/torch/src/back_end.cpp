@@ -157,6 +157,11 @@ class BackEnd final : public WithoutExpandableSegments<back_end::CUDAAllocator> 
       keeper->emptyCache(id);
   }
 
+  /* What the allocator before it had. No device is asked for anything: see Limits::begin. */
+  void go_on_with(double fraction, DeviceIndex device) {
+    Limits::begin(at(device), fraction);
+  }
+
   double getMemoryFraction(DeviceIndex device) override {
     return at(device).fraction.load();
   }
@@ -299,7 +304,7 @@ class BackEnd final : public WithoutExpandableSegments<back_end::CUDAAllocator> 
 
   /* Without `use` up to PyTorch 2.9: it is to be used. */
   void setUseOnOOM(DeviceIndex device, MempoolId_t id, bool use) {
-    at(device).pools.set_use_on_oom(id, use);
+    pools_with(device, id).set_use_on_oom(id, use);
   }
 
   void setUseOnOOM(DeviceIndex device, MempoolId_t id) {
@@ -308,7 +313,7 @@ class BackEnd final : public WithoutExpandableSegments<back_end::CUDAAllocator> 
 
   /* Memory of vpmm's own needs no word: that of an allocation is no other's while it lives. */
   void setNoSplit(DeviceIndex device, MempoolId_t id) {
-    if (Keeper* keeper = at(device).pools.keeper(id))
+    if (Keeper* keeper = pools_with(device, id).keeper(id))
       set_no_split(*keeper, device, id, 0);
   }
 
@@ -353,7 +358,7 @@ class BackEnd final : public WithoutExpandableSegments<back_end::CUDAAllocator> 
   /* ---- private pools ---- */
 
   void beginAllocateToPool(DeviceIndex device, MempoolId_t id, Filter filter) override {
-    Pools& pools = at(device).pools;
+    Pools& pools = pools_with(device, id);
     pools.begin(id, filter);
     auto undo = c10::make_scope_exit([&] {
       pools.end(id);
@@ -372,17 +377,18 @@ class BackEnd final : public WithoutExpandableSegments<back_end::CUDAAllocator> 
   }
 
   void releasePool(DeviceIndex device, MempoolId_t id) override {
-    if (Keeper* keeper = at(device).pools.keeper(id))
+    Pools& pools = pools_with(device, id);
+    if (Keeper* keeper = pools.keeper(id))
       keeper->releasePool(device, id);
-    at(device).pools.remove_user(id);
+    pools.remove_user(id);
   }
 
   int getPoolUseCount(DeviceIndex device, MempoolId_t id) override {
-    return at(device).pools.users(id);
+    return pools_with(device, id).users(id);
   }
 
   void createOrIncrefPool(DeviceIndex device, MempoolId_t id, OtherAllocator allocator = nullptr) override {
-    Pools& pools = at(device).pools;
+    Pools& pools = pools_with(device, id);
     Keeper* keeper = pools.keeper(id);
     bool is_new = allocator && !keeper;
     if (is_new)
@@ -525,6 +531,14 @@ class BackEnd final : public WithoutExpandableSegments<back_end::CUDAAllocator> 
 
  private:
   static void delete_at(void* address);
+
+  /* A MemPool that was made before vpmm took the place stays with PyTorch's own allocator, as a lent one. */
+  Pools& pools_with(DeviceIndex device, MempoolId_t id) {
+    Pools& pools = at(device).pools;
+    if (!pools.has(id) && lender_.had(device, id))
+      pools.take_over(id, lender_.keeper(static_cast<int>(devices_.size())));
+    return pools;
+  }
 
   static void add_lent(DeviceStats& out, const DeviceStats& lent) {
     auto add = [](c10::CachingAllocator::Stat& to, const c10::CachingAllocator::Stat& more) {
@@ -888,13 +902,12 @@ static bool holds_nothing(PyTorchs& former, int devices) {
   return nothing;
 }
 
-static void go_on_from(PyTorchs& former, PyTorchs& ours, int devices) {
+static void go_on_from(PyTorchs& former, vpmm_torch::BackEnd& ours, int devices) {
   ours.init(devices);
   ours.enable(former.isEnabled());
   for (int i = 0; i < devices; i++) {
     const auto device = static_cast<c10::DeviceIndex>(i);
-    if (former.getMemoryFraction(device) < 1)
-      ours.setMemoryFraction(former.getMemoryFraction(device), device);
+    ours.go_on_with(former.getMemoryFraction(device), device);
   }
 }
 
@@ -907,6 +920,9 @@ static void take_the_place() {
   const int devices = former.initialized() ? c10::cuda::device_count() : 0;
   TORCH_CHECK(holds_nothing(former, devices) || !devices,
               "PyTorch holds CUDA memory already: enable vpmm before the first CUDA tensor");
+  TORCH_CHECK(!devices || !former.isHistoryEnabled(),
+              "PyTorch's allocator records its history, which vpmm could not go on with: enable vpmm before "
+              "_record_memory_history");
   vpmm_torch::read_settings();
   ours.take_the_place_of(&former);
   if (devices)

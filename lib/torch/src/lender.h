@@ -29,6 +29,12 @@ class Lender {
   /* The allocator whose place vpmm takes. Before any other call. */
   void set(Keeper* keeper) {
     keeper_ = keeper;
+    was_used_ = keeper->initialized();
+  }
+
+  /* Whether it has the pool, which was made before vpmm took its place. */
+  bool had(c10::DeviceIndex device, MempoolId_t id) const {
+    return was_used_ && keeper_->getPoolUseCount(device, id) > 0;
   }
 
   /* For the first pool, and each other one. */
@@ -66,7 +72,8 @@ class Lender {
     };
   }
 
-  Keeper* keeper_ = nullptr; // constant once vpmm is enabled
+  Keeper* keeper_ = nullptr; // constant once vpmm is enabled, as is the next
+  bool was_used_ = false;    // before
   std::mutex lock_;          // of the rest; whether it is ready is read without it too
   std::vector<AllocatorTraceTracker> trackers_;
   std::atomic<bool> ready_{false};

@@ -273,13 +273,22 @@ void Pools::add_user(MempoolId_t id) {
   found->second->users++;
 }
 
-void Pools::add_lent(MempoolId_t id, Keeper* keeper) {
+static std::shared_ptr<Pool> lent_pool(MempoolId_t id, Keeper* keeper) {
   auto lent = std::make_shared<Pool>();
   lent->id = id;
   lent->keeper = keeper;
   lent->users = 1;
+  return lent;
+}
+
+void Pools::take_over(MempoolId_t id, Keeper* keeper) {
   std::lock_guard<std::mutex> guard(lock_);
-  bool is_new = private_.emplace(id, std::move(lent)).second;
+  private_.emplace(id, lent_pool(id, keeper)); // unless another thread has just done it
+}
+
+void Pools::add_lent(MempoolId_t id, Keeper* keeper) {
+  std::lock_guard<std::mutex> guard(lock_);
+  bool is_new = private_.emplace(id, lent_pool(id, keeper)).second;
   TORCH_CHECK(is_new, "vpmm: memory pool (", id.first, ", ", id.second, ") was made without another allocator");
 }
 
@@ -287,6 +296,11 @@ Keeper* Pools::keeper(MempoolId_t id) {
   std::lock_guard<std::mutex> guard(lock_);
   auto found = private_.find(id);
   return found == private_.end() ? nullptr : found->second->keeper;
+}
+
+bool Pools::has(MempoolId_t id) {
+  std::lock_guard<std::mutex> guard(lock_);
+  return private_.count(id);
 }
 
 void Pools::remove_user(MempoolId_t id) {

@@ -109,6 +109,22 @@ class Plain(unittest.TestCase):
         done = run_alone(code)
         self.assertEqual(done.stdout.split(), ["vpmm", "7", "0.5"], done.stderr)
 
+    def test_a_pool_made_before_enable(self):
+        code = ("import torch; torch.cuda.init(); before = torch.cuda.MemPool()\n"
+                "import vpmm_torch; vpmm_torch.enable(); t = torch.ones(7, device='cuda')\n"
+                "with torch.cuda.use_mem_pool(before): u = torch.ones(5, device='cuda')\n"
+                "print(int(t.sum() + u.sum())); del u; del before\n"
+                "print(torch.cuda.get_allocator_backend())\n")
+        done = run_alone(code)
+        self.assertEqual(done.stdout.split(), ["12", "vpmm"], done.stderr)
+
+    def test_enable_is_refused_beside_history(self):
+        code = ("import torch; torch.cuda.init(); torch.cuda.memory._record_memory_history(); import vpmm_torch\n"
+                "try: vpmm_torch.enable()\n"
+                "except RuntimeError as e: print(e)\n")
+        done = run_alone(code)
+        self.assertIn("before _record_memory_history", done.stdout + done.stderr)
+
     def test_enable_is_refused_too_late(self):
         code = ("import torch; torch.ones(1, device='cuda'); import vpmm_torch\n"
                 "try: vpmm_torch.enable()\n"

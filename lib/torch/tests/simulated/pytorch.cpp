@@ -476,6 +476,22 @@ void torch_former_holds(int64_t bytes) {
   former_holds = bytes;
 }
 
+static std::map<MempoolId_t, int> former_pools; // users
+static double former_fraction = 1;
+static bool former_records;
+
+void torch_former_has(MempoolId_t id) {
+  former_pools[id]++;
+}
+
+void torch_former_allows(double fraction) {
+  former_fraction = fraction;
+}
+
+void torch_former_records(bool records) {
+  former_records = records;
+}
+
 /* PyTorch's own, initialised. That it is called for memory is a mistake. */
 struct Former : vpmm_torch::WithoutExpandableSegments<caching::CUDAAllocator> {
   using MempoolId = MempoolId_t;
@@ -504,11 +520,12 @@ struct Former : vpmm_torch::WithoutExpandableSegments<caching::CUDAAllocator> {
   void raw_delete(void*) override {
     abort();
   }
-  void init(int) override {
-    abort();
-  }
+  void init(int) override {}
   double getMemoryFraction(DeviceIndex) override {
-    return 1;
+    return former_fraction;
+  }
+  bool isHistoryEnabled() override {
+    return former_records;
   }
   void setMemoryFraction(double, DeviceIndex) override {
     abort();
@@ -516,9 +533,7 @@ struct Former : vpmm_torch::WithoutExpandableSegments<caching::CUDAAllocator> {
   void enable(bool) override {
     abort();
   }
-  void emptyCache(MempoolId) override {
-    abort();
-  }
+  void emptyCache(MempoolId) override {}
   void cacheInfo(DeviceIndex, size_t*) override {
     abort();
   }
@@ -545,8 +560,13 @@ struct Former : vpmm_torch::WithoutExpandableSegments<caching::CUDAAllocator> {
   void endAllocateToPool(DeviceIndex, MempoolId) override {
     abort();
   }
-  void releasePool(DeviceIndex, MempoolId) override {
-    abort();
+  void releasePool(DeviceIndex, MempoolId id) override {
+    if (--former_pools.at(id) == 0)
+      former_pools.erase(id);
+  }
+  int getPoolUseCount(DeviceIndex, MempoolId id) override {
+    auto found = former_pools.find(id);
+    return found == former_pools.end() ? 0 : found->second;
   }
   caching::ShareableHandle shareIpcHandle(void*) override {
     abort();

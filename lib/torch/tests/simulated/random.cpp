@@ -372,17 +372,37 @@ static void check_history(Back& back) {
   std::printf("%zu times something was mapped or unmapped\n", entries);
 }
 
+/* In the place of an allocator that has a MemPool without memory, and a memory fraction. */
+static Back& enable_after_another() {
+  const MempoolId_t former = {0, 77};
+  uint64_t retained = vpmm_sim_calls(simulated.sim, "cuDevicePrimaryCtxRetain");
+  torch_former_holds(1 << 20);
+  REQUIRE(std::strstr(vpmm_torch_enable(), "before the first CUDA tensor"));
+  torch_former_holds(0);
+  torch_former_records(true);
+  REQUIRE(std::strstr(vpmm_torch_enable(), "before _record_memory_history"));
+  torch_former_records(false);
+  torch_former_has(former);
+  torch_former_allows(0.5);
+  REQUIRE(!vpmm_torch_enable() && !vpmm_torch_enable());
+  Back& back = *c10::cuda::CUDACachingAllocator::get();
+  REQUIRE(back.initialized() && back.name() == "vpmm");
+  REQUIRE(back.getMemoryFraction(0) == 0.5);
+  REQUIRE(back.getPoolUseCount(0, former) == 1);
+  back.releasePool(0, former);
+  back.emptyCache(former);
+  REQUIRE(back.getPoolUseCount(0, former) == 0);
+  REQUIRE(vpmm_sim_calls(simulated.sim, "cuDevicePrimaryCtxRetain") == retained); // no device was asked for anything
+  back.setMemoryFraction(1, 0);
+  return back;
+}
+
 int main(int count, char** arguments) {
   int threads = count > 1 ? std::atoi(arguments[1]) : 4, steps = count > 2 ? std::atoi(arguments[2]) : 2000;
   uint64_t seed = count > 3 ? std::strtoull(arguments[3], nullptr, 0) : 1;
   torch_open();
   DRIVE(cuCtxSetCurrent(simulated.context));
-  torch_former_holds(1 << 20);
-  REQUIRE(std::strstr(vpmm_torch_enable(), "before the first CUDA tensor"));
-  torch_former_holds(0);
-  REQUIRE(!vpmm_torch_enable() && !vpmm_torch_enable());
-  Back& back = *c10::cuda::CUDACachingAllocator::get();
-  REQUIRE(back.initialized() && back.name() == "vpmm");
+  Back& back = enable_after_another();
   if (const char* pages = std::getenv("VPMM_PAGE_SIZE"); pages && !std::strcmp(pages, "2M"))
     check_cases(back);      // what they say of segments is of such pages
   back.allocate(4).clear(); // the thread has a number, which counts
