@@ -356,10 +356,28 @@ CUresult preload_alloc(CUdeviceptr *memory, size_t bytes)
 }
 
 /*
- * Waits for the context's work as the driver's cuMemFree does, by one: cuCtxSynchronize would end the captures in the
- * context. That is left where there is not a byte to be had.
+ * On a device that is full: by the byte that is kept, and made again of what it has just given back; one thread at a
+ * time. Where that is gone, by one that a trim may leave. cuCtxSynchronize, which ends the captures in the context, is
+ * left where there is not a byte to be had.
  */
-static CUresult wait_for_work(const vpmm_driver *driver, const struct served *served)
+static CUresult wait_by_block(const vpmm_driver *driver, struct served *served)
+{
+    pthread_mutex_lock(&served->waiting);
+    CUdeviceptr *block = &served->block;
+    if (!*block && driver->cuMemAlloc(block, 1) != CUDA_SUCCESS) {
+        vpmm_trim(served->pool, 0, NULL);
+        if (driver->cuMemAlloc(block, 1) != CUDA_SUCCESS)
+            *block = 0;
+    }
+    CUresult result = *block ? driver->cuMemFree(*block) : driver->cuCtxSynchronize();
+    if (result == CUDA_SUCCESS && driver->cuMemAlloc(block, 1) != CUDA_SUCCESS)
+        *block = 0;
+    pthread_mutex_unlock(&served->waiting);
+    return result;
+}
+
+/* Waits for the context's work as the driver's cuMemFree does, by one: cuCtxSynchronize would end its captures. */
+static CUresult wait_for_work(const vpmm_driver *driver, struct served *served)
 {
     CUdeviceptr byte;
     CUcontext left;
@@ -370,7 +388,7 @@ static CUresult wait_for_work(const vpmm_driver *driver, const struct served *se
     if (driver->cuMemAlloc(&byte, 1) == CUDA_SUCCESS)
         result = driver->cuMemFree(byte);
     else
-        result = driver->cuCtxSynchronize();
+        result = wait_by_block(driver, served);
     served_unrelax(mode);
     driver->cuCtxPopCurrent(&left);
     return result;
@@ -440,7 +458,9 @@ bool memory_trim(int device)
 
 static int device_of_location(const CUmemAllocationProp *prop)
 {
-    return prop && prop->location.type == CU_MEM_LOCATION_TYPE_DEVICE ? prop->location.id : MEMORY_ANY_DEVICE;
+    if (!prop)
+        return MEMORY_ANY_DEVICE;
+    return prop->location.type == CU_MEM_LOCATION_TYPE_DEVICE ? prop->location.id : MEMORY_OF_THE_HOST;
 }
 
 #define RETRY(name, symbol, base, parameters, device, arguments)                                                       \

@@ -6,8 +6,8 @@
 
 #include "served.h"
 
-/* The current context's device; MEMORY_ANY_DEVICE: there is none. */
-enum { MEMORY_ANY_DEVICE = -1 };
+/* The current context's device; MEMORY_ANY_DEVICE: there is none. Of what is no device's memory: MEMORY_OF_THE_HOST. */
+enum { MEMORY_ANY_DEVICE = -1, MEMORY_OF_THE_HOST = -2 };
 int memory_device(void);
 
 /*

@@ -1,12 +1,14 @@
 /*
  * questions.c - what the program asks, answered of memory of both: the driver first, and then what it cannot know.
  *
- *   cuMemGetInfo     free is what the driver has free, and what vpmm would give back for a request of the driver's:
- *                    mapped pages without anything live. A program that looks how much is left sees what it could have
+ *   cuMemGetInfo     free is what the driver has free, and what vpmm has: mapped pages without anything live. A program
+ *                    that looks how much is left sees what it could have of vpmm's memory. Of the driver's it may be
+ *                    less: free pages of a handle that has live ones too are not given back for it
  *   addresses        the driver sees reserved address space and the mapping of a handle; here it is the allocation. Own
  *                    memory is of the default pool, as the program sees it; of cuMemAlloc, in the primary context. All
  *                    else is the driver's answer, and true: whether the memory may be exported, by IPC or as a handle,
- *                    or be registered for RDMA, is as for the handles that it lies in
+ *                    or be registered for RDMA, is as for the handles that it lies in. So is the buffer's id, which
+ *                    allocations of one handle share, and a later one at the same address has again
  *   default pool     used and reserved are the sums of both, which for the marks is the most that it can have been.
  *                    What is set there counts for vpmm as well: the release threshold, marks set back, trims, and
  *                    whether a stream may be made to wait for another one (internal dependencies). What else may be
@@ -181,6 +183,15 @@ static void trim_ours(const struct served *served, size_t keep)
         vpmm_trim(served->pool, keep, NULL);
 }
 
+/* What the driver's memory leaves to vpmm's of what is to be kept. */
+static size_t left_by_theirs(CUmemoryPool pool, size_t keep)
+{
+    cuuint64_t theirs = 0;
+    if (REAL(pool_get_attribute, pool, CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT, &theirs) != CUDA_SUCCESS)
+        return keep;
+    return theirs < keep ? keep - (size_t)theirs : 0;
+}
+
 CUresult preload_pool_trim(CUmemoryPool pool, size_t keep)
 {
     CUresult result = REAL(pool_trim, pool, keep);
@@ -189,7 +200,7 @@ CUresult preload_pool_trim(CUmemoryPool pool, size_t keep)
     lane_enter();
     struct served *served = served_by_standard(pool);
     if (served)
-        trim_ours(served, keep);
+        trim_ours(served, left_by_theirs(pool, keep));
     lane_leave();
     return result;
 }

@@ -34,7 +34,11 @@ static void set_function(void *function_pointer, void *symbol)
  */
 static dlsym_function find_dlsym(void)
 {
-    static const char *const versions[] = {"GLIBC_2.2.5", "GLIBC_2.17", "GLIBC_2.34"};
+#ifdef __aarch64__
+    static const char *const versions[] = {"GLIBC_2.17", "GLIBC_2.34"};
+#else
+    static const char *const versions[] = {"GLIBC_2.2.5", "GLIBC_2.34"};
+#endif
     dlsym_function found = atomic_load_explicit(&preload_dlsym, memory_order_relaxed);
     for (size_t i = 0; !found && i < sizeof(versions) / sizeof(versions[0]); i++)
         set_function(&found, dlvsym(RTLD_NEXT, "dlsym", versions[i]));

@@ -145,18 +145,30 @@ static vpmm_status make_pool(struct served *served)
     return status == VPMM_SUCCESS ? vpmm_pool_create(&config, &served->pool) : status;
 }
 
+/* The pool is gone if there can be none. */
+static vpmm_status make_quiet(const vpmm_driver *driver, struct served *served)
+{
+    CUresult result = driver->cuStreamCreate(&served->quiet, CU_STREAM_NON_BLOCKING);
+    if (result == CUDA_SUCCESS)
+        return VPMM_SUCCESS;
+    vpmm_pool_destroy(served->pool);
+    return vpmm_error_set(result == CUDA_ERROR_OUT_OF_MEMORY ? VPMM_ERROR_OUT_OF_MEMORY : VPMM_ERROR_DRIVER,
+                          "cuStreamCreate answered %d", (int)result);
+}
+
 /* With the primary context current. False: nothing is left of it, and lane_explain has been told. */
 static bool make_served(const vpmm_driver *driver, struct device *device)
 {
     struct served *served = &device->served;
     vpmm_status status = make_pool(served);
-    if (status == VPMM_SUCCESS && driver->cuStreamCreate(&served->quiet, CU_STREAM_NON_BLOCKING) != CUDA_SUCCESS) {
-        vpmm_pool_destroy(served->pool);
-        status = vpmm_error_set(VPMM_ERROR_DRIVER, "cuStreamCreate failed");
-    }
+    if (status == VPMM_SUCCESS)
+        status = make_quiet(driver, served);
     if (status == VPMM_SUCCESS) {
         if (driver->cuDeviceGetDefaultMemPool(&served->standard, served->device) != CUDA_SUCCESS)
             served->standard = NULL;
+        pthread_mutex_init(&served->waiting, NULL);
+        if (driver->cuMemAlloc(&served->block, 1) != CUDA_SUCCESS)
+            served->block = 0;
         return true;
     }
     lane_explain(vpmm_last_error());
@@ -250,11 +262,17 @@ struct served *served_of_context(CUcontext context, enum count *why)
 
 /* ---- the end of one ---- */
 
+/* The driver may refuse a call, and not the next one of the same kind: a pool that stays would use the context's end. */
+enum { END_TRIES = 3 };
+
 static void free_live(uint64_t start, struct allocation allocation, void *data)
 {
     const struct served *served = data;
-    if (allocation.device == (unsigned)served->device && book_take(start, &allocation))
-        vpmm_free(served->pool, start, served->quiet);
+    if (allocation.device != (unsigned)served->device || !book_take(start, &allocation))
+        return;
+    vpmm_status status = VPMM_ERROR_DRIVER;
+    for (int i = 0; i < END_TRIES && status != VPMM_SUCCESS; i++)
+        status = vpmm_free(served->pool, start, served->quiet);
 }
 
 /*
@@ -269,7 +287,11 @@ static void end_served(const vpmm_driver *driver, struct device *device)
     book_each(free_live, served);
     vpmm_stream_release(served->pool, served->quiet);
     driver->cuStreamDestroy(served->quiet);
-    vpmm_pool_destroy(served->pool);
+    if (served->block)
+        driver->cuMemFree(served->block);
+    vpmm_status status = VPMM_ERROR_BUSY;
+    for (int i = 0; i < END_TRIES && status == VPMM_ERROR_BUSY; i++)
+        status = vpmm_pool_destroy(served->pool);
     lane_clear_beyond(served->device);
 }
 

@@ -26,6 +26,7 @@
 
 #include "lane.h"
 
+#include <pthread.h>
 #include <stdbool.h>
 
 #include <vpmm/vpmm.h>
@@ -35,7 +36,9 @@ struct served {
     int device;
     CUcontext primary;
     CUstream quiet;
-    CUmemoryPool standard; /* NULL where the driver has none */
+    CUmemoryPool standard;   /* NULL where the driver has none */
+    pthread_mutex_t waiting; /* over a wait by the block */
+    CUdeviceptr block;       /* a byte of cuMemAlloc's, to wait by where the device is full (memory.c); 0: none */
 };
 
 /* Whose requests a context's are, made if need be; NULL: the driver's, and the count says why. */

@@ -49,6 +49,7 @@ declare -A settings=(
   [memory]=FAKE_MEMORY=67108864
   [kept]=FAKE_MEMORY=67108864
   [race_for_memory]=FAKE_MEMORY=67108864
+  [full]=FAKE_MEMORY=67108864
   [other_device]="FAKE_DEVICES=2 VPMM_DEVICE=1"
   [reset_beside]=FAKE_DEVICES=2
   [left_alone]=VPMM_CAPTURES=on
@@ -60,7 +61,7 @@ declare -A settings=(
   [threshold]="VPMM_DECAY_MS=50 VPMM_CAPTURES=off"
 )
 cases=(serve drivers capture beside_capture left_behind left_alone recaptured joined unreleased pools shared context
-  questions threshold dependencies constructor constructor_thread memory kept race_for_memory other_device reset_beside
+  questions threshold dependencies constructor constructor_thread memory full trimmed kept race_for_memory other_device reset_beside
   destroyed_in_capture destroyed_and_followed released_wholly refused failing reset streams default_stream threads at_once
   unused fork fork_beside child names)
 

@@ -897,6 +897,57 @@ static void case_memory(void)
     OK(cu.free_async(plain, stream));
 }
 
+/* A trim waits for no work that has yet to end, and keeps of both pools together what it is told to. */
+static void case_trimmed(void)
+{
+    CUmemoryPool standard;
+    CUstream busy;
+    uint64_t reserved = 0;
+    OK(cu.default_pool(&standard, 0));
+    OK(cu.stream_create(&busy, CU_STREAM_NON_BLOCKING));
+    OK(cu.free_async(served(3 << 20, stream), stream));
+    OK(cu.free_async(served(1000, busy), busy));
+    OK(cu.launch(busy, wait_on_host, NULL));
+    OK(cu.pool_trim(standard, 0));
+    atomic_store(&goes_on, true);
+    OK(cu.stream_wait(busy));
+    CUdeviceptr theirs;
+    OK(cu.free_async(served(64 << 20, stream), stream));
+    OK(cu.alloc_pool(&theirs, 16 << 20, standard, stream));
+    OK(cu.stream_wait(stream));
+    OK(cu.pool_trim(standard, 32 << 20));
+    OK(cu.pool_get(standard, CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT, &reserved));
+    EXPECT(reserved <= 32 << 20);
+    OK(cu.free_async(theirs, stream));
+    OK(cu.stream_destroy(busy));
+}
+
+/* cudaFree waits for the context's work, and leaves captures as they are: also where the device has not a byte left. */
+static void case_full(void)
+{
+    enum { MOST = 64 };
+    CUdeviceptr kept = served(4 << 20, stream), memory[MOST];
+    CUgraph graph = NULL;
+    CUstream captured;
+    OK(cu.stream_create(&captured, CU_STREAM_NON_BLOCKING));
+    for (int freed = 0; freed < 2; freed++) { /* then vpmm has it all */
+        int count = 0;
+        while (count < MOST && cu.alloc_async(&memory[count], 2 << 20, stream) == CUDA_SUCCESS)
+            count++;
+        for (int i = 0; i < count && freed; i++)
+            OK(cu.free_async(memory[i], stream));
+        OK(cu.stream_wait(stream));
+        OK(cu.capture(captured, CU_STREAM_CAPTURE_MODE_RELAXED));
+        OK(cu.free(kept));
+        OK(cu.capture_end(captured, &graph));
+        EXPECT(graph);
+        for (int i = 0; i < count && !freed; i++)
+            OK(cu.free_async(memory[i], stream));
+        kept = freed ? 0 : served(4 << 20, stream);
+    }
+    OK(cu.stream_destroy(captured));
+}
+
 /* Where vpmm cannot serve for another reason, the driver does. */
 static void case_refused(void)
 {
@@ -1245,6 +1296,8 @@ static const struct {
     {"constructor", case_constructor, false},
     {"constructor_thread", case_constructor_thread, false},
     {"memory", case_memory, false},
+    {"full", case_full, false},
+    {"trimmed", case_trimmed, false},
     {"race_for_memory", case_race_for_memory, false},
     {"kept", case_kept, false},
     {"other_device", case_other_device, true},
