@@ -209,8 +209,7 @@ static void write_latency(const struct writer *w)
 static void write_reaper_age(const struct writer *w)
 {
     static const char name[] = "vpmm_reaper_age_seconds";
-    family(w, name, GAUGE, "since the latest pass of the reaper or of vpmm_poll; 0 while nothing is pending",
-           NULL);
+    family(w, name, GAUGE, "since the latest pass of the reaper or of vpmm_poll; 0 while nothing is pending", NULL);
     for (unsigned i = 0; i < w->metrics->pools; i++) {
         sample_of(w, name, "", i, NULL, NULL);
         seconds(w, w->metrics->pool[i].health.reaper_age_ns);

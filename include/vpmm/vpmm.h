@@ -518,8 +518,8 @@ vpmm_status vpmm_wake(vpmm_pool *);
     X(hits_async, part_of(mallocs, async), "mallocs served by the driver's memory pool (VPMM_SMALL=async)")            \
     X(builds, counter_part_of(mallocs, build), "mallocs served by mapping")                                            \
     X(frees_cache, part_of(frees, cache), "frees into a front cache")                                                  \
-    X(frees_pages, part_of(frees, pages), "frees of pages, past the front caches")                                  \
-    X(frees_slab, part_of(frees, slab), "frees of pieces, past the front caches")                                   \
+    X(frees_pages, part_of(frees, pages), "frees of pages, past the front caches")                                     \
+    X(frees_slab, part_of(frees, slab), "frees of pieces, past the front caches")                                      \
     X(frees_async, part_of(frees, async), "frees into the driver's memory pool (VPMM_SMALL=async)")                    \
     X(uses, counter, "allocations that a further stream was said to use (vpmm_use)")                                   \
     X(reclaims, counter, "mallocs that had to take everything back before an answer")                                  \

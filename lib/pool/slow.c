@@ -141,8 +141,8 @@ static vpmm_status out_of_memory(struct vpmm_pool *pool, size_t bytes)
         snprintf(cap, sizeof cap, "%" PRIu64, max_mapped);
     bool is_stuck = stats.live_bytes && stats.reusable_bytes >= bytes; /* by now: others may have freed it meanwhile */
     uint64_t capped = stats.mapped_bytes + stats.quarantined_bytes;
-    bool others_hold = (!max_mapped || capped + bytes <= max_mapped) &&
-                       capped + stats.async_bytes + bytes <= pool->device.total_bytes;
+    bool others_hold =
+        (!max_mapped || capped + bytes <= max_mapped) && capped + stats.async_bytes + bytes <= pool->device.total_bytes;
     return fail(
         VPMM_ERROR_OUT_OF_MEMORY,
         "%zu bytes were asked for: mapped %" PRIu64 ", live %" PRIu64 ", reusable %" PRIu64 "%s, quarantined %" PRIu64

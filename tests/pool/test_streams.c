@@ -665,7 +665,7 @@ static void a_mark_belongs_to_its_stream(vpmm_streams streams, bool release)
     CUstream again = freed_unmarked_and_the_handle_back(&w, p, 8, s);
     if (release)
         must_work(vpmm_stream_release(w.pool, again)); /* which the pool has not met */
-    for (int i = 0; i < 3; i++) /* a mark on the idle new stream would pass here */
+    for (int i = 0; i < 3; i++)                        /* a mark on the idle new stream would pass here */
         must_work(vpmm_poll(w.pool));
     CUdeviceptr q = take(&w, 8, other);
     cr_expect_neq(q, p, "memory is given away before the work on it is done");
