@@ -698,6 +698,46 @@ Test(limits, initial_pages_above_the_device_s_memory)
     refused_setting(&setup, VPMM_ERROR_OUT_OF_MEMORY, "VPMM_PAGES");
 }
 
+static bool blames_others(void)
+{
+    return strstr(vpmm_last_error(), "others hold the rest") != NULL;
+}
+
+/* Others are said to hold what is missing where neither the pool's cap nor its own memory is in the way. */
+Test(limits, a_shortage_blames_others_for_what_they_hold)
+{
+    needs_simulator();
+    struct setup setup = setup_default();
+    struct world w;
+    vpmm_pool *other;
+    CUdeviceptr q;
+    setup.sim.memory_bytes = 64 * PAGE;
+    world_open(&w, &setup);
+    CUstream s = world_stream(&w);
+    CUdeviceptr p = take(&w, 50, s);
+    vpmm_config capped = setup.pool, async = setup.pool;
+    capped.driver = async.driver = w.driver;
+    capped.max_mapped = 32 * PAGE;
+    must_work(vpmm_pool_create(&capped, &other));
+    must_fail(VPMM_ERROR_OUT_OF_MEMORY, vpmm_malloc(other, 20 * PAGE, s, &q));
+    cr_expect(blames_others(), "%s", vpmm_last_error());
+    must_fail(VPMM_ERROR_OUT_OF_MEMORY, vpmm_malloc(other, 33 * PAGE, s, &q));
+    cr_expect(!blames_others(), "%s", vpmm_last_error());
+    must_work(vpmm_pool_destroy(other));
+    give(&w, p, s);
+    world_drain(&w);
+    must_work(vpmm_trim(w.pool, 0, NULL));
+    async.small = VPMM_SMALL_ASYNC;
+    async.page_size = 32 * PAGE;
+    must_work(vpmm_pool_create(&async, &other));
+    must_work(vpmm_malloc(other, 31 * PAGE, s, &p)); /* less than a page: of the driver's pool */
+    must_fail(VPMM_ERROR_OUT_OF_MEMORY, vpmm_malloc(other, 64 * PAGE, s, &q));
+    cr_expect(!blames_others(), "%s", vpmm_last_error());
+    must_work(vpmm_free(other, p, s));
+    must_work(vpmm_pool_destroy(other));
+    world_close(&w);
+}
+
 /* What is counted of a page that is cut has 20 bits, in granules. */
 Test(limits, pages_that_are_too_long_are_not_cut)
 {
