@@ -237,14 +237,17 @@ CUresult fake_alloc_from_pool_async_ptsz(CUdeviceptr *memory, size_t bytes, CUme
 
 /* ---- contexts ---- */
 
-/* A reset leaves the count of retains as it is (an H200, driver 580), of a context that is no more. */
+/*
+ * A reset leaves the count of retains as it is, of a context that is no more. Later ones are added to it, and the next
+ * context lives until as many are released as both (an H200, driver 580).
+ */
 static int retained_before[DEVICES];
 
 DECLARE(release, "cuDevicePrimaryCtxRelease_v2", (CUdevice device))
 CUresult fake_release(CUdevice device)
 {
     pthread_mutex_lock(&lock);
-    bool is_of_former = !retained[device] && retained_before[device];
+    bool is_of_former = retained_before[device] > 0;
     retained_before[device] -= is_of_former;
     pthread_mutex_unlock(&lock);
     return is_of_former ? CUDA_SUCCESS : driver()->cuDevicePrimaryCtxRelease(device);

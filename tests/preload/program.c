@@ -873,6 +873,30 @@ static void case_released_wholly(void)
     }
 }
 
+/* Releases of what was retained before a reset are not the pool's either. */
+static void case_released_after_reset(void)
+{
+    int releases = 0;
+    OK(cu.free_async(served(3 << 20, stream), stream));
+    OK(cu.stream_destroy(stream));
+    OK(cu.reset(0));
+    for (int round = 0; round < 2; round++) {
+        OK(cu.retain(&context, 0));
+        OK(cu.set_current(context));
+        OK(cu.stream_create(&stream, CU_STREAM_DEFAULT));
+        CUdeviceptr memory = served(3 << 20, stream);
+        OK(cu.fill(memory, 1, 3 << 20, stream));
+        OK(cu.stream_wait(stream));
+        OK(cu.free_async(memory, stream));
+        if (round)
+            break;
+        OK(cu.stream_destroy(stream));
+        while (cu.release(0) == CUDA_SUCCESS)
+            releases++;
+        EXPECT(releases == 2);
+    }
+}
+
 static void case_memory(void)
 {
     enum { MOST = 64 };
@@ -1305,6 +1329,7 @@ static const struct {
     {"destroyed_in_capture", case_destroyed_in_capture, true},
     {"destroyed_and_followed", case_destroyed_and_followed, true},
     {"released_wholly", case_released_wholly, false},
+    {"released_after_reset", case_released_after_reset, true},
     {"refused", case_refused, false},
     {"failing", case_failing, false},
     {"reset", case_reset, true},
