@@ -84,9 +84,9 @@ typedef struct vpmm_range {
 /*
  * Calls visit, on this thread, for each mapped range, in ascending order within each chunk of address space; `data` is
  * the caller's. Two free ranges may be neighbours. It may call any function of the pool but vpmm_pool_destroy and
- * vpmm_check. Beside other threads' calls each range is as it was at one instant, and two of them may be of different ones: a range that
- * changes meanwhile may be missed, or be there twice. Takes as long as there are regions, holes included. A pool
- * without pages has none, and a parked one (vpmm_park).
+ * vpmm_check. Beside other threads' calls each range is as it was at one instant, and two of them may be of different
+ * ones: a range that changes meanwhile may be missed, or be there twice. Takes as long as there are regions, holes
+ * included. A pool without pages has none, and a parked one (vpmm_park).
  */
 vpmm_status vpmm_ranges_visit(vpmm_pool *, void (*visit)(void *data, const vpmm_range *), void *data);
 

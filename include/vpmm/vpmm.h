@@ -287,7 +287,8 @@ typedef struct vpmm_pool vpmm_pool;
  * INVALID_VALUE: a NULL output or a wrong setting. NO_DRIVER: no libcuda, or no such device. DRIVER, OUT_OF_MEMORY,
  * OUT_OF_ADDRESS_SPACE, HOST_MEMORY: what was made before is given back.
  * A device without virtual memory management is served by its memory pools alone; so is a page_size above the
- * device's memory, up to va_size. NOT_SUPPORTED: a `graph` pool there, a device that has neither, EAGER with a driver before CUDA 12.
+ * device's memory, up to va_size. NOT_SUPPORTED: a `graph` pool there, a device that has neither, EAGER with a driver
+ * before CUDA 12.
  */
 vpmm_status vpmm_pool_create(const vpmm_config *, vpmm_pool **);
 
@@ -301,8 +302,7 @@ vpmm_status vpmm_pool_default(int device, vpmm_pool **);
  * Waits for the work on freed memory, unmaps, and frees the pool. BUSY: allocations are live, or the driver would not
  * wait; nothing is changed, and the pool can be destroyed again. DRIVER, HOST_MEMORY: something could not be taken back,
  * or be waited for once more; the message says what, and the pool is gone all the same: of a lost device whatever is
- * live. NOT_SUPPORTED: the child of a
- * fork, whose pool it is not.
+ * live. NOT_SUPPORTED: the child of a fork, whose pool it is not.
  * INVALID_VALUE: a default pool, which stays as it is. vpmm_pool_destroy(NULL) is a no-op.
  */
 vpmm_status vpmm_pool_destroy(vpmm_pool *);
@@ -355,8 +355,9 @@ vpmm_status vpmm_pool_set_access(vpmm_pool *, int device, CUmemAccess_flags);
 
 /*
  * Allocates at least `bytes` bytes for work queued on `stream` from now on: whole pages, aligned to the page size, or a
- * piece, aligned to 256 bytes and, if `bytes` is a power of two from 256 to a page, to `bytes` (VPMM_SMALL_ASYNC,
- * and all of a pool without pages: to 256 alone). 0, CU_STREAM_LEGACY and CU_STREAM_PER_THREAD are streams too, of the pool's device whichever is current.
+ * piece, aligned to 256 bytes and, if `bytes` is a power of two from 256 to a page, to `bytes` (VPMM_SMALL_ASYNC, and
+ * all of a pool without pages: to 256 alone). 0, CU_STREAM_LEGACY and CU_STREAM_PER_THREAD are streams too, of the
+ * pool's device whichever is current.
  * INVALID_VALUE: zero bytes, a size that overflows when rounded, a NULL pool or output, another device's stream.
  * OUT_OF_MEMORY: the message says how much was asked, mapped, live and reusable. The thread has waited for all that had
  * been freed when nothing else was left to try, and tried again with each bit of it that had passed; what is freed
@@ -388,8 +389,8 @@ vpmm_status vpmm_free(vpmm_pool *, CUdeviceptr, CUstream stream);
  * PyTorch. A later free then ends the use only when what this stream has been given by then has passed as well. Neither
  * stream waits for the other: the memory goes to nobody before all of its streams but one have passed, and is then
  * freed behind that one. An event is recorded in the free, none before. Several streams may be said, each of them as
- * often as one likes; address 0 is a no-op, as for vpmm_free. It may be called before or after the work is queued, and is for the allocation's
- * present life alone.
+ * often as one likes; address 0 is a no-op, as for vpmm_free. It may be called before or after the work is queued, and
+ * is for the allocation's present life alone.
  * A release of the stream ends its use at that point: what is queued on it later needs another vpmm_use. With
  * VPMM_STREAMS_EAGER, and on CU_STREAM_PER_THREAD, the use ends with what the stream has been given by the latest
  * vpmm_use, which records it: nobody else may, so it is called when the work is queued. On the legacy stream, and with
@@ -443,8 +444,8 @@ vpmm_status vpmm_trim(vpmm_pool *, size_t keep_bytes, size_t *released);
 
 /*
  * For a pool with `graph` whose graphs will not run for a while: gives all its physical memory back to the device (but
- * the byte of the driver's in each context by which it waits: see README, Limits), and keeps every address as it is. What was in the memory is lost: the program copies what it needs elsewhere before, and
- * back after vpmm_wake. Waits for the work of the device's primary context, and of those with a default stream that the
+ * the byte of the driver's in each context by which it waits: see README, Limits), and keeps every address as it is.
+ * What was in the memory is lost: the program copies what it needs elsewhere before, and back after vpmm_wake. Waits for the work of the device's primary context, and of those with a default stream that the
  * pool was given; other contexts' work with its memory must have ended. No capture is harmed.
  * From the call on until vpmm_wake has succeeded nothing on the device may use the pool's memory (a graph that is
  * launched faults). Mallocs answer NOT_SUPPORTED; one under way may still be served, and its memory is parked with the

@@ -238,8 +238,8 @@ static vpmm_status wait_for_all(struct vpmm_pool *pool)
         return VPMM_SUCCESS;
     return fail(
         VPMM_ERROR_BUSY,
-        "the work on freed memory cannot be waited for now, so nothing is unmapped; destroy the pool again, where "
-        "the device has not a byte left after a release of the default streams (vpmm_stream_release): %s",
+        "the work on freed memory cannot be waited for now, so nothing is unmapped; destroy the pool again, and if "
+        "the device has not a byte left release the default streams first (vpmm_stream_release): %s",
         vpmm_last_error());
 }
 
