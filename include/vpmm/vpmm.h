@@ -234,7 +234,7 @@ typedef struct vpmm_config {
     size_t page_size;          /* bytes, a power of two; 0: the device's granularity. From 256 KiB on it may be less:
                                   less is wasted of requests that are no multiple of the granularity, for programs
                                   whose large requests come again and again. Pages above 8 GiB are not cut: small
-                                  requests go to the driver's pool then                              VPMM_PAGE_SIZE */
+                                  is async then, and no pool with `graph` has such pages             VPMM_PAGE_SIZE */
     size_t va_size;            /* bytes of one chunk of address space, a multiple of the page and of the granularity,
                                   at most 67108863 pages; no request can be longer; 8 TiB            VPMM_VA_SIZE */
     size_t initial_pages;      /* pages mapped at creation, rounded up to the granularity; 0         VPMM_PAGES */
@@ -445,8 +445,9 @@ vpmm_status vpmm_trim(vpmm_pool *, size_t keep_bytes, size_t *released);
 /*
  * For a pool with `graph` whose graphs will not run for a while: gives all its physical memory back to the device (but
  * the byte of the driver's in each context by which it waits: see README, Limits), and keeps every address as it is.
- * What was in the memory is lost: the program copies what it needs elsewhere before, and back after vpmm_wake. Waits for the work of the device's primary context, and of those with a default stream that the
- * pool was given; other contexts' work with its memory must have ended. No capture is harmed.
+ * What was in the memory is lost: the program copies what it needs elsewhere before, and back after vpmm_wake. Waits for
+ * the work of the device's primary context, and of those with a default stream that the pool was given; other contexts'
+ * work with its memory must have ended. No capture is harmed.
  * From the call on until vpmm_wake has succeeded nothing on the device may use the pool's memory (a graph that is
  * launched faults). Mallocs answer NOT_SUPPORTED; one under way may still be served, and its memory is parked with the
  * rest. Frees and uses are as ever. parked_bytes says how much is to come back, mapped_bytes falls by it, and

@@ -303,9 +303,10 @@ void device_probe(struct device *device)
 {
     struct device_scope scope = {0};
     size_t unused, total;
-    CUresult result = CUDA_SUCCESS;
-    if (device_push_context(device, device->primary, &scope.pushed) == CUDA_SUCCESS &&
-        relax(device, &scope) == CUDA_SUCCESS)
+    CUresult result = device_push_context(device, device->primary, &scope.pushed);
+    if (result == CUDA_SUCCESS)
+        result = relax(device, &scope);
+    if (result == CUDA_SUCCESS)
         result = device_call(device, cuMemGetInfo, &unused, &total);
     if (result == CUDA_ERROR_UNKNOWN || result == CUDA_ERROR_DEVICE_UNAVAILABLE)
         device_lose(device);

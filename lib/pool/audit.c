@@ -425,6 +425,14 @@ vpmm_status audit(struct arena *arena)
 
 /* ---- the map ---- */
 
+/* Pages that are no longer cut have no regions of granules, so from `first` on there may be none of these to go by. */
+static uint64_t length_at(const struct space *space, uint64_t first, uint64_t unit, uint64_t word)
+{
+    if (space->level == SPACE_PAGES)
+        return units_to_next(&space->units, first, unit, word);
+    return word_units(word) ? word_units(word) : 1;
+}
+
 /* Of a space, from one unit to another. Between two states, merged or split at this moment, a unit is passed over. */
 static void dump_span(const struct space *space, uint64_t unit, uint64_t end, const char brackets[2], FILE *file)
 {
@@ -435,7 +443,7 @@ static void dump_span(const struct space *space, uint64_t unit, uint64_t end, co
     fprintf(file, "0x%llx ", (unsigned long long)unit_address(&space->units, unit));
     for (uint64_t first = unit, units; unit < end; unit += units) {
         uint64_t word = load_acquire_u64(&unit_at(&space->units, unit)->word);
-        units = units_to_next(&space->units, first, unit, word);
+        units = length_at(space, first, unit, word);
         bool is_slab = word_state(word) == UNIT_CUT && space->level == SPACE_GRANULES;
         if (word_state(word) != UNIT_NONE)
             fprintf(file, "%c%s%" PRIu64 "%c", brackets[0], is_slab ? "/" : sign[word_state(word)], units, brackets[1]);

@@ -128,7 +128,7 @@ static vpmm_status find_pages(struct arena *arena, struct want want, struct stre
     uint64_t pages = pages_for(arena, want);
     vpmm_status status =
         tiers_take_pages(arena, pages + growth(arena), pages, longest_handle(arena), stream, &found->region, &source);
-    if (tiers_is_shortage(status) && find_at_last(arena, want, stream, found))
+    if (status != VPMM_SUCCESS && !device_lost(arena->device) && find_at_last(arena, want, stream, found))
         return VPMM_SUCCESS;
     if (status == VPMM_SUCCESS) {
         *found = cut_as_piece(arena, found->region, pages);
@@ -245,7 +245,8 @@ static vpmm_status find_slice_or_slab(struct arena *arena, struct stream *stream
             return VPMM_SUCCESS;
     } while (!asked && (asked = pass_refresh(arena, stream)));
     vpmm_status status = find_further(arena, want, stream, found);
-    if (tiers_is_shortage(status) && (*out = slices_find(slabs, stream, cache, class, bytes, true)))
+    if (status != VPMM_SUCCESS && !device_lost(arena->device) &&
+        (*out = slices_find(slabs, stream, cache, class, bytes, true)))
         return VPMM_SUCCESS; /* one that had to be waited for */
     return status;
 }

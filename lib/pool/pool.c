@@ -79,7 +79,10 @@ static vpmm_status open_device(struct vpmm_pool *pool)
                  "a destroyed stream's handle could not be told from that of the next one");
     if (!config->page_size)
         config->page_size = pool->device.granularity;
-    pool->paged = pool->device.has_vmm && config->page_size <= pool->device.total_bytes;
+    bool can_cut = config->page_size <= PIECE_PAGE_MAX;
+    if (!can_cut)
+        config->small = VPMM_SMALL_ASYNC;
+    pool->paged = pool->device.has_vmm && config->page_size <= pool->device.total_bytes && (can_cut || !config->graph);
     if (status == VPMM_SUCCESS && config->graph && !pool->paged)
         status = fail(VPMM_ERROR_NOT_SUPPORTED, "the pool of a graph is one of pages, which this device does not have, "
                                                 "or not of this size");
@@ -96,7 +99,7 @@ static vpmm_status init_fronts(struct vpmm_pool *pool)
     const size_t FIRST_BYTES = (size_t)8 << 20, PIECES_BYTES = (size_t)64 << 20;
     const struct front_limits pages = {pool->config.page_size, FIRST_BYTES, SIZE_MAX};
     const struct front_limits pieces = {GRANULE_BYTES, FIRST_BYTES, PIECES_BYTES};
-    bool cuts = pool->paged && config->small == VPMM_SMALL_SLAB && pool->config.page_size <= PIECE_PAGE_MAX;
+    bool cuts = pool->paged && config->small == VPMM_SMALL_SLAB;
     vpmm_status status = fronts_init(&pool->fronts, &pool->arena.space, config, pages);
     if (status == VPMM_SUCCESS)
         status = fronts_init(&pool->cut_fronts, &pool->arena.cut, cuts ? config : NULL, pieces);

@@ -129,6 +129,18 @@ static void look_at_levels(struct vpmm_pool *pool)
         stats_look_past_tallies(&pool->stats);
 }
 
+/* Whether others have what a request lacks: neither the pool's cap nor what it holds itself is in the way. */
+static bool others_hold(const struct vpmm_pool *pool, size_t bytes, const vpmm_stats *stats, uint64_t max_mapped)
+{
+    size_t page = pool->paged ? pool->config.page_size : 1;
+    size_t unit = page > pool->device.granularity ? page : pool->device.granularity;
+    uint64_t held = stats->mapped_bytes + stats->quarantined_bytes;
+    bool is_async = is_small(pool, bytes); /* of no pages, and under no cap */
+    uint64_t least = is_async ? bytes : (bytes - 1) / unit * unit + unit;
+    bool is_capped = max_mapped && !is_async && held + least > max_mapped;
+    return !is_capped && held + stats->async_bytes + least <= pool->device.total_bytes;
+}
+
 /* Of a request that fails: counts it, and says what there is. */
 static vpmm_status out_of_memory(struct vpmm_pool *pool, size_t bytes)
 {
@@ -140,17 +152,16 @@ static vpmm_status out_of_memory(struct vpmm_pool *pool, size_t bytes)
     if (max_mapped)
         snprintf(cap, sizeof cap, "%" PRIu64, max_mapped);
     bool is_stuck = stats.live_bytes && stats.reusable_bytes >= bytes; /* by now: others may have freed it meanwhile */
-    uint64_t capped = stats.mapped_bytes + stats.quarantined_bytes;
-    bool others_hold =
-        (!max_mapped || capped + bytes <= max_mapped) && capped + stats.async_bytes + bytes <= pool->device.total_bytes;
+    const char *others = others_hold(pool, bytes, &stats, max_mapped)
+                             ? ", of which others hold the rest; what another pool keeps free vpmm_trim gives back"
+                             : "";
     return fail(
         VPMM_ERROR_OUT_OF_MEMORY,
         "%zu bytes were asked for: mapped %" PRIu64 ", live %" PRIu64 ", reusable %" PRIu64 "%s, quarantined %" PRIu64
         ", in the driver's pool for small requests %" PRIu64 ", cap %s, of %zu on device %d%s",
         bytes, stats.mapped_bytes, stats.live_bytes, stats.reusable_bytes,
         is_stuck ? " (in pieces that cannot be joined: they share handles with live memory)" : "",
-        stats.quarantined_bytes, stats.async_bytes, cap, pool->device.total_bytes, pool->device.ordinal,
-        others_hold ? ", of which others hold the rest; what another pool keeps free vpmm_trim gives back" : "");
+        stats.quarantined_bytes, stats.async_bytes, cap, pool->device.total_bytes, pool->device.ordinal, others);
 }
 
 static vpmm_status malloc_by_tiers(vpmm_pool *pool, size_t bytes, CUstream handle, CUdeviceptr *out,

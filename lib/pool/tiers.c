@@ -226,24 +226,29 @@ static void await_builders(struct arena *arena)
         clock_sleep_us(100);
 }
 
+/* How the last wait ended, in words too if it was refused: OUT_OF_MEMORY would say that it was made. */
+struct waited {
+    vpmm_status status;
+    char words[256];
+};
+
 /*
  * Waits for what was freed before, and tries again whenever some of it has passed: what the request needs may be the
  * first of it. What the device gives is asked for anew when it has been given something back, and at last.
  */
 static vpmm_status settle_and_find(struct arena *arena, const struct turn_request *request, struct build_limits *limits,
-                                   struct turn_answer *answer)
+                                   struct turn_answer *answer, struct waited *waited)
 {
     struct settling settling;
-    char words[256] = "";
     bool more = true;
-    vpmm_status waited = VPMM_SUCCESS, status = settling_begin(arena, &settling);
+    vpmm_status status = settling_begin(arena, &settling);
     if (status != VPMM_SUCCESS)
         return status;
     do {
         uint64_t quarantined = stats_sum(arena->stats, STAT_quarantined_bytes);
-        waited = settling_wait_for_some(arena, &settling, &more);
-        if (waited != VPMM_SUCCESS)
-            snprintf(words, sizeof words, "%s", vpmm_last_error());
+        waited->status = settling_wait_for_some(arena, &settling, &more);
+        if (waited->status != VPMM_SUCCESS)
+            snprintf(waited->words, sizeof waited->words, "%s", vpmm_last_error());
         if (!more)
             async_pool_trim(arena->async);
         cut_flush(arena); /* now that slices have passed, slabs are empty */
@@ -252,8 +257,7 @@ static vpmm_status settle_and_find(struct arena *arena, const struct turn_reques
         status = find_or_build(arena, request, true, limits, answer);
     } while (more && tiers_is_shortage(status));
     settling_end(&settling);
-    bool is_refused = tiers_is_shortage(status) && waited != VPMM_SUCCESS && !tiers_is_shortage(waited);
-    return is_refused ? fail(waited, "%s", words) : status; /* else OUT_OF_MEMORY would say that it has waited */
+    return status;
 }
 
 /* The last that is tried for a request that has failed with this status. */
@@ -272,6 +276,7 @@ static vpmm_status reclaim(struct arena *arena, const struct turn_request *reque
 {
     usable.is_short = true;
     struct build_limits all = usable;
+    struct waited waited = {.status = VPMM_SUCCESS};
     all.reach = VIEW_ALL;
     stats_count(arena->stats, STAT_reclaims);
     tiers_flush(arena);
@@ -285,10 +290,12 @@ static vpmm_status reclaim(struct arena *arena, const struct turn_request *reque
         status = find_or_build(arena, request, true, &all, answer);
     }
     if (tiers_is_shortage(status)) /* for what could not be waited for, and so that the driver's pool can let go */
-        status = settle_and_find(arena, request, &all, answer);
+        status = settle_and_find(arena, request, &all, answer, &waited);
     if (tiers_is_shortage(status)) /* the device gave less than was asked of it: with just that */
         status = find_or_build(arena, request, true, &all, answer);
-    return find_in_hands(arena, request, true, &all, answer, status);
+    status = find_in_hands(arena, request, true, &all, answer, status);
+    bool is_refused = tiers_is_shortage(status) && waited.status != VPMM_SUCCESS && !tiers_is_shortage(waited.status);
+    return is_refused ? fail(waited.status, "%s", waited.words) : status;
 }
 
 /*

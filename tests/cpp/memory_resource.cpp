@@ -73,18 +73,16 @@ static void refusals(vpmm::memory_resource &resource, const vpmm::pool &pool, CU
     need(pool.stats().failures == before.failures + 1, "a free that is refused throws nothing, and is counted");
 }
 
-/* Freed on the stream that is given: the pool has not met it before, and has then. */
+/* Freed on the stream that is given, where the next request on that stream finds it. */
 static void frees_where_it_is_told(vpmm::pool &pool, CUstream own, CUstream given, const vpmm_driver *driver)
 {
     vpmm::memory_resource resource(pool, own, driver);
-    resource.deallocate(::cuda::stream_ref(given), resource.allocate(5000), 5000);
-    bool known = true;
-    try {
-        pool.release_stream(given);
-    } catch (const vpmm::error &) {
-        known = false;
-    }
-    need(known, "it is freed on the stream that is given");
+    ::cuda::stream_ref there(given);
+    void *memory = resource.allocate(5000);
+    resource.deallocate(there, memory, 5000);
+    need(resource.allocate(there, 5000) == memory, "it is freed on the stream that is given");
+    resource.deallocate(there, memory, 5000);
+    pool.release_stream(given);
 }
 
 /* Also where the wait is refused. */

@@ -86,9 +86,12 @@ static void resources(vpmm::pool &pool, CUstream stream, CUstream other, CUstrea
         }
     void *memory = on_stream.allocate(5000, 256, other);
     on_other.deallocate(memory, 5000, 256);
-    need(thrown_by([&] { pool.release_stream(third); }) == VPMM_ERROR_INVALID_VALUE, "the pool has not met the third");
-    on_stream.deallocate(on_stream.allocate(5000, 256), 5000, 256, third);
-    need(thrown_by([&] { pool.release_stream(third); }) == VPMM_SUCCESS, "it is freed on the stream that is given");
+    need(thrown_by([&] { pool.release_stream(third); }) == VPMM_SUCCESS, "also of a stream that the pool has not met");
+    memory = on_stream.allocate(5000, 256);
+    on_stream.deallocate(memory, 5000, 256, third);
+    need(on_stream.allocate(5000, 256, third) == memory, "it is freed on the stream that is given");
+    on_stream.deallocate(memory, 5000, 256, third);
+    need(thrown_by([&] { pool.release_stream(third); }) == VPMM_SUCCESS, "which the pool has met");
     need(pool.stats().requested_bytes == 0, "all were freed");
     need(thrown_by([&] { on_stream.allocate(1, 3); }) == VPMM_ERROR_INVALID_VALUE, "3 is no alignment");
     for (int power : {22, 40})

@@ -723,6 +723,9 @@ Test(limits, a_shortage_blames_others_for_what_they_hold)
     cr_expect(blames_others(), "%s", vpmm_last_error());
     must_fail(VPMM_ERROR_OUT_OF_MEMORY, vpmm_malloc(other, 33 * PAGE, s, &q));
     cr_expect(!blames_others(), "%s", vpmm_last_error());
+    must_work(vpmm_pool_set_attribute(other, VPMM_ATTRIBUTE_MAX_MAPPED, 2 * PAGE - 1));
+    must_fail(VPMM_ERROR_OUT_OF_MEMORY, vpmm_malloc(other, 2 * PAGE - 1, s, &q)); /* of which two pages are mapped */
+    cr_expect(!blames_others(), "%s", vpmm_last_error());
     must_work(vpmm_pool_destroy(other));
     give(&w, p, s);
     world_drain(&w);
@@ -756,7 +759,10 @@ Test(limits, pages_that_are_too_long_are_not_cut)
     cr_expect_eq(stats.live_bytes, (size_t)32 << 30);
     give(&w, p, s);
     give(&w, pages, s);
+    must_fail(VPMM_ERROR_NOT_SUPPORTED, vpmm_pool_set_access(w.pool, 0, CU_MEM_ACCESS_FLAGS_PROT_READ));
     world_close(&w);
+    setup.pool.graph = true; /* from the driver's pool nothing is had for a capture */
+    refused_setting(&setup, VPMM_ERROR_NOT_SUPPORTED, "not of this size");
 }
 
 /* Creating all is cheaper than waiting for ten pages; that refused, both together do, with each piece that was created,

@@ -157,7 +157,6 @@ Test(ranges, a_look_may_call_the_pool)
     world_close(&w);
 }
 
-/* What a front cache has is free, as vpmm_stats counts it. */
 static long faults(void)
 {
     struct rusage used;
@@ -191,6 +190,7 @@ Test(ranges, a_hole_that_grows_under_a_look_is_passed_at_once)
     world_close(&w);
 }
 
+/* What a front cache has is free, as vpmm_stats counts it. */
 Test(ranges, what_is_cached_is_free)
 {
     struct setup setup = setup_default();

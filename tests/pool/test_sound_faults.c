@@ -1211,9 +1211,17 @@ Test(sound_faults, what_a_device_can_do_is_not_guessed_where_it_will_not_say)
 /* Of a driver that answers nothing but this any more. */
 static void end_with(CUresult result, bool live)
 {
-    static const char *const calls[] = {"cuStreamIsCapturing", "cuStreamGetId", "cuEventCreate",
-                                        "cuEventRecord",       "cuEventQuery",  "cuEventSynchronize",
-                                        "cuMemAlloc",          "cuMemFree",     "cuMemGetInfo"};
+    static const char *const calls[] = {"cuStreamIsCapturing",
+                                        "cuStreamGetId",
+                                        "cuEventCreate",
+                                        "cuEventRecord",
+                                        "cuEventQuery",
+                                        "cuEventSynchronize",
+                                        "cuMemAlloc",
+                                        "cuMemFree",
+                                        "cuMemGetInfo",
+                                        "cuCtxPushCurrent",
+                                        "cuThreadExchangeStreamCaptureMode"};
     struct stage t;
     stage_open(&t, 0);
     CUdeviceptr p = take(&t.w, 2, t.s);
@@ -1280,5 +1288,30 @@ Test(sound_faults, memory_that_could_not_be_waited_for_is_not_called_exhausted)
     cr_expect_not_null(strstr(vpmm_last_error(), "cuMemFree answered 999"), "%s", vpmm_last_error());
     vpmm_sim_fail(w.sim, "cuMemFree", 0, CUDA_SUCCESS, false);
     give(&w, take(&w, 2, s), s);
+    world_close(&w);
+}
+
+/* Half a page that another stream has freed, which passes while a wait for the legacy stream's page is refused. */
+Test(sound_faults, what_has_passed_serves_where_another_wait_is_refused)
+{
+    struct setup setup = setup_default();
+    struct world w;
+    needs_simulator();
+    setup.pool.max_mapped = 2 * PAGE;
+    setup.pool.cache_bytes = 8 * PAGE;
+    setup.pool.streams = VPMM_STREAMS_TRUSTED;
+    setup.pool.reuse = VPMM_REUSE_COMPLETED;
+    world_open(&w, &setup);
+    CUstream s = world_stream(&w), t = world_stream(&w);
+    give(&w, take(&w, 1, NULL), NULL);
+    CUdeviceptr kept = take_bytes(&w, PAGE / 2, s), other = take_bytes(&w, PAGE / 2, s);
+    keep_busy(&w, t);
+    give(&w, other, t);
+    vpmm_sim_fail(w.sim, "cuMemFree", 1, CUDA_ERROR_UNKNOWN, true);
+    CUdeviceptr again = take_bytes(&w, PAGE / 2, s);
+    vpmm_sim_fail(w.sim, "cuMemFree", 0, CUDA_SUCCESS, false);
+    give(&w, again, s);
+    give(&w, kept, s);
+    world_step(&w);
     world_close(&w);
 }
