@@ -433,7 +433,7 @@ vpmm_status vpmm_stream_release_ptsz(vpmm_pool *, CUstream);
 /*
  * Gives wholly free extents back to the device until at most keep_bytes are mapped, or nothing more can be given. What
  * is in front caches counts as free, and so does a cut page without a live piece. Memory whose fence has not passed
- * stays; with `captures` and no gate, and for what a stream left without a mark, the call waits for it. What other threads
+ * stays; with `captures`, and for what a default stream left without a mark, the call waits for it. What other threads
  * have in their hands at that moment is waited for too, at most 10 ms for each extent. With keep_bytes 0 the driver's
  * pool of VPMM_SMALL_ASYNC is trimmed too. What was given back stays given back until a malloc has to make memory.
  * `released` (may be NULL): bytes of the extents of this call that the driver has taken back. What it refuses to take is

@@ -492,7 +492,7 @@ void torch_former_records(bool records) {
   former_records = records;
 }
 
-/* PyTorch's own, initialised. That it is called for memory is a mistake. */
+/* PyTorch's own, initialised, which keeps a pool without memory for a while. To call it for memory is a mistake. */
 struct Former : vpmm_torch::WithoutExpandableSegments<caching::CUDAAllocator> {
   using MempoolId = MempoolId_t;
 
@@ -548,12 +548,8 @@ struct Former : vpmm_torch::WithoutExpandableSegments<caching::CUDAAllocator> {
     stats.reserved_bytes[0].current = former_holds;
     return stats;
   }
-  void resetAccumulatedStats(DeviceIndex) override {
-    abort();
-  }
-  void resetPeakStats(DeviceIndex) override {
-    abort();
-  }
+  void resetAccumulatedStats(DeviceIndex) override {}
+  void resetPeakStats(DeviceIndex) override {}
   void beginAllocateToPool(DeviceIndex, MempoolId, std::function<bool(cudaStream_t)>) override {
     abort();
   }
@@ -577,12 +573,8 @@ struct Former : vpmm_torch::WithoutExpandableSegments<caching::CUDAAllocator> {
   void attachOutOfMemoryObserver(caching::OutOfMemoryObserver) override {
     abort();
   }
-  void attachAllocatorTraceTracker(caching::AllocatorTraceTracker) override {
-    abort();
-  }
-  void enablePeerAccess(DeviceIndex, DeviceIndex) override {
-    abort();
-  }
+  void attachAllocatorTraceTracker(caching::AllocatorTraceTracker) override {}
+  void enablePeerAccess(DeviceIndex, DeviceIndex) override {}
   cudaError_t memcpyAsync(void*, int, const void*, int, size_t, cudaStream_t, bool) override {
     abort();
   }
@@ -599,10 +591,10 @@ struct Former : vpmm_torch::WithoutExpandableSegments<caching::CUDAAllocator> {
 #endif
   /* Of two of the same name each version of PyTorch has one. */
   caching::SnapshotInfo snapshot(MempoolId, bool) {
-    abort();
+    return {};
   }
   caching::SnapshotInfo snapshot(MempoolId) {
-    abort();
+    return {};
   }
   void recordHistory(bool, caching::CreateContextFn, size_t, caching::RecordContext, bool,
                      const std::vector<std::string>&) {
