@@ -451,8 +451,8 @@ static bool bench_close(struct bench *b)
     free(b->worker);
     free(b->ring);
     pthread_mutex_destroy(&b->gate);
-    ok =
-        (!b->shown || metrics_remove(b->of->exporter, b->target.pool)) && ok; /* a scrape may not be beside the audit */
+    /* First, for no scrape may be beside the audit. */
+    ok = (!b->shown || metrics_remove(b->of->exporter, b->target.pool)) && ok;
     ok = target_audit(&b->target) && ok;
     ok = unmake_streams(&b->target, b->stream, b->streams) && ok;
     ok = unmake_streams(&b->target, b->known, b->knowns) && ok;

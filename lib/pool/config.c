@@ -269,15 +269,14 @@ static vpmm_status check_page_size(size_t page, size_t granularity)
                   granularity);
 }
 
-/* What the driver maps at least: pages, or the granularity if they are smaller. */
-static size_t mapped_unit(size_t page, size_t granularity)
+size_t config_mapped_unit(size_t page, size_t granularity)
 {
     return page > granularity ? page : granularity;
 }
 
 static vpmm_status check_va_size(const vpmm_config *config, size_t page, size_t granularity)
 {
-    size_t pages = config->va_size / page, unit = mapped_unit(page, granularity);
+    size_t pages = config->va_size / page, unit = config_mapped_unit(page, granularity);
     if (config->va_size % unit == 0 && pages >= 1 && pages <= CONFIG_MAX_PAGES)
         return VPMM_SUCCESS;
     return refuse(SETTING_VA_SIZE, config->va_size, "a multiple of %zu, of 1 to %llu pages of %zu", unit,
@@ -287,7 +286,7 @@ static vpmm_status check_va_size(const vpmm_config *config, size_t page, size_t 
 /* After check_va_size: va_size bounds the product, which so cannot overflow. */
 static vpmm_status check_initial_pages(const vpmm_config *config, size_t page, size_t granularity)
 {
-    size_t most = config->va_size / page, unit = mapped_unit(page, granularity);
+    size_t most = config->va_size / page, unit = config_mapped_unit(page, granularity);
     const char *bound = "va_size";
     size_t bound_bytes = config->va_size;
     size_t within_cap = config->max_mapped / unit * (unit / page);
@@ -305,7 +304,7 @@ static vpmm_status check_initial_pages(const vpmm_config *config, size_t page, s
 /* Below a page, or the granularity, nothing can be mapped: a unit was forgotten. */
 static vpmm_status check_max_mapped(const vpmm_config *config, size_t page, size_t granularity)
 {
-    size_t least = mapped_unit(page, granularity);
+    size_t least = config_mapped_unit(page, granularity);
     if (!config->max_mapped || config->max_mapped >= least)
         return VPMM_SUCCESS;
     return refuse(SETTING_MAX_MAPPED, config->max_mapped,
@@ -314,7 +313,7 @@ static vpmm_status check_max_mapped(const vpmm_config *config, size_t page, size
 
 static vpmm_status check_extent_size(const vpmm_config *config, size_t page, size_t granularity)
 {
-    size_t unit = mapped_unit(page, granularity);
+    size_t unit = config_mapped_unit(page, granularity);
     if (config->extent_size % unit == 0)
         return VPMM_SUCCESS;
     return refuse(SETTING_EXTENT_SIZE, config->extent_size, "0, or a multiple of %zu", unit);

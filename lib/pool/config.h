@@ -29,4 +29,7 @@
  */
 vpmm_status config_check(const vpmm_config *config, size_t granularity);
 
+/* What the driver maps at least: pages, or the granularity if they are smaller. */
+size_t config_mapped_unit(size_t page, size_t granularity);
+
 #endif

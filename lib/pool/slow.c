@@ -1,6 +1,7 @@
 #include "pool/slow.h"
 
 #include "cache/regions.h"
+#include "pool/config.h"
 #include "pool/piece.h"
 #include "pool/tiers.h"
 #include "remap/ending.h"
@@ -132,8 +133,7 @@ static void look_at_levels(struct vpmm_pool *pool)
 /* Whether others have what a request lacks: neither the pool's cap nor what it holds itself is in the way. */
 static bool others_hold(const struct vpmm_pool *pool, size_t bytes, const vpmm_stats *stats, uint64_t max_mapped)
 {
-    size_t page = pool->paged ? pool->config.page_size : 1;
-    size_t unit = page > pool->device.granularity ? page : pool->device.granularity;
+    size_t unit = config_mapped_unit(pool->config.page_size, pool->device.granularity);
     uint64_t held = stats->mapped_bytes + stats->quarantined_bytes;
     bool is_async = is_small(pool, bytes); /* of no pages, and under no cap */
     uint64_t least = is_async ? bytes : (bytes - 1) / unit * unit + unit;

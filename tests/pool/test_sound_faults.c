@@ -1271,15 +1271,22 @@ Test(sound_faults, a_handle_that_is_refused_for_another_reason_leaves_those_afte
     stage_close(&t);
 }
 
-Test(sound_faults, memory_that_could_not_be_waited_for_is_not_called_exhausted)
+/* Two pages in all, of which a thread's caches may hold both. */
+static struct setup of_two_pages(void)
 {
     struct setup setup = setup_default();
-    struct world w;
-    CUdeviceptr none;
     needs_simulator();
     setup.pool.max_mapped = 2 * PAGE;
     setup.pool.cache_bytes = 8 * PAGE;
     setup.pool.streams = VPMM_STREAMS_TRUSTED;
+    return setup;
+}
+
+Test(sound_faults, memory_that_could_not_be_waited_for_is_not_called_exhausted)
+{
+    struct setup setup = of_two_pages();
+    struct world w;
+    CUdeviceptr none;
     world_open(&w, &setup);
     CUstream s = world_stream(&w);
     give(&w, take(&w, 2, NULL), NULL); /* into a cache of the legacy stream, on which nobody else may record */
@@ -1294,12 +1301,8 @@ Test(sound_faults, memory_that_could_not_be_waited_for_is_not_called_exhausted)
 /* Half a page that another stream has freed, which passes while a wait for the legacy stream's page is refused. */
 Test(sound_faults, what_has_passed_serves_where_another_wait_is_refused)
 {
-    struct setup setup = setup_default();
+    struct setup setup = of_two_pages();
     struct world w;
-    needs_simulator();
-    setup.pool.max_mapped = 2 * PAGE;
-    setup.pool.cache_bytes = 8 * PAGE;
-    setup.pool.streams = VPMM_STREAMS_TRUSTED;
     setup.pool.reuse = VPMM_REUSE_COMPLETED;
     world_open(&w, &setup);
     CUstream s = world_stream(&w), t = world_stream(&w);

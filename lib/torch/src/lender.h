@@ -73,7 +73,7 @@ class Lender {
   }
 
   Keeper* keeper_ = nullptr; // constant once vpmm is enabled, as is the next
-  bool was_used_ = false;    // before
+  bool was_used_ = false;    // it was initialised before that, and may have pools
   std::mutex lock_;          // of the rest; whether it is ready is read without it too
   std::vector<AllocatorTraceTracker> trackers_;
   std::atomic<bool> ready_{false};
