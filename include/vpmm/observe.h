@@ -51,7 +51,8 @@ typedef struct vpmm_health {
     bool reaper;            /* the pool has a thread that makes passes; else the program calls vpmm_poll */
     uint64_t reaper_age_ns; /* since the latest pass ended, by that thread or, without it, by hand. 0 while the thread
                                sleeps because nothing is pending, without a thread while nothing is, in a graph's pool,
-                               which has nothing to look for, and in a pool that has no pages */
+                               which has nothing to look for, and in a pool that has no pages. Without a thread it
+                               counts from that pass also where something is pending since a moment ago alone */
 } vpmm_health;
 
 vpmm_status vpmm_health_get(vpmm_pool *, vpmm_health *);

@@ -361,8 +361,8 @@ vpmm_status vpmm_pool_set_access(vpmm_pool *, int device, CUmemAccess_flags);
  * INVALID_VALUE: zero bytes, a size that overflows when rounded, a NULL pool or output, another device's stream.
  * OUT_OF_MEMORY: the message says how much was asked, mapped, live and reusable. The thread has waited for all that had
  * been freed when nothing else was left to try, and tried again with each bit of it that had passed; what is freed
- * during that wait need not have been waited for. OUT_OF_ADDRESS_SPACE: of the device, or the request is longer than
- * va_size. DRIVER: the driver refused a call, or the device is lost. NOT_SUPPORTED: the stream captures, the pool is
+ * during that wait need not have been waited for, nor what a default stream freed where the device has not a byte left
+ * to wait by. OUT_OF_ADDRESS_SPACE: of the device, or the request is longer than va_size. DRIVER: the driver refused a call, or the device is lost. NOT_SUPPORTED: the stream captures, the pool is
  * parked, or the process is the child of a fork.
  * HOST_MEMORY: also CU_STREAM_PER_THREAD, where other libraries have taken all pthread keys of the process.
  * The output is written on success only. A capture is looked for where the call goes past the thread's front cache: a

@@ -299,7 +299,8 @@ vpmm_status device_enter_context(struct device *device, CUcontext context, struc
     return status;
 }
 
-void device_probe(struct device *device)
+/* Whether the driver says how much memory is free, or why not. */
+static bool answers(struct device *device)
 {
     struct device_scope scope = {0};
     size_t unused, total;
@@ -308,9 +309,17 @@ void device_probe(struct device *device)
         result = relax(device, &scope);
     if (result == CUDA_SUCCESS)
         result = device_call(device, cuMemGetInfo, &unused, &total);
-    if (result == CUDA_ERROR_UNKNOWN || result == CUDA_ERROR_DEVICE_UNAVAILABLE)
-        device_lose(device);
     device_leave(device, &scope);
+    return result != CUDA_ERROR_UNKNOWN && result != CUDA_ERROR_DEVICE_UNAVAILABLE;
+}
+
+void device_probe(struct device *device)
+{
+    enum { TRIES = 3 }; /* it may refuse a call, and not the next one of the same kind */
+    for (int i = 0; i < TRIES; i++)
+        if (answers(device))
+            return;
+    device_lose(device);
 }
 
 void device_enter_to_end(struct device *device, struct device_scope *scope)

@@ -85,8 +85,8 @@ void device_lose(struct device *);
 
 /*
  * For who would have to say that something cannot be done now: asks how much memory is free, which no argument can make
- * wrong. If the driver answers that it does not know why not, or that the device is not to be had, the device is lost.
- * The thread's words stay.
+ * wrong. If the driver answers that it does not know why not, or that the device is not to be had, and the same when it
+ * is asked twice more, the device is lost. The thread's words stay.
  */
 void device_probe(struct device *);
 vpmm_status device_lost_status(void);

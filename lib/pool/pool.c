@@ -112,7 +112,7 @@ static vpmm_status init_fronts(struct vpmm_pool *pool)
 }
 
 /* In relaxed capture mode: cuMemPoolCreate would destroy a capture that another thread has begun in global mode. */
-static vpmm_status init_small(struct vpmm_pool *pool)
+static vpmm_status init_async(struct vpmm_pool *pool)
 {
     struct device_scope scope;
     vpmm_status status = device_enter(&pool->device, &scope);
@@ -136,7 +136,7 @@ static vpmm_status fill_pool(struct vpmm_pool *pool)
 {
     vpmm_status status = VPMM_SUCCESS;
     if (pool->device.has_pools)
-        status = init_small(pool);
+        status = init_async(pool);
     if (status == VPMM_SUCCESS)
         status = init_fronts(pool);
     arena_set_up(&pool->arena, &pool->config, pool->device.granularity);
@@ -242,7 +242,7 @@ static vpmm_status wait_for_all(struct vpmm_pool *pool)
     return fail(
         VPMM_ERROR_BUSY,
         "the work on freed memory cannot be waited for now, so nothing is unmapped; destroy the pool again, and if "
-        "the device has not a byte left release the default streams first (vpmm_stream_release): %s",
+        "the device has not a byte left release its streams first (vpmm_stream_release): %s",
         vpmm_last_error());
 }
 

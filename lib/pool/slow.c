@@ -23,7 +23,7 @@ bool slow_malloc_cached(struct vpmm_pool *pool, size_t bytes, struct cache *cach
 }
 
 /* The driver's pool and this one take from the same device: before one fails the other gives what it can. */
-static vpmm_status malloc_small(struct vpmm_pool *pool, size_t bytes, CUstream stream, CUdeviceptr *out)
+static vpmm_status malloc_async(struct vpmm_pool *pool, size_t bytes, CUstream stream, CUdeviceptr *out)
 {
     if (!pool->device.has_pools)
         return fail(VPMM_ERROR_NOT_SUPPORTED,
@@ -36,9 +36,10 @@ static vpmm_status malloc_small(struct vpmm_pool *pool, size_t bytes, CUstream s
         status = async_pool_malloc(&pool->async, bytes, stream, out);
     }
     if (status == VPMM_ERROR_OUT_OF_MEMORY && pool->paged) {
-        settle(&pool->arena);
+        struct tiers_wait wait;
+        tiers_note_wait(&wait, settle(&pool->arena));
         tiers_release_pages(&pool->arena);
-        status = async_pool_malloc(&pool->async, bytes, stream, out);
+        status = tiers_after_wait(&wait, async_pool_malloc(&pool->async, bytes, stream, out));
     }
     if (status == VPMM_SUCCESS) {
         stats_count(&pool->stats, STAT_mallocs);
@@ -79,7 +80,7 @@ static vpmm_status check_size(const struct vpmm_pool *pool, size_t bytes)
 }
 
 /* Whether the driver's pool serves it. */
-static bool is_small(const struct vpmm_pool *pool, size_t bytes)
+static bool is_async(const struct vpmm_pool *pool, size_t bytes)
 {
     return !pool->paged || (!pool->arena.cut_below && bytes < pool->config.page_size);
 }
@@ -135,9 +136,9 @@ static bool others_hold(const struct vpmm_pool *pool, size_t bytes, const vpmm_s
 {
     size_t unit = config_mapped_unit(pool->config.page_size, pool->device.granularity);
     uint64_t held = stats->mapped_bytes + stats->quarantined_bytes;
-    bool is_async = is_small(pool, bytes); /* of no pages, and under no cap */
-    uint64_t least = is_async ? bytes : (bytes - 1) / unit * unit + unit;
-    bool is_capped = max_mapped && !is_async && held + least > max_mapped;
+    bool no_pages = is_async(pool, bytes); /* and under no cap */
+    uint64_t least = no_pages ? bytes : (bytes - 1) / unit * unit + unit;
+    bool is_capped = max_mapped && !no_pages && held + least > max_mapped;
     return !is_capped && held + stats->async_bytes + least <= pool->device.total_bytes;
 }
 
@@ -160,7 +161,7 @@ static vpmm_status out_of_memory(struct vpmm_pool *pool, size_t bytes)
         "%zu bytes were asked for: mapped %" PRIu64 ", live %" PRIu64 ", reusable %" PRIu64 "%s, quarantined %" PRIu64
         ", in the driver's pool for small requests %" PRIu64 ", cap %s, of %zu on device %d%s",
         bytes, stats.mapped_bytes, stats.live_bytes, stats.reusable_bytes,
-        is_stuck ? " (in pieces that cannot be joined: they share handles with live memory)" : "",
+        is_stuck ? " (in pieces that share handles with live memory, or behind work that cannot be waited for)" : "",
         stats.quarantined_bytes, stats.async_bytes, cap, pool->device.total_bytes, pool->device.ordinal, others);
 }
 
@@ -179,8 +180,8 @@ static vpmm_status malloc_by_tiers(vpmm_pool *pool, size_t bytes, CUstream handl
         status = without_shortage(enter_past(pool, handle, cache, &stream));
     if (status != VPMM_SUCCESS)
         return status;
-    if (is_small(pool, bytes))
-        status = malloc_small(pool, bytes, handle, out);
+    if (is_async(pool, bytes))
+        status = malloc_async(pool, bytes, handle, out);
     else if (piece_serves(&pool->arena, bytes))
         status = piece_malloc(&pool->arena, bytes, stream, out);
     else
@@ -226,13 +227,13 @@ static vpmm_status free_or_cache(struct vpmm_pool *pool, CUdeviceptr address, st
     return status;
 }
 
-static vpmm_status free_small(struct vpmm_pool *pool, CUdeviceptr address, CUstream handle, struct stream *stream)
+static vpmm_status free_async(struct vpmm_pool *pool, CUdeviceptr address, CUstream handle, struct stream *stream)
 {
     vpmm_status status = async_pool_free(&pool->async, address, handle);
     if (stream && stream_is_private(stream))
         fence_take(stream); /* the call marks it at its end: nobody else could */
     else if (stream)
-        store_relaxed_u32(&pool->arena.note[stream->slot].freed_small, 1);
+        store_relaxed_u32(&pool->arena.note[stream->slot].freed_async, 1);
     if (status == VPMM_SUCCESS)
         stats_count(&pool->stats, STAT_frees_async);
     return status;
@@ -260,7 +261,7 @@ static vpmm_status free_checked(vpmm_pool *pool, CUdeviceptr address, CUstream h
     else if (is_paged(pool, address))
         status = free_or_cache(pool, address, stream);
     else
-        status = free_small(pool, address, handle, stream);
+        status = free_async(pool, address, handle, stream);
     leave(pool, stream);
     return status;
 }

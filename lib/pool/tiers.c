@@ -226,18 +226,25 @@ static void await_builders(struct arena *arena)
         clock_sleep_us(100);
 }
 
-/* How the last wait ended, in words too if it was refused: OUT_OF_MEMORY would say that it was made. */
-struct waited {
-    vpmm_status status;
-    char words[256];
-};
+void tiers_note_wait(struct tiers_wait *wait, vpmm_status status)
+{
+    wait->status = status;
+    if (status != VPMM_SUCCESS)
+        snprintf(wait->words, sizeof wait->words, "%s", vpmm_last_error());
+}
+
+vpmm_status tiers_after_wait(const struct tiers_wait *wait, vpmm_status status)
+{
+    bool is_refused = wait->status != VPMM_SUCCESS && !tiers_is_shortage(wait->status);
+    return is_refused && tiers_is_shortage(status) ? fail(wait->status, "%s", wait->words) : status;
+}
 
 /*
  * Waits for what was freed before, and tries again whenever some of it has passed: what the request needs may be the
  * first of it. What the device gives is asked for anew when it has been given something back, and at last.
  */
 static vpmm_status settle_and_find(struct arena *arena, const struct turn_request *request, struct build_limits *limits,
-                                   struct turn_answer *answer, struct waited *waited)
+                                   struct turn_answer *answer, struct tiers_wait *wait)
 {
     struct settling settling;
     bool more = true;
@@ -246,9 +253,7 @@ static vpmm_status settle_and_find(struct arena *arena, const struct turn_reques
         return status;
     do {
         uint64_t quarantined = stats_sum(arena->stats, STAT_quarantined_bytes);
-        waited->status = settling_wait_for_some(arena, &settling, &more);
-        if (waited->status != VPMM_SUCCESS)
-            snprintf(waited->words, sizeof waited->words, "%s", vpmm_last_error());
+        tiers_note_wait(wait, settling_wait_for_some(arena, &settling, &more));
         if (!more)
             async_pool_trim(arena->async);
         cut_flush(arena); /* now that slices have passed, slabs are empty */
@@ -276,7 +281,7 @@ static vpmm_status reclaim(struct arena *arena, const struct turn_request *reque
 {
     usable.is_short = true;
     struct build_limits all = usable;
-    struct waited waited = {.status = VPMM_SUCCESS};
+    struct tiers_wait wait = {.status = VPMM_SUCCESS};
     all.reach = VIEW_ALL;
     stats_count(arena->stats, STAT_reclaims);
     tiers_flush(arena);
@@ -290,12 +295,11 @@ static vpmm_status reclaim(struct arena *arena, const struct turn_request *reque
         status = find_or_build(arena, request, true, &all, answer);
     }
     if (tiers_is_shortage(status)) /* for what could not be waited for, and so that the driver's pool can let go */
-        status = settle_and_find(arena, request, &all, answer, &waited);
+        status = settle_and_find(arena, request, &all, answer, &wait);
     if (tiers_is_shortage(status)) /* the device gave less than was asked of it: with just that */
         status = find_or_build(arena, request, true, &all, answer);
     status = find_in_hands(arena, request, true, &all, answer, status);
-    bool is_refused = tiers_is_shortage(status) && waited.status != VPMM_SUCCESS && !tiers_is_shortage(waited.status);
-    return is_refused ? fail(waited.status, "%s", waited.words) : status;
+    return tiers_after_wait(&wait, status);
 }
 
 /*

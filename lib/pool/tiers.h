@@ -31,4 +31,19 @@ void tiers_flush(struct arena *);
 
 bool tiers_is_shortage(vpmm_status);
 
+/* How a wait for freed memory ended, in words too. */
+struct tiers_wait {
+    vpmm_status status;
+    char words[256];
+};
+
+/* At once after the wait: its words are vpmm_last_error()'s. */
+void tiers_note_wait(struct tiers_wait *, vpmm_status);
+
+/*
+ * What a request answers that ended so after the wait: a shortage says that the wait was made, so where the driver
+ * refused it that is the answer. A wait that itself had no memory left is a shortage like any.
+ */
+vpmm_status tiers_after_wait(const struct tiers_wait *, vpmm_status);
+
 #endif

@@ -53,7 +53,7 @@ struct zombie;
 /* What passes keep of a stream, by the slot of its record. */
 struct pass_note {
     uint64_t moved_until;          /* under the event lock: the regions behind fences up to here wait for nothing now */
-    _Atomic(uint32_t) freed_small; /* memory of the driver's own pool, with no fence of ours, since the last settling */
+    _Atomic(uint32_t) freed_async; /* memory of the driver's own pool, with no fence of ours, since the last settling */
 };
 
 struct arena {

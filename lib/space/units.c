@@ -80,7 +80,12 @@ uint64_t units_to_next(const struct units *units, uint64_t first, uint64_t unit,
 {
     if (word_units(word))
         return word_units(word);
-    uint64_t end = first;
+    enum { ALONE = 1024 }; /* a walk from `first` is dearer than these, and a region joined meanwhile is short mostly */
+    uint64_t end = first, left = units_to_chunk_end(units, unit), alone = 1;
+    while (alone < left && alone < ALONE && !word_units(load_acquire_u64(&unit_at(units, unit + alone)->word)))
+        alone++;
+    if (alone < ALONE)
+        return alone;
     while (end <= unit) {
         uint64_t length = word_units(load_acquire_u64(&unit_at(units, end)->word));
         end += length ? length : 1;

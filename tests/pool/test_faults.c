@@ -807,6 +807,9 @@ static void loop_in_all_settings(scenario *play, const struct setup *setup, bool
     }
 }
 
+TestSuite(faults, .init = needs_simulator);
+TestSuite(all_settings, .init = needs_simulator);
+
 Test(faults, create_and_destroy, .timeout = 300)
 {
     struct setup setup = setup_default();

@@ -1251,6 +1251,22 @@ Test(sound_faults, a_driver_that_answers_nothing_any_more_keeps_no_pool)
     end_with((CUresult)46, false);
 }
 
+/* The driver answers the next call of the same kind: the pool's memory can still be freed. */
+Test(sound_faults, a_call_that_is_refused_once_ends_no_pool_with_live_memory)
+{
+    static const char *const calls[] = {"cuMemGetInfo", "cuThreadExchangeStreamCaptureMode", "cuCtxPushCurrent"};
+    struct stage t;
+    stage_open(&t, 0);
+    CUdeviceptr p = take(&t.w, 2, t.s);
+    for (size_t i = 0; i < sizeof calls / sizeof calls[0]; i++) {
+        vpmm_sim_fail(t.w.sim, calls[i], 1, CUDA_ERROR_UNKNOWN, false);
+        must_fail(VPMM_ERROR_BUSY, vpmm_pool_destroy(t.w.pool));
+        relent(&t, calls[i]);
+    }
+    give(&t.w, p, t.s);
+    stage_close(&t);
+}
+
 Test(sound_faults, a_handle_that_is_refused_for_another_reason_leaves_those_after_it_exportable)
 {
     struct stage t;
@@ -1295,6 +1311,34 @@ Test(sound_faults, memory_that_could_not_be_waited_for_is_not_called_exhausted)
     cr_expect_not_null(strstr(vpmm_last_error(), "cuMemFree answered 999"), "%s", vpmm_last_error());
     vpmm_sim_fail(w.sim, "cuMemFree", 0, CUDA_SUCCESS, false);
     give(&w, take(&w, 2, s), s);
+    world_close(&w);
+}
+
+/* The same of a request that is the driver's pool's to serve, for which pages would have been given back. */
+Test(sound_faults, pages_that_could_not_be_waited_for_are_not_called_exhausted_by_the_driver_s_pool)
+{
+    needs_simulator();
+    struct setup setup = setup_default();
+    struct world w;
+    CUdeviceptr kept[3], none;
+    setup.sim.memory_bytes = 16 * PAGE;
+    setup.pool.small = VPMM_SMALL_ASYNC;
+    setup.pool.page_size = 4 * PAGE;
+    setup.pool.cache_bytes = 16 * PAGE; /* the legacy stream's, on which nobody else may record */
+    setup.pool.streams = VPMM_STREAMS_TRUSTED;
+    world_open(&w, &setup);
+    CUstream s = world_stream(&w);
+    for (int i = 0; i < 3; i++)
+        kept[i] = take_bytes(&w, 4 * PAGE, NULL);
+    give(&w, kept[0], NULL);
+    vpmm_sim_fail(w.sim, "cuMemFree", 1, CUDA_ERROR_UNKNOWN, true);
+    must_fail(VPMM_ERROR_DRIVER, vpmm_malloc(w.pool, 4 * PAGE - 1, s, &none));
+    cr_expect_not_null(strstr(vpmm_last_error(), "cuMemFree answered 999"), "%s", vpmm_last_error());
+    vpmm_sim_fail(w.sim, "cuMemFree", 0, CUDA_SUCCESS, false);
+    kept[0] = take_bytes(&w, 4 * PAGE - 1, s);
+    give(&w, kept[0], s);
+    for (int i = 1; i < 3; i++)
+        give(&w, kept[i], NULL);
     world_close(&w);
 }
 

@@ -63,7 +63,7 @@ declare -A settings=(
 cases=(serve drivers capture beside_capture left_behind left_alone recaptured joined unreleased pools shared
   context questions threshold dependencies constructor constructor_thread memory full trimmed kept race_for_memory
   other_device reset_beside destroyed_in_capture destroyed_and_followed released_wholly released_after_reset
-  refused failing reset streams default_stream threads at_once unused fork fork_beside child names)
+  refused failing short reset streams default_stream threads at_once unused fork fork_beside child names)
 
 for name in "${cases[@]}"; do
   [ -z "$only" ] || [ "$only" = "$name" ] || continue

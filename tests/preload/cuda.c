@@ -454,6 +454,13 @@ void fake_fail(const char *call, uint64_t nth, CUresult result)
     vpmm_sim_fail(sim, call, nth, result, true);
 }
 
+CONTROL void fake_fail_once(const char *call, uint64_t nth, CUresult result);
+void fake_fail_once(const char *call, uint64_t nth, CUresult result)
+{
+    driver();
+    vpmm_sim_fail(sim, call, nth, result, false);
+}
+
 CONTROL void fake_hold_records(bool are_to_wait);
 void fake_hold_records(bool are_to_wait)
 {

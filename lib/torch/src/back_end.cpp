@@ -535,8 +535,9 @@ class BackEnd final : public WithoutExpandableSegments<back_end::CUDAAllocator> 
   /* A MemPool that was made before vpmm took the place stays with PyTorch's own allocator, as a lent one. */
   Pools& pools_with(DeviceIndex device, MempoolId_t id) {
     Pools& pools = at(device).pools;
-    if (!pools.has(id) && lender_.had(device, id))
-      pools.take_over(id, lender_.keeper(static_cast<int>(devices_.size())));
+    int users = pools.has(id) ? 0 : lender_.users(device, id);
+    if (users > 0)
+      pools.take_over(id, lender_.keeper(static_cast<int>(devices_.size())), users);
     return pools;
   }
 

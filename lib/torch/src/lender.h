@@ -32,9 +32,9 @@ class Lender {
     was_used_ = keeper->initialized();
   }
 
-  /* Whether it has the pool, which was made before vpmm took its place. */
-  bool had(c10::DeviceIndex device, MempoolId_t id) const {
-    return was_used_ && keeper_->getPoolUseCount(device, id) > 0;
+  /* Of a pool that was made before vpmm took its place, as it counts them: graphs, and a MemPool. 0: it has no such. */
+  int users(c10::DeviceIndex device, MempoolId_t id) const {
+    return was_used_ ? keeper_->getPoolUseCount(device, id) : 0;
   }
 
   /* For the first pool, and each other one. */

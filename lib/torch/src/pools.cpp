@@ -273,22 +273,22 @@ void Pools::add_user(MempoolId_t id) {
   found->second->users++;
 }
 
-static std::shared_ptr<Pool> lent_pool(MempoolId_t id, Keeper* keeper) {
+static std::shared_ptr<Pool> lent_pool(MempoolId_t id, Keeper* keeper, int users) {
   auto lent = std::make_shared<Pool>();
   lent->id = id;
   lent->keeper = keeper;
-  lent->users = 1;
+  lent->users = users;
   return lent;
 }
 
-void Pools::take_over(MempoolId_t id, Keeper* keeper) {
+void Pools::take_over(MempoolId_t id, Keeper* keeper, int users) {
   std::lock_guard<std::mutex> guard(lock_);
-  private_.emplace(id, lent_pool(id, keeper)); // unless another thread has just done it
+  private_.emplace(id, lent_pool(id, keeper, users)); // unless another thread has just done it
 }
 
 void Pools::add_lent(MempoolId_t id, Keeper* keeper) {
   std::lock_guard<std::mutex> guard(lock_);
-  bool is_new = private_.emplace(id, lent_pool(id, keeper)).second;
+  bool is_new = private_.emplace(id, lent_pool(id, keeper, 1)).second;
   TORCH_CHECK(is_new, "vpmm: memory pool (", id.first, ", ", id.second, ") was made without another allocator");
 }
 

@@ -146,7 +146,7 @@ class Pools {
   std::shared_ptr<Pool> find(MempoolId_t id); // throws if there is none
   Keeper* keeper(MempoolId_t id);             // NULL: it is not lent
   bool has(MempoolId_t id);
-  void take_over(MempoolId_t id, Keeper*); // a lent one that its keeper has already
+  void take_over(MempoolId_t id, Keeper*, int users); // a lent one that its keeper has already
   bool is_underway(MempoolId_t id);
   bool may_any_capture(); // of what is underway
   void set_use_on_oom(MempoolId_t id, bool use);
