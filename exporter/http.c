@@ -14,6 +14,7 @@
 #include <string.h>
 #include <sys/eventfd.h>
 #include <sys/prctl.h>
+#include <sys/stat.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -395,6 +396,12 @@ static void log_nothing(void *data, const char *format, va_list arguments)
     (void)data, (void)format, (void)arguments;
 }
 
+static bool is_same_socket(int socket, const struct stat *before)
+{
+    struct stat now;
+    return fstat(socket, &now) == 0 && now.st_dev == before->st_dev && now.st_ino == before->st_ino;
+}
+
 static vpmm_status start_daemon(struct http *http, const struct settings *settings)
 {
     bool v6 = settings->socket_address.ss_family == AF_INET6;
@@ -404,6 +411,8 @@ static vpmm_status start_daemon(struct http *http, const struct settings *settin
         {MHD_OPTION_HTTPS_MEM_KEY, 0, settings->key},
         {MHD_OPTION_HTTPS_PRIORITIES, 0, "SECURE128:-VERS-ALL:+VERS-TLS1.3:+VERS-TLS1.2"},
         {MHD_OPTION_END, 0, NULL}};
+    struct stat listener = {0};
+    fstat(http->listener, &listener);
     http->daemon = MHD_start_daemon(flags, 0, NULL, NULL, serve, http, MHD_OPTION_EXTERNAL_LOGGER, log_nothing, NULL,
                                     MHD_OPTION_LISTEN_SOCKET, http->listener, MHD_OPTION_CONNECTION_LIMIT,
                                     http->limits.connections + CLIENTS_LEAVING, MHD_OPTION_CONNECTION_MEMORY_LIMIT,
@@ -411,6 +420,8 @@ static vpmm_status start_daemon(struct http *http, const struct settings *settin
                                     MHD_OPTION_UNESCAPE_CALLBACK, unescape, NULL, MHD_OPTION_NOTIFY_CONNECTION,
                                     notice_connection, http, MHD_OPTION_NOTIFY_COMPLETED, notice_end, http,
                                     MHD_OPTION_ARRAY, http->tls ? tls_options : tls_options + 3, MHD_OPTION_END);
+    if (!http->daemon && !is_same_socket(http->listener, &listener))
+        http->listener = -1; /* libmicrohttpd has closed it in some of its failures, and the number may be another's */
     if (!http->daemon)
         return vpmm_error_set(VPMM_ERROR_HOST_MEMORY, "libmicrohttpd could not be started: no memory or no descriptor");
     http->listener = -1; /* the daemon's from here on */

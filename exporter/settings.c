@@ -66,6 +66,16 @@ static vpmm_status check_limits(const vpmm_exporter_limits *limits)
 /* ---- address ---- */
 
 /* Of IPv4 all four numbers, which getaddrinfo does not ask for; of IPv6 with the interface of a link-local address. */
+/* Linux binds a listener to such an address, which nobody can connect to. */
+static bool is_of_many(const struct settings *settings)
+{
+    const struct sockaddr_in *v4 = (const struct sockaddr_in *)&settings->socket_address;
+    const struct sockaddr_in6 *v6 = (const struct sockaddr_in6 *)&settings->socket_address;
+    if (settings->socket_address.ss_family == AF_INET6)
+        return IN6_IS_ADDR_MULTICAST(&v6->sin6_addr);
+    return IN_MULTICAST(ntohl(v4->sin_addr.s_addr)) || ntohl(v4->sin_addr.s_addr) == INADDR_BROADCAST;
+}
+
 static vpmm_status resolve(struct settings *settings, const char *address, uint16_t port)
 {
     const struct addrinfo hints = {.ai_flags = AI_NUMERICHOST | AI_NUMERICSERV, .ai_socktype = SOCK_STREAM};
@@ -82,7 +92,7 @@ static vpmm_status resolve(struct settings *settings, const char *address, uint1
     memcpy(&settings->socket_address, found->ai_addr, found->ai_addrlen);
     settings->socket_address_bytes = found->ai_addrlen;
     freeaddrinfo(found);
-    return VPMM_SUCCESS;
+    return is_of_many(settings) ? VPMM_ERROR_INVALID_VALUE : VPMM_SUCCESS;
 }
 
 static vpmm_status read_address(struct settings *settings, const vpmm_exporter_config *config)
@@ -91,11 +101,11 @@ static vpmm_status read_address(struct settings *settings, const vpmm_exporter_c
     if (status == VPMM_ERROR_HOST_MEMORY)
         return no_memory("address");
     if (status != VPMM_SUCCESS)
-        return vpmm_error_set(
-            VPMM_ERROR_INVALID_VALUE,
-            "vpmm_exporter_config.address is '%.80s': a numeric IPv4 or IPv6 address is allowed, such "
-            "as 127.0.0.1, ::1 or 0.0.0.0",
-            config->address ? config->address : "(NULL)");
+        return vpmm_error_set(VPMM_ERROR_INVALID_VALUE,
+                              "vpmm_exporter_config.address is '%.80s': the numeric IPv4 or IPv6 address of one "
+                              "interface is allowed, such as "
+                              "127.0.0.1 or ::1, or of all, 0.0.0.0 or ::",
+                              config->address ? config->address : "(NULL)");
     snprintf(settings->address, sizeof settings->address, "%s", config->address);
     settings->port = config->port;
     return VPMM_SUCCESS;

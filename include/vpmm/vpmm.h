@@ -216,7 +216,9 @@ typedef struct vpmm_capture_gate {
  * Graphs. A pool with `graph` is the pool of a captured graph, or of several that never replay at once (a MemPool of
  * PyTorch). Streams that capture, in each of the three modes, may allocate and free in it, and so may others: it makes
  * no driver call with a stream, and knows one by its handle, a default stream by its context or thread.
- *   - What is freed on a stream is used again on this stream alone, at once, by this capture or a later one.
+ *   - What is freed on a stream is used again on this stream alone, at once, by this capture or a later one. What a
+ *     further stream was said to use (vpmm_use) is, once it is freed, nobody's until the pool's end, because nothing is
+ *     known to have passed there: order the streams before the free instead.
  *   - Nothing that was handed out is moved, unmapped or given back before the pool's end, free or not: the graph uses
  *     it in each replay. So vpmm_trim, decay and a request that is about to fail take nothing of it. vpmm_park gives
  *     its memory back while no graph runs, and vpmm_wake makes it anew at the same addresses.
@@ -390,7 +392,7 @@ vpmm_status vpmm_free(vpmm_pool *, CUdeviceptr, CUstream stream);
  * stream waits for the other: the memory goes to nobody before all of its streams but one have passed, and is then
  * freed behind that one. An event is recorded in the free, none before. Several streams may be said, each of them as
  * often as one likes; address 0 is a no-op, as for vpmm_free. It may be called before or after the work is queued, and
- * is for the allocation's present life alone.
+ * is for the allocation's present life alone. In a pool with `graph` what is freed so stays unused to the pool's end.
  * A release of the stream ends its use at that point: what is queued on it later needs another vpmm_use. With
  * VPMM_STREAMS_EAGER, and on CU_STREAM_PER_THREAD, the use ends with what the stream has been given by the latest
  * vpmm_use, which records it: nobody else may, so it is called when the work is queued. On the legacy stream, and with

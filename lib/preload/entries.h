@@ -28,8 +28,8 @@
  *                        access is enabled: vpmm's memory is accessible from its own device alone
  *   legacy IPC           own memory has no handle for it, as memory of the driver's pools has none: the driver says so
  *
- * Nothing is done before the first request: no constructor, no thread, no look for a driver. A process without CUDA
- * pays for a longer list of libraries at its start, and two comparisons in dlsym.
+ * Nothing is done before the first request but that one handler of forks is registered (captures.c): no thread, no look
+ * for a driver. A process without CUDA pays for a longer list of libraries at its start, and two comparisons in dlsym.
  */
 #ifndef VPMM_PRELOAD_ENTRIES_H
 #define VPMM_PRELOAD_ENTRIES_H

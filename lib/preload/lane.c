@@ -145,11 +145,10 @@ static void say(void)
     for (int i = COUNT_left_capture; i <= COUNT_left_unserved; i++)
         left += sum(i);
     char line[1200];
-    int length = snprintf(line, sizeof line, "vpmm: served %llu %s, %llu %s, %llu %s; %llu %s; left to the driver %llu",
+    int length = snprintf(line, sizeof line, "vpmm: served %llu %s, %llu %s, %llu %s; left to the driver %llu",
                           (unsigned long long)sum(COUNT_served), words[COUNT_served],
                           (unsigned long long)sum(COUNT_served_at_once), words[COUNT_served_at_once],
-                          (unsigned long long)sum(COUNT_freed), words[COUNT_freed],
-                          (unsigned long long)sum(COUNT_no_memory), words[COUNT_no_memory], (unsigned long long)left);
+                          (unsigned long long)sum(COUNT_freed), words[COUNT_freed], (unsigned long long)left);
     for (int i = COUNT_trims; i < COUNT_COUNT; i++)
         if (sum(i))
             length += snprintf(line + length, sizeof line - length, ", %llu %s", (unsigned long long)sum(i), words[i]);

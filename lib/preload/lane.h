@@ -23,13 +23,13 @@
     X(served, "mallocs")                                                                                               \
     X(served_at_once, "synchronous mallocs")                                                                           \
     X(freed, "frees")                                                                                                  \
-    X(no_memory, "refused for want of memory")                                                                         \
     X(trims, "trims for the driver's other memory")                                                                    \
     X(left_capture, "captured")                                                                                        \
     X(left_pool, "of another pool")                                                                                    \
     X(left_context, "of no primary context")                                                                           \
     X(left_shared, "shared with other devices")                                                                        \
     X(left_size, "without a size")                                                                                     \
+    X(left_no_memory, "that vpmm had no memory for")                                                                   \
     X(left_refused, "refused by vpmm")                                                                                 \
     X(left_busy, "synchronous beside memory still in use")                                                             \
     X(left_unserved, "on a device without a pool of vpmm's")                                                           \

@@ -54,7 +54,7 @@ static size_t rounded(size_t bytes)
 
 static enum count refusal_of(vpmm_status status)
 {
-    return status == VPMM_ERROR_OUT_OF_MEMORY ? COUNT_no_memory : COUNT_left_refused;
+    return status == VPMM_ERROR_OUT_OF_MEMORY ? COUNT_left_no_memory : COUNT_left_refused;
 }
 
 static int64_t beyond(struct allocation allocation)

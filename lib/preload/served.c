@@ -140,6 +140,7 @@ static vpmm_status make_pool(struct served *served)
     config.exportable = false;
     vpmm_status status = vpmm_config_from_env(&config);
     config.device = served->device;
+    config.reaper = true; /* nobody here calls vpmm_poll */
     if (config.streams == VPMM_STREAMS_TRUSTED) /* a stream that is destroyed as it captures is not released: life.c */
         config.streams = VPMM_STREAMS_CHECKED;
     return status == VPMM_SUCCESS ? vpmm_pool_create(&config, &served->pool) : status;

@@ -118,9 +118,10 @@ vpmm_status identity_refuse_capture(struct device *device, CUstream handle, CUco
     if (result != CUDA_SUCCESS && !device_result_is_capture(result))
         return device_failed(device, "asking whether the stream captures");
     if (result != CUDA_SUCCESS || capture != CU_STREAM_CAPTURE_STATUS_NONE)
-        return fail(VPMM_ERROR_NOT_SUPPORTED,
-                    "the stream is being captured into a graph: allocate, free and release it "
-                    "outside of the capture");
+        return fail(
+            VPMM_ERROR_NOT_SUPPORTED,
+            "the stream is being captured into a graph: allocate, free and release it outside of the capture, or "
+            "in a pool that is the graph's (vpmm_config.graph)");
     return VPMM_SUCCESS;
 }
 

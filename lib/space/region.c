@@ -545,7 +545,9 @@ CUdeviceptr region_hand_out(struct space *space, struct region region, uint64_t 
 vpmm_status region_not_live(CUdeviceptr address)
 {
     return fail(VPMM_ERROR_INVALID_POINTER,
-                "0x%llx is not the start of a live allocation of this pool: it was freed before, or lies inside one",
+                "0x%llx is not the start of a live allocation of this pool: it was freed before, lies inside one, or "
+                "is not the "
+                "pool's",
                 (unsigned long long)address);
 }
 

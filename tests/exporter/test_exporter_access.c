@@ -7,6 +7,8 @@
 #include "support.h"
 
 #include <crypt.h>
+#include <dlfcn.h>
+#include <errno.h>
 #include <gnutls/gnutls.h>
 #include <gnutls/x509.h>
 #include <sys/resource.h>
@@ -127,6 +129,11 @@ Test(exporter_access, an_address_that_is_not_ours_is_an_error)
     cr_assert(strstr(vpmm_last_error(), "192.0.2.1"));
     config.address = "fe80::1"; /* of which interface? */
     must_fail(VPMM_ERROR_NOT_SUPPORTED, vpmm_exporter_start(&config, &exporter));
+    static const char *const of_many[] = {"224.0.0.1", "255.255.255.255", "ff02::1"};
+    for (size_t i = 0; i < sizeof of_many / sizeof of_many[0]; i++) {
+        config.address = of_many[i];
+        refused(&config, "address", of_many[i]);
+    }
 }
 
 /* ---- passwords ---- */
@@ -355,6 +362,50 @@ Test(exporter_access, tls)
     must_work(vpmm_exporter_stop(exporter));
     cr_assert_lt(client_now_ms() - before, 100);
     close(fd), close(half);
+    free(pem_of_certificate), free(pem_of_key);
+}
+
+/* The C library's close, and what was to be closed that was not open. */
+int __real_close(int fd);
+int __wrap_close(int fd);
+static int closed_in_vain;
+
+int __wrap_close(int fd)
+{
+    int result = __real_close(fd);
+    closed_in_vain += result != 0 && errno == EBADF;
+    return result;
+}
+
+/* GnuTLS's, for libmicrohttpd as well, which has no memory in the call that is the next but so many. 0: in none. */
+static unsigned credentials_to_fail;
+
+int gnutls_certificate_allocate_credentials(gnutls_certificate_credentials_t *credentials)
+{
+    int (*real)(gnutls_certificate_credentials_t *);
+    void *symbol = dlsym(RTLD_NEXT, "gnutls_certificate_allocate_credentials");
+    memcpy(&real, &symbol, sizeof real);
+    return credentials_to_fail && --credentials_to_fail == 0 ? GNUTLS_E_MEMORY_ERROR : real(credentials);
+}
+
+/* In some of its failures libmicrohttpd has closed the listener: its number may be another thread's by then. */
+Test(exporter_access, tls_that_cannot_start_closes_nothing_of_others)
+{
+    vpmm_exporter_config config = quiet_config();
+    vpmm_exporter *exporter;
+    make_certificate();
+    config.tls_cert = pem_of_certificate;
+    config.tls_key = pem_of_key;
+    unsigned failed = 0;
+    for (unsigned nth = 1; nth <= 4; nth++) {
+        credentials_to_fail = nth;
+        vpmm_status status = vpmm_exporter_start(&config, &exporter);
+        if (status == VPMM_SUCCESS)
+            must_work(vpmm_exporter_stop(exporter));
+        failed += status != VPMM_SUCCESS;
+    }
+    cr_expect_geq(failed, 1);
+    cr_expect_eq(closed_in_vain, 0);
     free(pem_of_certificate), free(pem_of_key);
 }
 
