@@ -89,7 +89,7 @@ turns_red() {
   [ "${test#*:}" = "$test" ] || filter=(--filter "${test#*:}")
   test=${test%%:*}
   local targets=("$test")
-  [ "$test" != preload ] || targets=(vpmm_preload preload_linked preload_loaded preload_next)
+  [ "$test" != preload ] || targets=(vpmm_preload vpmm_constructor preload_linked preload_loaded preload_next)
   cmake --build "$scratch/$tree" --parallel "$cores" --target "${targets[@]}" >"$log" 2>&1 || return 2
   if [ "$tree" = tsan ]; then
     ! timeout 150 setarch "$(uname -m)" -R "$scratch/$tree/tests/$test" >"$log" 2>&1

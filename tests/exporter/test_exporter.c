@@ -110,6 +110,44 @@ Test(exporter, starts_in_one_call_and_serves_what_the_pool_says)
     world_close(&w);
 }
 
+/* Every number of a pool's own, however many there are. */
+Test(exporter, each_pool_says_what_it_has_itself)
+{
+    struct world idle, w;
+    world_open(&idle, NULL);
+    world_open(&w, NULL);
+    CUstream s = world_stream(&w);
+    CUdeviceptr live = take(&w, 5, s);
+    give(&w, take(&w, 3, s), s);
+    vpmm_exporter *exporter = start(NULL);
+    must_work(vpmm_exporter_add(exporter, idle.pool, "o"));
+    must_work(vpmm_exporter_add(exporter, w.pool, "p"));
+    must_work(vpmm_pool_set_attribute(w.pool, VPMM_ATTRIBUTE_MAX_MAPPED, 64 * PAGE));
+    char *text = scrape(exporter);
+    vpmm_stats stats = stats_of(&w);
+    vpmm_latency latency;
+    must_work(vpmm_latency_get(w.pool, &latency));
+    VPMM_STATS(LOOK)
+#define SUM_gauge(name)
+#define SUM_counter(name)
+#define SUM_counter_by(label)           SUM_BY(#label) SUM_OF
+#define SUM_BY(label)                   by = label;
+#define SUM_OF(name)                    require(sum_of_p(text, "vpmm_" #name "_total", by) == (double)stats.name, #name);
+#define SUM_part_of(sum, value)         IGNORE
+#define SUM_counter_part_of(sum, value) IGNORE
+#define ADD(name, kind, help)           SUM_##kind(name)
+    const char *by;
+    VPMM_STATS(ADD)
+    cr_expect_eq(of_p(text, "vpmm_max_mapped_bytes"), (double)(64 * PAGE));
+    cr_expect_gt(latency.sum_ns, 0);
+    cr_expect_float_eq(of_p(text, "vpmm_malloc_duration_seconds_sum"), (double)latency.sum_ns / 1e9, 1e-12);
+    free(text);
+    must_work(vpmm_exporter_stop(exporter));
+    give(&w, live, s);
+    world_close(&w);
+    world_close(&idle);
+}
+
 Test(exporter, a_cap_that_changes)
 {
     struct world w;
@@ -290,12 +328,15 @@ Test(exporter, the_device_is_named_once)
     vpmm_exporter *exporter = start(NULL);
     must_work(vpmm_exporter_add(exporter, w.pool, "p"));
     must_work(vpmm_exporter_add(exporter, other, "q"));
+    while (clock() < CLOCKS_PER_SEC / 4) /* this thread's time, and none of the exporter's */
+        ;
     char *text = scrape(exporter), *at = strstr(text, "vpmm_device_info{");
     cr_assert(at && !strstr(at + 1, "vpmm_device_info{"));
     cr_assert(strstr(at, device.uuid) && strstr(at, device.name));
     cr_assert(strstr(text, "vpmm_build_info{version=\""));
     cr_assert_gt(sample(text, "process_resident_memory_bytes"), 1e5);
     cr_assert_gt(sample(text, "process_cpu_seconds_total"), 0);
+    cr_assert_lt(sample(text, "vpmm_exporter_cpu_seconds_total"), sample(text, "process_cpu_seconds_total") / 2);
     cr_assert_gt(sample(text, "process_open_fds"), 3);
     cr_assert_float_eq(sample(text, "process_start_time_seconds"), (double)time(NULL), 600);
     free(text);
@@ -529,6 +570,9 @@ Test(exporter, a_stalled_reaper_is_not_ready_and_a_sleeping_one_is)
     must_work(vpmm_pool_create(&config, &pool));
     exporter_config.limits.reaper_stall_ms = 1000;
     vpmm_exporter *exporter = start(&exporter_config);
+    struct world idle;
+    world_open(&idle, NULL);
+    must_work(vpmm_exporter_add(exporter, idle.pool, "o")); /* whose age is another's */
     must_work(vpmm_exporter_add(exporter, pool, "p"));
     usleep(1300000);
     must_work(vpmm_health_get(pool, &health));
@@ -560,6 +604,7 @@ Test(exporter, a_stalled_reaper_is_not_ready_and_a_sleeping_one_is)
     usleep(100000);
     cr_assert_eq(status_of(exporter, "/-/ready"), 200);
     must_work(vpmm_exporter_stop(exporter));
+    world_close(&idle);
     must_work(vpmm_stream_release(pool, s));
     table.cuStreamDestroy(s);
     must_work(vpmm_pool_destroy(pool));

@@ -77,6 +77,12 @@ Test(exporter_access, wrong_settings_are_named)
     LIMIT(requests_per_second, 0)
     LIMIT(passwords_per_second, 0)
     LIMIT(reaper_stall_ms, 999)
+    LIMIT(deadline_ms, 600001)
+    LIMIT(header_bytes, 4095)
+    LIMIT(header_bytes, 1048577)
+    LIMIT(requests_per_second, 100001)
+    LIMIT(passwords_per_second, 1001)
+    LIMIT(reaper_stall_ms, 3600001)
 }
 
 Test(exporter_access, wrong_credentials_and_certificates_are_named)

@@ -695,6 +695,39 @@ Test(builders, little_memory_of_other_streams_is_not_waited_for, .timeout = 60)
     cr_expect_eq(growth_beside_fenced(VPMM_REUSE_WAIT_DEVICE, 1, false, 2), 2);
 }
 
+/* What is left of memory that was waited for on two streams is used on no third before both have passed. */
+Test(builders, what_is_left_is_behind_all_that_was_waited_for, .timeout = 60)
+{
+    needs_simulator();
+    struct setup setup = setup_default();
+    struct world w;
+    setup.pool.reuse = VPMM_REUSE_WAIT_DEVICE;
+    world_open(&w, &setup);
+    CUstream quick = world_stream(&w), slow = world_stream(&w), asks = world_stream(&w), third = world_stream(&w);
+    CUdeviceptr low = take(&w, 8, quick), wall = take(&w, 1, asks), high = take(&w, 24, slow), end = take(&w, 1, asks);
+    for (int i = 0; i < 4; i++) /* so that its fences have the higher numbers */
+        give(&w, take(&w, 1, quick), quick);
+    fill(&w, low, 8, 1, quick);
+    fill(&w, high, 24, 2, slow);
+    give(&w, low, quick);
+    give(&w, high, slow);
+    uint64_t mapped = stats_of(&w).mapped_bytes;
+    CUdeviceptr most = take(&w, 28, asks);
+    cr_expect_eq(stats_of(&w).mapped_bytes, mapped, "both move");
+    world_run(&w, quick, SIZE_MAX);
+    must_work(vpmm_poll(w.pool));
+    CUdeviceptr rest = take(&w, 4, third);
+    cr_expect_eq(stats_of(&w).mapped_bytes, mapped);
+    fill(&w, rest, 4, 3, third);
+    cr_expect_eq(world_run(&w, third, SIZE_MAX), 0, "the slow stream still uses it");
+    expect_later(&w, rest, 4, 3, third);
+    give(&w, rest, third);
+    give(&w, most, asks);
+    give(&w, wall, asks);
+    give(&w, end, asks);
+    world_close(&w);
+}
+
 /* ---- many, and ends ---- */
 
 static void *take_and_give(void *argument)

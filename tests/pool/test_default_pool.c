@@ -8,6 +8,8 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <vpmm/observe.h>
+
 /* The library asks for it by its name, and gets the one that is loaded. */
 static void load_driver(void)
 {
@@ -47,6 +49,30 @@ Test(default_pool, it_is_not_destroyed)
     must_work(vpmm_malloc(pool, 1 << 20, NULL, &memory));
     must_work(vpmm_free(pool, memory, NULL));
     must_work(vpmm_trim(pool, 0, NULL));
+}
+
+Test(default_pool, each_device_has_its_own)
+{
+    vpmm_pool *pool[2];
+    vpmm_device device;
+    setenv("FAKE_DEVICES", "2", 1);
+    load_driver();
+    for (int i = 0; i < 2; i++) {
+        must_work(vpmm_pool_default(i, &pool[i]));
+        must_work(vpmm_device_get(pool[i], &device));
+        cr_expect_eq(device.ordinal, i);
+    }
+    cr_expect_neq(pool[0], pool[1]);
+}
+
+Test(default_pool, a_wrong_environment_is_said)
+{
+    vpmm_pool *pool;
+    load_driver();
+    setenv("VPMM_PAGE_SIZE", "odd", 1);
+    must_fail(VPMM_ERROR_INVALID_VALUE, vpmm_pool_default(0, &pool));
+    unsetenv("VPMM_PAGE_SIZE");
+    must_work(vpmm_pool_default(0, &pool)); /* nothing is left of the refusal */
 }
 
 /* In the child of a fork beside the thread that makes it: whichever the answer, it does not wait for that thread. */

@@ -1106,3 +1106,84 @@ Test(limits, the_dump_names_every_statistic_and_every_byte)
     cr_expect_eq(pages * PAGE, t.before.reserved_bytes);
     stage_close(&t);
 }
+
+/* Pages that are cut come with some more for the next requests; where there is no room for these, without. */
+Test(limits, a_small_request_does_not_fail_for_its_surplus)
+{
+    enum { PIECE = 1 << 20, PIECES = 64 };
+    struct world w;
+    world_open(&w, NULL);
+    CUstream s = world_stream(&w);
+    CUdeviceptr piece[PIECES + 2], page[PIECES];
+    int pages = 0;
+    for (int i = 0; i < PIECES; i++)
+        piece[i] = take_bytes(&w, PIECE, s);
+    while (stats_of(&w).reusable_bytes && pages < PIECES)
+        page[pages++] = take(&w, 1, s);
+    must_work(vpmm_pool_set_attribute(w.pool, VPMM_ATTRIBUTE_MAX_MAPPED, stats_of(&w).mapped_bytes + PAGE));
+    for (int i = 0; i < 2; i++)
+        piece[PIECES + i] = take_bytes(&w, PIECE, s);
+    for (int i = 0; i < PIECES + 2; i++)
+        give(&w, piece[i], s);
+    while (pages)
+        give(&w, page[--pages], s);
+    world_close(&w);
+}
+
+Test(limits, the_largest_hole_is_in_bytes)
+{
+    struct world w;
+    world_open(&w, NULL);
+    CUstream s = world_stream(&w);
+    CUdeviceptr p = take(&w, 1, s);
+    cr_expect_gt(stats_of(&w).hole_bytes, 0);
+    cr_expect_eq(stats_of(&w).largest_hole_bytes, stats_of(&w).hole_bytes, "there is one, behind the page");
+    give(&w, p, s);
+    world_close(&w);
+}
+
+Test(limits, a_dump_that_is_not_written_is_told)
+{
+    struct world w;
+    world_open(&w, NULL);
+    FILE *full = fopen("/dev/full", "w");
+    cr_assert(full);
+    setvbuf(full, NULL, _IONBF, 0);
+    must_fail(VPMM_ERROR_INVALID_VALUE, vpmm_dump(w.pool, full));
+    fclose(full);
+    world_close(&w);
+}
+
+Test(limits, a_pool_without_pages_has_no_reaper)
+{
+    struct setup setup = setup_default();
+    setup.sim.vmm = false;
+    setup.pool.reaper = true;
+    struct world w;
+    vpmm_health health;
+    world_open(&w, &setup);
+    must_work(vpmm_health_get(w.pool, &health));
+    cr_expect_not(health.reaper);
+    world_close(&w);
+}
+
+/* However much is cut, the request that makes more of it makes eight handles beyond its own, no more. */
+Test(limits, the_surplus_of_small_requests_is_bounded)
+{
+    enum { PIECE = 1 << 20, PIECES = 600, MOST = 8 };
+    static CUdeviceptr piece[PIECES];
+    struct world w;
+    uint64_t most = 0;
+    world_open(&w, NULL);
+    CUstream s = world_stream(&w);
+    for (int i = 0; i < PIECES; i++) {
+        uint64_t before = stats_of(&w).mapped_bytes;
+        piece[i] = take_bytes(&w, PIECE, s);
+        uint64_t grown = stats_of(&w).mapped_bytes - before;
+        most = grown > most ? grown : most;
+    }
+    cr_expect_eq(most, (1 + MOST) * PAGE, "%lu pages at once", most / PAGE);
+    for (int i = 0; i < PIECES; i++)
+        give(&w, piece[i], s);
+    world_close(&w);
+}

@@ -113,14 +113,15 @@ static void exit_from_another_thread(void)
 }
 
 /* A child has none of its parent's threads. Who waits for one there is let go by the C library, and not by others. */
-static bool has_no_threads;
+static int joins_left = -1; /* -1: any number */
 
 int __real_pthread_join(pthread_t thread, void **result);
 int __wrap_pthread_join(pthread_t thread, void **result);
 
 int __wrap_pthread_join(pthread_t thread, void **result)
 {
-    child_needs(!has_no_threads);
+    child_needs(joins_left);
+    joins_left -= joins_left > 0;
     return __real_pthread_join(thread, result);
 }
 
@@ -131,12 +132,30 @@ static void exit_after_fork(void)
     pid_t pid = fork();
     child_needs(pid >= 0);
     if (pid == 0) {
-        has_no_threads = true;
+        joins_left = 0;
         exit(0); /* the parent's reaper is not here, and must not be waited for */
     }
     int status = -1;
     child_needs(waitpid(pid, &status, 0) == pid && WIFEXITED(status) && WEXITSTATUS(status) == 0);
     give_the_reaper_work(&w);
+    exit(0);
+}
+
+/* The child's own reaper is stopped, and the parent's is not waited for. */
+static void exit_after_fork_with_a_pool(void)
+{
+    struct child_world w = child_world(false, true);
+    give_the_reaper_work(&w);
+    pid_t pid = fork();
+    child_needs(pid >= 0);
+    if (pid == 0) {
+        struct child_world own = child_world(false, true);
+        give_the_reaper_work(&own);
+        joins_left = 1;
+        exit(0);
+    }
+    int status = -1;
+    child_needs(waitpid(pid, &status, 0) == pid && WIFEXITED(status) && WEXITSTATUS(status) == 0);
     exit(0);
 }
 
@@ -215,6 +234,7 @@ static const struct {
     {"exit_with_the_reaper_at_work", exit_with_the_reaper_at_work},
     {"exit_from_another_thread", exit_from_another_thread},
     {"exit_after_fork", exit_after_fork},
+    {"exit_after_fork_with_a_pool", exit_after_fork_with_a_pool},
     {"the_driver_shuts_down_first", the_driver_shuts_down_first},
     {"the_driver_shuts_down_under_the_reaper", the_driver_shuts_down_under_the_reaper},
     {"no_thread_before_one_is_asked_for", no_thread_before_one_is_asked_for},
@@ -287,6 +307,11 @@ Test(process, exit_after_fork)
 {
     for (int i = 0; i < times(); i++)
         child_ends_well("exit_after_fork");
+}
+Test(process, exit_after_fork_with_a_pool)
+{
+    needs_simulator();
+    child_ends_well("exit_after_fork_with_a_pool");
 }
 Test(process, the_driver_shuts_down_first)
 {

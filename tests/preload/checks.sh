@@ -58,12 +58,19 @@ declare -A settings=(
   [refused]=VPMM_PAGE_SIZE=odd
   [dependencies]="FAKE_STEPPED=1 VPMM_CACHE_BYTES=0"
   [at_once]="VPMM_PRELOAD_SYNC=on FAKE_STEPPED=1"
+  [first_beside_capture]=VPMM_PRELOAD_SYNC=on
+  [given_threshold]="VPMM_DECAY_MS=50 VPMM_CAPTURES=off VPMM_RELEASE_THRESHOLD=1G"
+  [freed_for_all]=VPMM_CAPTURES=on
+  [peers]=VPMM_PRELOAD_SYNC=on
+  [stream_of_another]="FAKE_DEVICES=2 FAKE_MEMORY=67108864"
   [threshold]="VPMM_DECAY_MS=50 VPMM_CAPTURES=off"
 )
-cases=(serve drivers capture beside_capture left_behind left_alone recaptured joined unreleased pools shared
-  context questions threshold dependencies constructor constructor_thread memory full trimmed kept race_for_memory
-  other_device reset_beside destroyed_in_capture destroyed_and_followed released_wholly released_after_reset
-  refused failing short reset streams default_stream threads at_once unused fork fork_beside child names)
+cases=(serve drivers capture beside_capture left_behind left_alone recaptured joined unreleased pools
+  pool_of_location shared context first_beside_capture inactive created given_threshold freed_for_all
+  unreleased_memory peers stream_of_another questions threshold dependencies constructor constructor_thread memory
+  full trimmed kept race_for_memory other_device reset_beside destroyed_in_capture destroyed_and_followed
+  released_wholly released_after_reset refused failing short reset streams default_stream threads at_once unused fork
+  fork_beside child names)
 
 for name in "${cases[@]}"; do
   [ -z "$only" ] || [ "$only" = "$name" ] || continue

@@ -275,6 +275,13 @@ CUresult fake_reset(CUdevice device)
     return CUDA_SUCCESS;
 }
 
+DECLARE(enable_peer, "cuCtxEnablePeerAccess", (CUcontext peer, unsigned int flags))
+CUresult fake_enable_peer(CUcontext peer, unsigned int flags)
+{
+    (void)peer, (void)flags;
+    return CUDA_SUCCESS;
+}
+
 /* ---- a device's pool ---- */
 
 DECLARE(set_device_pool, "cuDeviceSetMemPool", (CUdevice device, CUmemoryPool pool))
@@ -282,6 +289,13 @@ CUresult fake_set_device_pool(CUdevice device, CUmemoryPool pool)
 {
     current[device] = pool;
     return CUDA_SUCCESS;
+}
+
+DECLARE(set_pool, "cuMemSetMemPool", (CUmemLocation * location, CUmemAllocationType type, CUmemoryPool pool))
+CUresult fake_set_pool(CUmemLocation *location, CUmemAllocationType type, CUmemoryPool pool)
+{
+    (void)type;
+    return fake_set_device_pool(location->id, pool);
 }
 
 DECLARE(get_device_pool, "cuDeviceGetMemPool", (CUmemoryPool * pool, CUdevice device))
@@ -386,7 +400,9 @@ static const struct row {
     ROW("cuDevicePrimaryCtxRelease", 11000, fake_release),
     ROW("cuDevicePrimaryCtxGetState", 7000, fake_primary_state),
     ROW("cuDevicePrimaryCtxReset", 11000, fake_reset),
+    ROW("cuCtxEnablePeerAccess", 4000, fake_enable_peer),
     ROW("cuDeviceSetMemPool", 11020, fake_set_device_pool),
+    ROW("cuMemSetMemPool", 13000, fake_set_pool),
     ROW("cuDeviceGetMemPool", 11020, fake_get_device_pool),
     ROW("cuMemPoolSetAccess", 11020, fake_pool_set_access),
     ROW("cuMemGetAddressRange", 3020, fake_get_address_range),

@@ -59,8 +59,6 @@
     X(free_async, "cuMemFreeAsync", "cuMemFreeAsync", 11020, (CUdeviceptr, CUstream))                                  \
     X(alloc, "cuMemAlloc_v2", "cuMemAlloc", 3020, (CUdeviceptr *, size_t))                                             \
     X(free, "cuMemFree_v2", "cuMemFree", 3020, (CUdeviceptr))                                                          \
-    X(create, "cuMemCreate", "cuMemCreate", 10020,                                                                     \
-      (CUmemGenericAllocationHandle *, size_t, const CUmemAllocationProp *, unsigned long long))                       \
     X(info, "cuMemGetInfo_v2", "cuMemGetInfo", 3020, (size_t *, size_t *))                                             \
     X(range, "cuMemGetAddressRange_v2", "cuMemGetAddressRange", 3020, (CUdeviceptr *, size_t *, CUdeviceptr))          \
     X(attribute, "cuPointerGetAttribute", "cuPointerGetAttribute", 4000, (void *, CUpointer_attribute, CUdeviceptr))   \
@@ -74,7 +72,12 @@
     X(pool_access, "cuMemPoolSetAccess", "cuMemPoolSetAccess", 11020, (CUmemoryPool, const CUmemAccessDesc *, size_t)) \
     X(device_pool, "cuDeviceSetMemPool", "cuDeviceSetMemPool", 11020, (CUdevice, CUmemoryPool))                        \
     X(alloc_pool, "cuMemAllocFromPoolAsync", "cuMemAllocFromPoolAsync", 11020,                                         \
-      (CUdeviceptr *, size_t, CUmemoryPool, CUstream))
+      (CUdeviceptr *, size_t, CUmemoryPool, CUstream))                                                                 \
+    X(create, "cuMemCreate", "cuMemCreate", 10020,                                                                     \
+      (CUmemGenericAllocationHandle *, size_t, const CUmemAllocationProp *, unsigned long long))                       \
+    X(stream_destroy_v1, "cuStreamDestroy", "cuStreamDestroy", 4000, (CUstream))                                       \
+    X(set_pool, "cuMemSetMemPool", "cuMemSetMemPool", 13000, (CUmemLocation *, CUmemAllocationType, CUmemoryPool))     \
+    X(enable_peer, "cuCtxEnablePeerAccess", "cuCtxEnablePeerAccess", 4000, (CUcontext, unsigned int))
 
 static struct {
 #define MEMBER(member, symbol, name, version, parameters) CUresult(CUDAAPI *member) parameters;
@@ -436,9 +439,25 @@ static void case_pools(void)
     OK(cu.free_async(served(1000, stream), stream));
 }
 
+/* By CUDA 13's entry. */
+static void case_pool_of_location(void)
+{
+    CUmemoryPool pool;
+    CUdeviceptr memory;
+    CUmemPoolProps props = {.allocType = CU_MEM_ALLOCATION_TYPE_PINNED,
+                            .location = {.type = CU_MEM_LOCATION_TYPE_DEVICE, .id = 0}};
+    OK(cu.free_async(served(1000, stream), stream));
+    OK(cu.pool_create(&pool, &props));
+    OK(cu.set_pool(&props.location, CU_MEM_ALLOCATION_TYPE_PINNED, pool));
+    OK(left(&memory, 1000, stream));
+    OK(cu.free_async(memory, stream));
+}
+
 static void case_shared(void)
 {
-    CUmemoryPool standard;
+    CUmemoryPool standard, own;
+    CUmemPoolProps props = {.allocType = CU_MEM_ALLOCATION_TYPE_PINNED,
+                            .location = {.type = CU_MEM_LOCATION_TYPE_DEVICE, .id = 0}};
     CUdeviceptr memory;
     CUmemAccessDesc access = {.location = {.type = CU_MEM_LOCATION_TYPE_DEVICE, .id = 0},
                               .flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE};
@@ -449,6 +468,11 @@ static void case_shared(void)
     OK(cu.pool_access(standard, &access, 1));
     OK(cu.free_async(served(1000, stream), stream));
     access.flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
+    OK(cu.pool_create(&own, &props));
+    OK(cu.pool_access(own, &access, 1)); /* of another pool */
+    OK(cu.free_async(served(1000, stream), stream));
+    EXPECT(cu.pool_access(standard, NULL, 1) == CUDA_ERROR_INVALID_VALUE); /* which gives no right */
+    OK(cu.free_async(served(1000, stream), stream));
     OK(cu.pool_access(standard, &access, 1));
     OK(left(&memory, 1000, stream));
     OK(cu.free_async(memory, stream));
@@ -864,6 +888,10 @@ static void case_released_wholly(void)
     for (int round = 0; round < 3; round++) {
         CUdeviceptr memory = served(3 << 20, stream);
         int releases = 0;
+        CUcontext refused;
+        fake.fail("cuDevicePrimaryCtxRetain", 1, CUDA_ERROR_OUT_OF_MEMORY); /* which retains nothing */
+        EXPECT(cu.retain(&refused, 0) == CUDA_ERROR_OUT_OF_MEMORY);
+        fake.fail("cuDevicePrimaryCtxRetain", 0, CUDA_SUCCESS);
         OK(cu.fill(memory, 1, 3 << 20, stream));
         OK(cu.stream_wait(stream));
         OK(cu.free_async(memory, stream));
@@ -899,6 +927,155 @@ static void case_released_after_reset(void)
             releases++;
         EXPECT(releases == 2);
     }
+}
+
+/* A device's pool is made beside a capture, which goes on, as it does beside frees that wait for work. */
+static void case_first_beside_capture(void)
+{
+    CUgraph graph = NULL;
+    CUstream captured;
+    CUdeviceptr memory;
+    OK(cu.stream_create(&captured, CU_STREAM_NON_BLOCKING));
+    OK(cu.capture(captured, CU_STREAM_CAPTURE_MODE_GLOBAL));
+    CUdeviceptr own = served(3 << 20, stream);
+    OK(cu.capture_end(captured, &graph));
+    OK(cu.graph_destroy(graph));
+    OK(cu.alloc(&memory, 3000)); /* at once: so that the next one finds a pool with memory */
+    OK(cu.free(memory));
+    OK(cu.capture(captured, CU_STREAM_CAPTURE_MODE_GLOBAL));
+    OK(cu.alloc(&memory, 3000));
+    OK(cu.free(own));
+    OK(cu.free(memory));
+    OK(cu.capture_end(captured, &graph));
+    OK(cu.graph_destroy(graph));
+    OK(cu.stream_destroy(captured));
+}
+
+/* A context of the program's own, on a device whose primary one is not active: it is not made so. */
+static void case_inactive(void)
+{
+    CUcontext own;
+    CUstream there;
+    CUdeviceptr memory;
+    OK(cu.stream_destroy(stream));
+    OK(cu.release(0));
+    OK(cu.context_create(&own, 0, 0)); /* and current */
+    OK(cu.stream_create(&there, CU_STREAM_NON_BLOCKING));
+    uint64_t retains = fake.calls("cuDevicePrimaryCtxRetain");
+    OK(left(&memory, 1000, there));
+    EXPECT(fake.calls("cuDevicePrimaryCtxRetain") == retains);
+    OK(cu.free_async(memory, there));
+    OK(cu.stream_destroy(there));
+    OK(cu.retain(&context, 0));
+    OK(cu.set_current(context));
+    OK(cu.stream_create(&stream, CU_STREAM_DEFAULT));
+}
+
+static uint64_t reserved_by_both(void)
+{
+    uint64_t reserved = 0;
+    CUmemoryPool standard;
+    OK(cu.default_pool(&standard, 0));
+    OK(cu.pool_get(standard, CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT, &reserved));
+    return reserved;
+}
+
+/* cuMemCreate finds no memory: of this device, what vpmm keeps goes; of the host, nothing. */
+static void case_created(void)
+{
+    enum { HOST = 2 }; /* CU_MEM_LOCATION_TYPE_HOST, which CUDA 11.8 does not name */
+    CUmemGenericAllocationHandle handle;
+    CUmemAllocationProp prop = {.type = CU_MEM_ALLOCATION_TYPE_PINNED, .location = {.type = (CUmemLocationType)HOST}};
+    OK(cu.free_async(served(32 << 20, stream), stream));
+    OK(cu.stream_wait(stream));
+    for (int of_device = 0; of_device < 2; of_device++) {
+        fake.fail("cuMemCreate", 1, CUDA_ERROR_OUT_OF_MEMORY);
+        EXPECT(cu.create(&handle, 2 << 20, &prop, 0) == CUDA_ERROR_OUT_OF_MEMORY);
+        fake.fail("cuMemCreate", 0, CUDA_SUCCESS);
+        EXPECT((reserved_by_both() >= 32 << 20) == !of_device);
+        prop.location.type = CU_MEM_LOCATION_TYPE_DEVICE;
+    }
+}
+
+/* Of a threshold that the program has not set the environment's stays. */
+static void case_given_threshold(void)
+{
+    OK(cu.free_async(served(32 << 20, stream), stream));
+    OK(cu.stream_wait(stream));
+    usleep(300000); /* VPMM_DECAY_MS is 50 */
+    EXPECT(reserved_by_both() >= 32 << 20);
+}
+
+/* What cudaFree has waited for is every stream's, also where nobody touches another's stream. */
+static void case_freed_for_all(void)
+{
+    CUdeviceptr own = served(8 << 20, stream);
+    OK(cu.free(own));
+    uint64_t created = fake.calls("cuMemCreate");
+    CUdeviceptr again = served(8 << 20, stream);
+    EXPECT(fake.calls("cuMemCreate") == created);
+    OK(cu.free_async(again, stream));
+}
+
+/* What the driver would not take back is reserved. */
+static void case_unreleased_memory(void)
+{
+    CUmemoryPool standard;
+    OK(cu.default_pool(&standard, 0));
+    OK(cu.free_async(served(32 << 20, stream), stream));
+    OK(cu.stream_wait(stream));
+    fake.fail("cuMemRelease", 1, CUDA_ERROR_UNKNOWN);
+    OK(cu.pool_trim(standard, 0));
+    EXPECT(reserved_by_both() >= 32 << 20);
+    fake.fail("cuMemRelease", 0, CUDA_SUCCESS);
+}
+
+/* Peer access is for memory at once: requests in stream order are vpmm's as before. */
+static void case_peers(void)
+{
+    CUdeviceptr memory;
+    OK(cu.alloc(&memory, 3000));
+    EXPECT(fake.calls("cuMemCreate") > 0); /* vpmm's */
+    OK(cu.free(memory));
+    OK(cu.enable_peer(context, 0));
+    uint64_t plain = fake.calls("cuMemAlloc");
+    OK(cu.alloc(&memory, 3000));
+    EXPECT(fake.calls("cuMemAlloc") == plain + 1); /* the driver's */
+    OK(cu.free(memory));
+    OK(cu.free_async(served(1000, stream), stream));
+}
+
+/* What another device's stream lacks that device gives back, whichever is current. */
+static void case_stream_of_another(void)
+{
+    CUmemoryPool pool;
+    CUdeviceptr memory;
+    CUmemPoolProps props = {.allocType = CU_MEM_ALLOCATION_TYPE_PINNED,
+                            .location = {.type = CU_MEM_LOCATION_TYPE_DEVICE, .id = 1}};
+    size_t before, free, total;
+    OK(cu.free_async(served(1000, stream), stream));
+    OK(cu.retain(&second_context, 1));
+    OK(cu.set_current(second_context));
+    OK(cu.stream_create(&second_stream, CU_STREAM_NON_BLOCKING));
+    OK(cu.alloc(&memory, 40 << 20));
+    OK(cu.info(&before, &total));
+    OK(cu.set_current(context));
+    OK(cu.free_async(served(16 << 20, stream), stream));
+    OK(cu.set_current(second_context));
+    OK(cu.info(&free, &total));
+    EXPECT(free == before); /* of its own device */
+    OK(cu.free(memory));
+    OK(cu.free_async(served(40 << 20, second_stream), second_stream));
+    OK(cu.stream_wait(second_stream));
+    OK(cu.pool_create(&pool, &props));
+    OK(cu.device_pool(1, pool));
+    OK(cu.set_current(context));
+    OK(cu.alloc_async(&memory, 40 << 20, second_stream)); /* of 64 MiB, of which vpmm keeps 40 */
+    OK(cu.free_async(memory, second_stream));
+    OK(cu.set_current(second_context));
+    OK(cu.stream_wait(second_stream));
+    OK(cu.stream_destroy(second_stream));
+    OK(cu.set_current(context));
 }
 
 static void case_memory(void)
@@ -997,28 +1174,15 @@ static void case_failing(void)
     OK(cu.stream_destroy(fresh));
 }
 
-/* A device that has no memory for vpmm's first stream is asked again; what has no device is not made room for there. */
+/* A device that has no memory for vpmm's first stream is asked again. */
 static void case_short(void)
 {
     CUdeviceptr memory;
-    CUmemoryPool standard;
-    uint64_t before = 0, reserved = 0;
-    CUmemAllocationProp of_the_host = {.type = CU_MEM_ALLOCATION_TYPE_PINNED,
-                                       .location = {.type = CU_MEM_LOCATION_TYPE_HOST_NUMA, .id = 0}};
-    CUmemGenericAllocationHandle handle;
     fake.fail("cuStreamCreate", 1, CUDA_ERROR_OUT_OF_MEMORY);
     OK(left(&memory, 1000, stream));
     OK(cu.free_async(memory, stream));
     fake.fail("cuStreamCreate", 0, CUDA_SUCCESS);
-    OK(cu.free_async(served(32 << 20, stream), stream));
-    OK(cu.stream_wait(stream));
-    OK(cu.default_pool(&standard, 0));
-    OK(cu.pool_get(standard, CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT, &before));
-    fake.fail("cuMemCreate", 1, CUDA_ERROR_OUT_OF_MEMORY);
-    EXPECT(cu.create(&handle, 2 << 20, &of_the_host, 0) == CUDA_ERROR_OUT_OF_MEMORY);
-    fake.fail("cuMemCreate", 0, CUDA_SUCCESS);
-    OK(cu.pool_get(standard, CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT, &reserved));
-    EXPECT(before >= 32 << 20 && reserved == before);
+    OK(cu.free_async(served(1000, stream), stream));
 }
 
 static void case_reset(void)
@@ -1058,7 +1222,7 @@ static void case_streams(void)
         CUdeviceptr memory = served(i % 3 ? 1000 : 3 << 20, brief);
         OK(cu.fill(memory, 1, 1000, brief));
         OK(cu.free_async(memory, brief));
-        OK(cu.stream_destroy(brief));
+        OK(i & 2 ? cu.stream_destroy(brief) : cu.stream_destroy_v1(brief));
     }
     OK(cu.free_async(served(3 << 20, stream), stream));
     uint64_t reserved = 0;
@@ -1282,8 +1446,9 @@ static void case_child(void)
 static void case_names(void)
 {
     void *library = dlopen("libcuda.so.1", RTLD_NOW), *self = dlopen(NULL, RTLD_NOW);
-    void *ours = dlsym(RTLD_DEFAULT, "cuMemAllocAsync");
+    void *ours = dlsym(RTLD_DEFAULT, "cuMemAllocAsync"), *other = dlopen("libvpmm_next_last.so", RTLD_NOW);
     EXPECT(ours && dlsym(library, "cuMemAllocAsync") == ours);
+    EXPECT(other && dlsym(other, "cuMemAllocAsync") && dlsym(other, "cuMemAllocAsync") != ours); /* another's */
     EXPECT(dlsym(RTLD_NEXT, "cuMemAllocAsync") == ours);
     EXPECT(dlsym(self, "cuMemAllocAsync") == ours);
     EXPECT(dlsym(library, "cuMemAlloc") != dlsym(library, "cuMemAlloc_v2"));
@@ -1336,6 +1501,7 @@ static const struct {
     {"joined", case_joined, true},
     {"unreleased", case_unreleased, false},
     {"pools", case_pools, false},
+    {"pool_of_location", case_pool_of_location, false},
     {"shared", case_shared, false},
     {"context", case_context, false},
     {"questions", case_questions, false},
@@ -1343,6 +1509,14 @@ static const struct {
     {"dependencies", case_dependencies, false},
     {"constructor", case_constructor, false},
     {"constructor_thread", case_constructor_thread, false},
+    {"first_beside_capture", case_first_beside_capture, false},
+    {"inactive", case_inactive, false},
+    {"created", case_created, true},
+    {"given_threshold", case_given_threshold, false},
+    {"freed_for_all", case_freed_for_all, false},
+    {"unreleased_memory", case_unreleased_memory, false},
+    {"peers", case_peers, false},
+    {"stream_of_another", case_stream_of_another, false},
     {"memory", case_memory, false},
     {"full", case_full, false},
     {"trimmed", case_trimmed, false},

@@ -355,6 +355,9 @@ Test(check, max_mapped)
     check_refuses(&config, VPMM_ERROR_INVALID_VALUE, "max_mapped", "VPMM_MAX_MAPPED", "at least a page");
     config.max_mapped = 2 * GRANULARITY;
     check_accepts(&config);
+    config.page_size = GRANULARITY / 4;
+    config.max_mapped = GRANULARITY / 2; /* pages, but less than a handle */
+    check_refuses(&config, VPMM_ERROR_INVALID_VALUE, "max_mapped", "VPMM_MAX_MAPPED", "1048576");
 }
 
 Test(check, extent_size)
