@@ -301,16 +301,20 @@ uint64_t stats_next_epoch(struct stats *stats, uint64_t now)
     return greater(exchange_acq_rel_u64(&stats->epoch_live, now), now);
 }
 
-/* What the thread's stripe has more of a level, or less. Another thread of the stripe may tell of it first. */
+/*
+ * What the thread's stripe has more of a level, or less. Another thread of the stripe may tell of it first. Both peaks are
+ * told of, because the one slack that they have may be less from then on than what the other one has untold.
+ */
 static void change(struct stats *stats, enum peak which, uint64_t bytes)
 {
-    _Atomic(uint64_t) *untold = &stats->stripe[stats_stripe()].untold[which];
+    _Atomic(uint64_t) *untold = stats->stripe[stats_stripe()].untold;
     struct stats_part *part = &stats->stripe[stats_stripe()].part;
-    uint64_t now = fetch_add_relaxed_u64(untold, bytes) + bytes, most = slack_of_stripe(part);
+    uint64_t now = fetch_add_relaxed_u64(&untold[which], bytes) + bytes, most = slack_of_stripe(part);
     if (!exceeds(now, most))
         return;
     adapt(part, most, SLACK_OF_STRIPE);
-    fetch_add_relaxed_u64(&stats->shared[which].told, exchange_acq_rel_u64(untold, 0));
+    for (enum peak each = 0; each < PEAKS; each++)
+        fetch_add_relaxed_u64(&stats->shared[each].told, exchange_acq_rel_u64(&untold[each], 0));
 }
 
 void stats_begin_live(struct stats *stats, enum stat live_stat, uint64_t live, uint64_t requested)

@@ -165,7 +165,7 @@ void cache_return_bins(struct cache *cache)
         return_bins_of(cache, kind);
 }
 
-/* Published, so that nothing stands in the bins that another cache is to have. False: its stream is being released. */
+/* Published, so that nothing stands in the bins that another cache is to have. False: its stream is CLOSING. */
 static bool take_bins_back(struct cache *cache)
 {
     struct stream *stream = load_relaxed_ptr(&cache->stream);

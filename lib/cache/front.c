@@ -325,7 +325,7 @@ void fronts_close(struct fronts *fronts, struct stream *stream)
     struct cache *next;
     if (!fronts->cache)
         return;
-    vpmm_assert(peek_u32(&stream->state) == STREAM_RELEASING && peek_u32(&stream->users) > 0);
+    vpmm_assert(peek_u32(&stream->state) == STREAM_CLOSING && peek_u32(&stream->users) > 0);
     lock_take(&streams->lock); /* pairs with that of who has put a cache into the list */
     struct cache *cache = fronts->of_stream[stream->slot].attached;
     fronts->of_stream[stream->slot].attached = NULL;
@@ -370,7 +370,7 @@ static void unlink_from_stream(const struct cache *cache)
 /*
  * Takes a closed cache from its record, which can go to another stream from then on: not before, because a hit that has
  * found the cache open, and is still at it, takes what is cached for the record. Counted in while the cache is emptied.
- * False: the stream is being released, and who does that looks into the cache: its slots are not another stream's
+ * False: the stream is CLOSING, and who releases it looks into the cache: its slots are not another stream's
  * before that has ended.
  */
 static bool part_from_stream(struct cache *cache)

@@ -33,7 +33,7 @@
  * ABA: the word's generation (units.h). A hit reads the word, then fence_stream, then exchanges the word as it was
  * read; fence_stream is written only in state OWN, so it was the region's at the exchange.
  *
- * Releasing. A release makes the record RELEASING and waits until nobody else is counted in (stream.h); whoever moves
+ * Releasing. A release makes the record CLOSING and waits until nobody else is counted in (stream.h); whoever moves
  * addresses between slots, or takes regions out behind a fence, is counted in. Then it closes the stream's caches and
  * empties every bin. A hit is not counted: a take does no harm, and a give that the emptying has not met finds its bin
  * not noted, and then its cache closed, and is undone (cache_note). So nothing is left in a cache of a released stream,
@@ -125,7 +125,7 @@ struct front {
 /* What a space's fronts have of a stream, by its record's slot. */
 struct stream_caches {
     _Atomic(void *) neighbour[STREAM_NEIGHBOURS]; /* some of the attached caches, for threads that look for memory */
-    struct cache *attached; /* all of them, a list: under the registry's lock, or alone while the record is RELEASING */
+    struct cache *attached; /* all of them, a list: under the registry's lock, or alone while the record is CLOSING */
 };
 
 /* A space's. */

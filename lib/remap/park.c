@@ -124,7 +124,7 @@ vpmm_status park(struct arena *arena)
     lock_take(&arena->pass_lock);
     end_builds(arena);
     bool all = step_all(arena, NULL);
-    zombies_retire(arena); /* what a build that unwound could not give back */
+    zombies_retire(arena, false); /* what a build that unwound could not give back */
     all &= !zombies_wait(arena);
     vpmm_status status =
         all ? VPMM_SUCCESS : device_failed(arena->device, "parking a pool, the rest of which is parked");

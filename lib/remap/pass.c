@@ -57,7 +57,7 @@ static bool pass(struct arena *arena, bool decays)
     lock_take(&arena->event_lock);
     bool any = publish_passed(arena);
     pthread_mutex_unlock(&arena->event_lock);
-    any |= zombies_retire(arena);
+    any |= zombies_retire(arena, decays); /* a pass that somebody waits for does not decay */
     if (decays && !device_lost(arena->device))
         any |= decay_step(arena, any);
     return any;

@@ -124,22 +124,22 @@ static bool give_way(const struct arena *arena)
 }
 
 /* True: nothing of it is left. */
-static bool retire(struct arena *arena, struct zombie *zombie, bool *any)
+static bool retire(struct arena *arena, struct zombie *zombie, bool gives_way, bool *any)
 {
     if (!fence_passed(&arena->streams, zombie->fence))
         return false;
-    while (!give_way(arena) && unmap_some(arena, zombie))
+    while (!(gives_way && give_way(arena)) && unmap_some(arena, zombie))
         *any = true;
     return zombie_let_go(arena, zombie) && zombie->unmapped == zombie->parts;
 }
 
-bool zombies_retire(struct arena *arena)
+bool zombies_retire(struct arena *arena, bool gives_way)
 {
     bool any = false;
     collect(arena);
     for (struct zombie **link = &arena->waiting; *link && !device_lost(arena->device);) {
         struct zombie *zombie = *link;
-        if (!retire(arena, zombie, &any)) {
+        if (!retire(arena, zombie, gives_way, &any)) {
             link = &zombie->next;
             continue;
         }

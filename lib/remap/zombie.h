@@ -52,8 +52,11 @@ void zombie_push(struct arena *, struct zombie *);
  */
 bool zombie_let_go(struct arena *, struct zombie *);
 
-/* Under the pass lock: unmaps what is due. True: a zombie was retired or advanced. */
-bool zombies_retire(struct arena *);
+/*
+ * Under the pass lock: unmaps what is due. True: a zombie was retired or advanced. gives_way: not while a thread builds,
+ * unless much is pending; a request that is about to fail, and a trim, need what is unmapped sooner than another's build.
+ */
+bool zombies_retire(struct arena *, bool gives_way);
 
 /* Under the pass lock: whether any zombie is left, whatever it waits for. */
 bool zombies_wait(const struct arena *);

@@ -55,7 +55,7 @@ static bool captures_nothing(const struct streams *streams, const struct stream 
  */
 static bool is_open_now(const struct streams *streams, const struct stream *stream)
 {
-    return load_sc_u32(&stream->state) == STREAM_ACTIVE && captures_nothing(streams, stream);
+    return stream_has_handle(stream) && captures_nothing(streams, stream);
 }
 
 /*
@@ -203,7 +203,7 @@ void stream_mark_by_other(struct streams *streams, struct stream *stream)
     const vpmm_capture_gate *gate = &streams->gate;
     enum stream_privacy privacy = load_relaxed_u32(&stream->privacy);
     if (load_sc_u64(&stream->published) <= load_relaxed_u64(&stream->recorded) ||
-        load_sc_u32(&stream->state) != STREAM_ACTIVE) /* of an orphan the program has the handle no more */
+        !stream_has_handle(stream)) /* of an orphan the program has the handle no more */
         return;
     if (privacy == STREAM_OPEN) {
         mark(streams, stream, true);
@@ -274,7 +274,7 @@ static bool recordable_now(const struct streams *streams, struct stream *stream,
     struct device_scope scope;
     fetch_add_sc_u32(&stream->users, 1);
     bool recordable = !device_lost(streams->device) && /* of such a pool streams go unreleased */
-                      load_sc_u32(&stream->state) == STREAM_ACTIVE && !stream_is_private(stream) &&
+                      stream_has_handle(stream) && !stream_is_private(stream) &&
                       device_enter_context(streams->device, stream->context, &scope) == VPMM_SUCCESS;
     if (recordable) {
         recordable = is_open_now(streams, stream);
@@ -289,9 +289,8 @@ static bool recordable_now(const struct streams *streams, struct stream *stream,
 bool fence_seems_waitable(const struct streams *streams, struct fence fence)
 {
     const struct stream *stream = fence.stream ? stream_seen(streams, fence.stream) : NULL;
-    return fence_passed(streams, fence) ||
-           (stream && (load_relaxed_u64(&stream->recorded) >= fence.number ||
-                       (load_sc_u32(&stream->state) == STREAM_ACTIVE && !stream_is_private(stream))));
+    return fence_passed(streams, fence) || (stream && (load_relaxed_u64(&stream->recorded) >= fence.number ||
+                                                       (stream_has_handle(stream) && !stream_is_private(stream))));
 }
 
 bool fence_waitable(const struct streams *streams, struct fence fence)

@@ -188,7 +188,7 @@ bool stream_enter_cached(struct stream *stream)
 {
     fetch_add_sc_u32(&stream->users, 1);
     enum stream_state state = load_sc_u32(&stream->state);
-    if (state == STREAM_ACTIVE || state == STREAM_ORPHAN)
+    if (stream_state_has_handle(state) || state == STREAM_ORPHAN)
         return true;
     stream_leave(stream);
     return false;
@@ -256,7 +256,7 @@ static enum release begin_release(struct streams *streams, const struct identity
     lock_take(&streams->lock);
     struct stream *stream = *out = object_map_get(streams->registry, identity->key);
     enum release release = !stream ? RELEASE_UNKNOWN : RELEASE_OURS;
-    if (stream && load_sc_u32(&stream->state) == STREAM_RELEASING) {
+    if (stream && load_sc_u32(&stream->state) != STREAM_ACTIVE) { /* in the registry: RELEASING or CLOSING */
         release = RELEASE_OTHERS;
     } else if (stream && stream->id != identity->id) {
         unregister(streams, stream, STREAM_ORPHAN); /* the handle has come back as another stream's */
@@ -274,7 +274,7 @@ static enum release begin_release(struct streams *streams, const struct identity
 static void end_release(struct streams *streams, struct stream *stream, bool marked)
 {
     lock_take(&streams->lock);
-    vpmm_assert(peek_u32(&stream->state) == STREAM_RELEASING && peek_u32(&stream->users) > 0);
+    vpmm_assert(peek_u32(&stream->state) == STREAM_CLOSING && peek_u32(&stream->users) > 0);
     vpmm_assert(!marked || peek_u64(&stream->recorded) >= peek_u64(&stream->published));
     if (marked) {
         unregister(streams, stream, STREAM_RELEASED);
@@ -287,15 +287,27 @@ static void end_release(struct streams *streams, struct stream *stream, bool mar
 }
 
 /*
- * Calls that were given the stream, and threads at its caches, have come before: they are waited for. Whoever comes now
- * waits in stream_enter, or leaves the stream alone; only hits of its caches go on, until these are closed by `flush`,
- * and a free that hits then finds out (cache_note).
+ * Until the caller alone is counted in. Calls that were given the stream may wait for the GPU, and for others' memory; a
+ * thread that empties a cache or marks the stream is through at once. That such threads come one after the other, so
+ * that none is ever seen to be out, is not excluded: each has found memory of the stream to take, which nobody adds to.
+ */
+static void await_others(struct stream *stream)
+{
+    while (load_sc_u32(&stream->users) > 1)
+        clock_yield();
+}
+
+/*
+ * First calls that were given the stream are waited for, and others take from its caches meanwhile what they need; then,
+ * when it is CLOSING, who is at its caches. Whoever comes after that waits in stream_enter, or leaves the stream alone;
+ * only hits of its caches go on, until these are closed by `flush`, and a free that hits then finds out (cache_note).
  */
 static bool empty_and_mark(struct streams *streams, struct stream *stream, void (*flush)(struct stream *, void *),
                            void *data)
 {
-    while (load_sc_u32(&stream->users) > 1)
-        clock_yield();
+    await_others(stream);
+    store_sc_u32(&stream->state, STREAM_CLOSING); /* before users is read, once more: see stream_enter_cached */
+    await_others(stream);
     flush(stream, data);
     return stream_mark_all(streams, stream);
 }
@@ -389,7 +401,7 @@ bool streams_complete(struct streams *streams)
             continue;
         }
         fetch_add_sc_u32(&stream->users, 1); /* the handle stays valid while it is marked */
-        if (load_sc_u32(&stream->state) == STREAM_ACTIVE)
+        if (stream_has_handle(stream))
             stream_mark_by_other(streams, stream);
         stream_leave(stream);
         retire_record(streams, stream);
@@ -417,9 +429,10 @@ static bool is_unmarked(struct stream *stream, enum stream_privacy *privacy)
         return false;
     fetch_add_sc_u32(&stream->users, 1);
     enum stream_state state = load_sc_u32(&stream->state);
-    *privacy = state == STREAM_ACTIVE ? load_relaxed_u32(&stream->privacy) : STREAM_PRIVATE;
+    bool has_handle = stream_state_has_handle(state);
+    *privacy = has_handle ? load_relaxed_u32(&stream->privacy) : STREAM_PRIVATE;
     stream_leave(stream);
-    return state == STREAM_ACTIVE || state == STREAM_ORPHAN;
+    return has_handle || state == STREAM_ORPHAN;
 }
 
 static bool any_unmarked(const struct streams *streams, enum stream_privacy least, enum stream_privacy most)

@@ -19,9 +19,9 @@
  *   in a call that was given the stream   the handle is good, and no capture begins on it, while the call is counted in
  *                                         `users`. Only here, and through the gate, is cuStreamGetId asked: of a stream
  *                                         that captures it returns an error and destroys the capture
- *   by another                            (the reaper, a thread that needs the memory, vpmm_trim) of an ACTIVE record
- *                                         that is not private: it is good until vpmm_stream_release has returned, and
- *                                         the program begins no capture before. Should it do so all the same, and the
+ *   by another                            (the reaper, a thread that needs the memory, vpmm_trim) of an ACTIVE or
+ *                                         RELEASING record that is not private: it is good until vpmm_stream_release has
+ *                                         returned, and the program begins no capture before. Should it do so all the same, and the
  *                                         driver bear with it: an event that is recorded in a capture does it no harm,
  *                                         but to ask it destroys the capture, and who waits for it is drawn in. So such
  *                                         an event is seen by nobody before it is known to be none
@@ -49,11 +49,14 @@
  *
  * Who may do what
  *   enter, leave                any thread, lock-free but for the first sight of a stream, or of its handle's next one;
- *                               enter waits while the record is RELEASING
+ *                               enter waits while the record is RELEASING or CLOSING
  *   orphan, a change of state   under the registry's lock
- *   release                     one thread at a time for a record: who finds it RELEASING waits. It first makes the
- *                               record RELEASING, so that nobody else is counted in for good, and waits until it alone
- *                               is: from then on nobody moves addresses in the stream's caches, or takes a fence of it
+ *   release                     one thread at a time for a record: who finds it RELEASING or CLOSING waits. It makes the
+ *                               record RELEASING, so that no call with the stream comes in any more, and waits until it
+ *                               alone is counted in; others take from the stream's caches, and mark it, meanwhile,
+ *                               because a malloc that was given it may wait for the GPU for long, and for them. Then it
+ *                               makes the record CLOSING and waits once more: from then on nobody moves addresses in
+ *                               the stream's caches, or takes a fence of it
  *   complete                    one thread at a time (the event lock, arena.h): it goes through all records, and takes
  *                               those out of use whose streams have ended
  */
@@ -80,7 +83,8 @@ enum space_level { SPACE_PAGES, SPACE_GRANULES, SPACES };
 enum stream_state {
     STREAM_UNUSED,    /* may be taken for another stream */
     STREAM_ACTIVE,    /* in the registry */
-    STREAM_RELEASING, /* in the registry; vpmm_stream_release is at it: becomes RELEASED, or ACTIVE again */
+    STREAM_RELEASING, /* in the registry; vpmm_stream_release waits for the calls that were given the stream */
+    STREAM_CLOSING,   /* likewise, and then for who is at its caches: becomes RELEASED, or ACTIVE again */
     STREAM_RELEASED,  /* out of the registry; everything is marked, and passes by itself */
     STREAM_ORPHAN,    /* out of the registry, its handle gone: what has no mark passes by a wait for its context */
 };
@@ -181,6 +185,17 @@ static inline struct stream *stream_seen(const struct streams *streams, uint32_t
 static inline bool streams_has_one(const struct streams *streams)
 {
     return load_acquire_u32(&streams->slots) <= 2;
+}
+
+/* Whether a record has its handle for who is counted in, but was not given the stream: see "Whose handle". */
+static inline bool stream_state_has_handle(enum stream_state state)
+{
+    return state == STREAM_ACTIVE || state == STREAM_RELEASING;
+}
+
+static inline bool stream_has_handle(const struct stream *stream)
+{
+    return stream_state_has_handle(load_sc_u32(&stream->state));
 }
 
 /* Whether the calling thread is the pool's own. */

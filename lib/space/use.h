@@ -23,7 +23,7 @@
  * vpmm_stream_release ends the uses of its stream with a fence at the release: nobody marks the stream later. It closes
  * the record's count, and if there was any use it takes the fence, before it makes the record RELEASING; a vpmm_use
  * that finds the count closed takes one itself, before it leaves and so before the release marks. A free that finds the
- * record neither ACTIVE nor ORPHAN therefore finds the fence in `published`, and waits for nobody.
+ * record CLOSING or RELEASED therefore finds the fence in `published`, and waits for nobody.
  */
 #ifndef VPMM_LIB_USE_H
 #define VPMM_LIB_USE_H

@@ -265,6 +265,120 @@ Test(settle, all_that_was_freed_before_is_waited_for, .timeout = 60)
     stage_close(&t);
 }
 
+/* ---- what lies ready, while others wait ---- */
+
+struct releaser {
+    struct world *w;
+    CUstream stream;
+    CUdeviceptr page[2]; /* freed on it before */
+    atomic_bool freed;
+};
+
+static void *free_and_release(void *data)
+{
+    struct releaser *releaser = data;
+    give(releaser->w, take(releaser->w, 1, releaser->stream), releaser->stream); /* it has a cache */
+    for (int i = 0; i < 2; i++)
+        give(releaser->w, releaser->page[i], releaser->stream);
+    atomic_store(&releaser->freed, true);
+    must_work(vpmm_stream_release(releaser->w->pool, releaser->stream));
+    return NULL;
+}
+
+/* The release waits for a malloc on its stream, which waits for other work: what lies in its caches is anybody's. */
+Test(settle, caches_of_a_stream_that_is_being_released_serve_others, .timeout = 60)
+{
+    struct stage t;
+    struct gate gate;
+    struct malloc_thread asker[2];
+    pthread_t thread;
+    struct setup setup = running();
+    setup.pool.cache_bytes = 64 * PAGE;
+    stage_open(&t, setup);
+    give(&t.w, t.page[2], t.idle);
+    world_drain(&t.w);
+    hold(&t.w, t.last, &gate);
+    give(&t.w, t.page[0], t.last);
+    start_and_wait(&asker[0], &t.w, t.a, CAP, 1);
+    cr_assert(!atomic_load(&asker[0].done), "it did not wait");
+    struct releaser releaser = {&t.w, t.a, {t.page[1], t.page[5]}, false};
+    cr_assert_eq(pthread_create(&thread, NULL, free_and_release, &releaser), 0);
+    while (!atomic_load(&releaser.freed))
+        clock_sleep_us(LOOK_US);
+    clock_sleep_us(20000);
+    CUdeviceptr served[3];
+    for (int i = 0; i < 3; i++)
+        served[i] = take(&t.w, 1, t.asks);
+    cr_expect(!atomic_load(&gate.forced), "it waited for what it did not need");
+    atomic_store(&gate.open, true);
+    pthread_join(asker[0].thread, NULL);
+    pthread_join(thread, NULL);
+    for (int i = 0; i < 3; i++)
+        give(&t.w, served[i], t.asks);
+    for (int i = 3; i < 5; i++)
+        give(&t.w, t.page[i], t.asks);
+    stage_close(&t);
+}
+
+static struct gate at_create;
+static const vpmm_driver *creating;
+static atomic_bool creates_slowly;
+
+static CUresult CUDAAPI create_when_let_go(CUmemGenericAllocationHandle *handle, size_t size,
+                                           const CUmemAllocationProp *prop, unsigned long long flags)
+{
+    if (atomic_exchange(&creates_slowly, false))
+        wait_at(&at_create);
+    return creating->cuMemCreate(handle, size, prop, flags);
+}
+
+/* Old addresses whose work has ended keep memory quarantined; a pass leaves them to who builds, but not one that is needed. */
+Test(settle, a_trim_beside_a_build_gives_back_what_has_passed, .timeout = 60)
+{
+    static vpmm_driver driver;
+    enum { PIECES = 8, MOST = 20 };
+    struct setup setup = setup_default();
+    struct world w;
+    struct malloc_thread builder;
+    CUdeviceptr piece[PIECES];
+    size_t released = 0;
+    needs_simulator();
+    setup.pool.extent_size = PAGE;
+    setup.pool.max_mapped = MOST * PAGE;
+    setup.pool.decay_ms = VPMM_DECAY_NEVER;
+    world_open_without_pool(&w, &setup);
+    creating = w.driver;
+    driver = *w.driver;
+    driver.cuMemCreate = create_when_let_go;
+    setup.pool.driver = &driver;
+    must_work(vpmm_pool_create(&setup.pool, &w.pool));
+    CUstream s = world_stream(&w), other = world_stream(&w);
+    for (int i = 0; i < PIECES; i++)
+        piece[i] = take(&w, 2, s);
+    for (int i = 0; i < PIECES; i += 2)
+        give(&w, piece[i], s);
+    CUdeviceptr moved = take(&w, PIECES, s);
+    cr_assert_geq(stats_of(&w).pending_unmap_bytes, PIECES * PAGE);
+    at_create = (struct gate){false};
+    atomic_store(&creates_slowly, true);
+    malloc_thread_start(&builder, &w, other, 1);
+    while (!atomic_load(&at_create.reached))
+        clock_sleep_us(LOOK_US);
+    give(&w, moved, s);
+    world_step(&w);
+    must_work(vpmm_trim(w.pool, 0, &released));
+    cr_expect_eq(released, PIECES * PAGE);
+    CUdeviceptr more = take(&w, MOST / 2, s);
+    cr_expect(!atomic_load(&at_create.forced), "it waited for another's build");
+    atomic_store(&at_create.open, true);
+    pthread_join(builder.thread, NULL);
+    give(&w, builder.pointer, other);
+    give(&w, more, s);
+    for (int i = 1; i < PIECES; i += 2)
+        give(&w, piece[i], s);
+    world_close(&w);
+}
+
 /* ---- by context: two who ask, and one beside them, who makes passes as the pool's thread does ---- */
 
 Test(settle, a_wait_for_a_context_keeps_nobody_waiting, .timeout = 60)

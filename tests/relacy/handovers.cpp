@@ -640,7 +640,7 @@ static const quote users_quotes[] = {
      "    fetch_add_sc_u32(&stream->users, 1);\n    if (load_sc_u32(&stream->state) == STREAM_ACTIVE &&"},
     {"lib/space/stream.h", "    fetch_add_sc_u32(&stream->users, UINT32_MAX);"},
     {"lib/space/stream.c", "        store_sc_u32(&stream->state, STREAM_RELEASING); /* before users is read: see stream_enter_cached"},
-    {"lib/space/stream.c", "    while (load_sc_u32(&stream->users) > 1)\n        clock_yield();\n    flush(stream, data);"},
+    {"lib/space/stream.c", "    while (load_sc_u32(&stream->users) > 1)\n        clock_yield();"},
     {0, 0}};
 
 /*
@@ -649,7 +649,7 @@ static const quote users_quotes[] = {
  * is another stream's, unless a use still names it.
  */
 struct uses : rl::test_suite<uses, 2> {
-    enum { ACTIVE = 1, RELEASING, RELEASED };
+    enum { ACTIVE = 1, RELEASING, CLOSING, RELEASED };
 
     word state, count, users, published;
     int fence_number, recorded;
@@ -674,10 +674,11 @@ struct uses : rl::test_suite<uses, 2> {
             release_and_retire();
     }
 
-    bool enter()
+    /* `last`: the state after which nobody is counted in so. */
+    bool enter(int last)
     {
         fetch_add(users, 1, mo_seq_cst);
-        if (load(state, unless(4, mo_seq_cst, mo_relaxed)) == ACTIVE)
+        if (load(state, unless(4, mo_seq_cst, mo_relaxed)) <= last)
             return true;
         fetch_add(users, -1, mo_seq_cst);
         return false;
@@ -685,12 +686,12 @@ struct uses : rl::test_suite<uses, 2> {
 
     void use_and_free()
     {
-        if (!enter())
+        if (!enter(ACTIVE))
             return;
         if (fetch_add(count, 2, mo_seq_cst) & 1 && FAULT != 2)
             fetch_add(published, 1, mo_seq_cst);
         fetch_add(users, -1, mo_seq_cst);
-        bool entered = enter();
+        bool entered = enter(FAULT == 6 ? CLOSING : RELEASING);
         if (entered) {
             fence_number = fetch_add(published, 1, mo_seq_cst) + 1;
             fetch_add(users, -1, mo_seq_cst);
@@ -707,17 +708,24 @@ struct uses : rl::test_suite<uses, 2> {
             fetch_add(published, 1, unless(4, mo_seq_cst, mo_relaxed));
     }
 
+    void await_others()
+    {
+        rl::backoff wait;
+        while (load(users, mo_seq_cst) > 1)
+            wait.yield($);
+    }
+
     void release_and_retire()
     {
         fetch_add(users, 1, mo_seq_cst);
         if (FAULT != 3)
             close();
         store(state, RELEASING, unless(4, mo_seq_cst, mo_relaxed));
+        await_others();
+        store(state, CLOSING, unless(4, mo_seq_cst, mo_relaxed));
         if (FAULT == 3)
             close();
-        rl::backoff wait;
-        while (load(users, mo_seq_cst) > 1)
-            wait.yield($);
+        await_others();
         recorded = load(published, mo_seq_cst);
         store(state, RELEASED, mo_seq_cst);
         fetch_add(users, -1, mo_seq_cst);
@@ -736,6 +744,7 @@ static const quote uses_quotes[] = {
     {"lib/space/stream.h", "    fetch_add_sc_u32(&stream->uses, 0 - 2u);"},
     {"lib/space/stream.c", "    if (fetch_or_sc_u32(&stream->uses, 1) > 1)\n        fence_take(stream);"},
     {"lib/space/stream.c", "        close_uses(stream);\n        store_sc_u32(&stream->state, STREAM_RELEASING);"},
+    {"lib/space/stream.c", "    await_others(stream);\n    store_sc_u32(&stream->state, STREAM_CLOSING); /* before users"},
     {"lib/space/stream.c", "!load_sc_u32(&stream->users) &&\n        !has_uses(stream) &&"},
     {"lib/space/use.c", "    if (!is_brief && stream_begin_use(stream))\n        fence_take(stream);"},
     {"lib/space/use.c", "        fence.number = load_sc_u64(&stream->published);"},
@@ -1307,7 +1316,7 @@ static const model models[] = {
     {"closed", 6, holds_in_all<closed>, closed_quotes},
     {"marking", 4, holds_in_all<marking>, marking_quotes},
     {"users", 5, holds_in_all<users>, users_quotes},
-    {"uses", 5, holds_in_all<uses>, uses_quotes},
+    {"uses", 6, holds_in_all<uses>, uses_quotes},
     {"detach", 6, holds_in_all<detach>, detach_quotes},
     {"awaited", 7, holds_in_all<awaited>, awaited_quotes},
     {"handed_on", 5, holds_in_all<handed_on>, handed_on_quotes},

@@ -128,6 +128,21 @@ Test(stats, a_slack_shrinks_when_little_is_told)
     cr_expect_lt(atomic_load(&own.part.slack), high);
 }
 
+/* Both peaks of a stripe have one slack: it may not shrink below what one of them has untold. */
+Test(stats, what_tells_of_one_peak_tells_of_both)
+{
+    struct stats_part *part = &stats.stripe[stats_stripe()].part; /* it told long ago */
+    atomic_store(&part->slack, 32 * MIB);
+    stats_begin_live(&stats, STAT_live_bytes, 24 * MIB, 0);
+    cr_assert_eq(told(PEAK_LIVE), 0);
+    stats_begin_live(&stats, STAT_live_bytes, 0, 40 * MIB);
+    cr_assert_lt(atomic_load(&part->slack), 24 * MIB);
+    cr_expect_eq(told(PEAK_LIVE), 24 * MIB);
+    stats_note_peaks(&stats);
+    cr_expect_eq(peak(PEAK_LIVE), 24 * MIB);
+    cr_expect_eq(peak(PEAK_REQUESTED), 40 * MIB);
+}
+
 /* Who reads may be sooner than who notes the peak. */
 Test(stats, what_is_mapped_is_in_the_peak_that_is_read)
 {
