@@ -10,6 +10,8 @@ void pools_init(struct pools *pools)
 
 void pools_free(struct pools *pools)
 {
+    for (unsigned i = 0; i < pools->count; i++)
+        vpmm_observe_end(pools->shown[i].pool);
     pthread_mutex_destroy(&pools->lock);
 }
 
@@ -81,8 +83,10 @@ static vpmm_status add_locked(struct pools *pools, const struct shown_pool *pool
         return vpmm_error_set(VPMM_ERROR_INVALID_VALUE,
                               "vpmm_exporter_add: '%s' would be pool %d; at most %d are allowed", pool->name,
                               VPMM_EXPORTER_POOLS + 1, VPMM_EXPORTER_POOLS);
-    pools->shown[pools->count++] = *pool;
-    return VPMM_SUCCESS;
+    vpmm_status status = vpmm_observe_begin(pool->pool);
+    if (status == VPMM_SUCCESS)
+        pools->shown[pools->count++] = *pool;
+    return status;
 }
 
 vpmm_status pools_add(struct pools *pools, vpmm_pool *pool, const char *name)
@@ -96,10 +100,12 @@ vpmm_status pools_add(struct pools *pools, vpmm_pool *pool, const char *name)
                               "vpmm_exporter_add: name '%.128s': 1 to %d bytes of valid UTF-8 are allowed", name,
                               POOL_NAME_BYTES);
     snprintf(shown.name, sizeof shown.name, "%s", name);
-    vpmm_device_get(pool, &device);
+    vpmm_status status = vpmm_device_get(pool, &device);
+    if (status != VPMM_SUCCESS)
+        return status;
     shown.ordinal = device.ordinal;
     pthread_mutex_lock(&pools->lock);
-    vpmm_status status = add_locked(pools, &shown);
+    status = add_locked(pools, &shown);
     pthread_mutex_unlock(&pools->lock);
     return status;
 }
@@ -110,6 +116,7 @@ vpmm_status pools_remove(struct pools *pools, vpmm_pool *pool)
     int at = pool ? find(pools, pool) : -1;
     if (at >= 0) {
         pools->count--;
+        vpmm_observe_end(pool);
         memmove(&pools->shown[at], &pools->shown[at + 1], (pools->count - (unsigned)at) * sizeof *pools->shown);
     }
     pthread_mutex_unlock(&pools->lock);

@@ -75,7 +75,8 @@ vpmm_status vpmm_exporter_start(const vpmm_exporter_config *, vpmm_exporter **);
 
 /*
  * Shows the pool with the label pool="name": 1 to 128 bytes of UTF-8, which no other pool on that device has here.
- * The pool must be removed before it is destroyed. INVALID_VALUE: NULL, a wrong name, a pool that is here already, or
+ * The pool must be removed before it is destroyed: vpmm_pool_destroy answers BUSY until then, or until the exporter has
+ * stopped. INVALID_VALUE: NULL, a wrong name, a pool that is here already, one that another copy of the library made, or
  * more than VPMM_EXPORTER_POOLS.
  */
 enum { VPMM_EXPORTER_POOLS = 64 };

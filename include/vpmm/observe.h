@@ -92,6 +92,14 @@ typedef struct vpmm_range {
 vpmm_status vpmm_ranges_visit(vpmm_pool *, void (*visit)(void *data, const vpmm_range *), void *data);
 
 /*
+ * For who looks at a pool from a thread of its own, as the exporter does between vpmm_exporter_add and _remove: until the
+ * end, vpmm_pool_destroy answers BUSY. Each begin has one end. INVALID_VALUE: a NULL pool, a pool that another copy of
+ * the library made, an end without a begin.
+ */
+vpmm_status vpmm_observe_begin(vpmm_pool *);
+vpmm_status vpmm_observe_end(vpmm_pool *);
+
+/*
  * Sets the calling thread's vpmm_last_error() and returns the status: for libraries that stand on this one and fail in
  * its manner. The format is printf's; an argument may be vpmm_last_error() itself.
  */

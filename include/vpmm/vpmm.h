@@ -40,8 +40,9 @@
  *
  * Who may call what during what. "During" is from the call of the one until its return. Each pair of functions that is
  * not named is safe at the same time, on one pool and on several.
- *   vpmm_pool_destroy, vpmm_check     during no other call on the pool, an exporter's scrapes included (remove the pool
- *                                     from the exporter first): otherwise the caller's mistake
+ *   vpmm_pool_destroy, vpmm_check     during no other call on the pool, vpmm_exporter_add and _remove included:
+ *                                     otherwise the caller's mistake. Of a pool that an exporter shows destroy answers
+ *                                     BUSY, and check is beside no scrape
  *   vpmm_poll                         during each other, and the pool's own reaper: one makes the pass, the other
  *                                     answers SUCCESS at once
  *   vpmm_park, vpmm_wake              during each other, mallocs and frees: safe (see vpmm_park). Work that uses the
@@ -301,11 +302,12 @@ vpmm_status vpmm_pool_create(const vpmm_config *, vpmm_pool **);
 vpmm_status vpmm_pool_default(int device, vpmm_pool **);
 
 /*
- * Waits for the work on freed memory, unmaps, and frees the pool. BUSY: allocations are live, or the driver would not
- * wait; nothing is changed, and the pool can be destroyed again. DRIVER, HOST_MEMORY: something could not be taken back,
+ * Waits for the work on freed memory, unmaps, and frees the pool. BUSY: allocations are live, the driver would not wait, or
+ * an exporter shows the pool (vpmm_exporter_remove); nothing is changed, and the pool can be destroyed again. DRIVER, HOST_MEMORY: something could not be taken back,
  * or be waited for once more; the message says what, and the pool is gone all the same: of a lost device whatever is
  * live. NOT_SUPPORTED: the child of a fork, whose pool it is not.
- * INVALID_VALUE: a default pool, which stays as it is. vpmm_pool_destroy(NULL) is a no-op.
+ * INVALID_VALUE: a default pool, which stays as it is; a pool that another copy of the library in this process made, as
+ * each function says of it. vpmm_pool_destroy(NULL) is a no-op.
  */
 vpmm_status vpmm_pool_destroy(vpmm_pool *);
 

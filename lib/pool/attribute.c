@@ -133,8 +133,11 @@ static uint64_t get(struct vpmm_pool *pool, vpmm_attribute attribute)
 vpmm_status vpmm_pool_get_attribute(vpmm_pool *pool, vpmm_attribute attribute, uint64_t *value)
 {
     static const char function[] = "vpmm_pool_get_attribute";
-    if (!pool || !value)
-        return fail(VPMM_ERROR_INVALID_VALUE, "%s: the %s is NULL", function, pool ? "output" : "pool");
+    vpmm_status status = pool_check_ours(pool, function);
+    if (status != VPMM_SUCCESS)
+        return status;
+    if (!value)
+        return fail(VPMM_ERROR_INVALID_VALUE, "%s: the output is NULL", function);
     if (!name_of(attribute))
         return unknown(function, attribute);
     *value = get(pool, attribute);

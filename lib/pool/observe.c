@@ -16,6 +16,15 @@ const char *vpmm_version(void)
     return VPMM_VERSION;
 }
 
+static vpmm_status check_observer(const struct vpmm_pool *pool, bool has_argument, const char *function,
+                                  const char *argument)
+{
+    vpmm_status status = pool_check_ours(pool, function);
+    if (status == VPMM_SUCCESS && !has_argument)
+        return fail(VPMM_ERROR_INVALID_VALUE, "%s: the %s is NULL", function, argument);
+    return status;
+}
+
 /* ---- statistics ---- */
 
 static uint64_t longest_free(const struct arena *arena)
@@ -31,8 +40,9 @@ static uint64_t longest_free(const struct arena *arena)
 
 vpmm_status vpmm_stats_get(vpmm_pool *pool, vpmm_stats *out)
 {
-    if (!pool || !out)
-        return fail(VPMM_ERROR_INVALID_VALUE, "vpmm_stats_get: the %s is NULL", pool ? "output" : "pool");
+    vpmm_status status = check_observer(pool, out != NULL, "vpmm_stats_get", "output");
+    if (status != VPMM_SUCCESS)
+        return status;
     stats_note_peaks(&pool->stats);
     stats_read(&pool->stats, out);
     if (pool->paged) {
@@ -46,8 +56,9 @@ vpmm_status vpmm_stats_get(vpmm_pool *pool, vpmm_stats *out)
 vpmm_status vpmm_dump(vpmm_pool *pool, FILE *file)
 {
     vpmm_stats stats;
-    if (!pool || !file)
-        return fail(VPMM_ERROR_INVALID_VALUE, "vpmm_dump: the %s is NULL", pool ? "file" : "pool");
+    vpmm_status status = check_observer(pool, file != NULL, "vpmm_dump", "file");
+    if (status != VPMM_SUCCESS)
+        return status;
     vpmm_stats_get(pool, &stats);
 #define DUMP_LINE(name, kind, help) fprintf(file, "%-20s %20" PRIu64 "  %s\n", #name, stats.name, help);
     VPMM_STATS(DUMP_LINE)
@@ -63,30 +74,46 @@ vpmm_status vpmm_dump(vpmm_pool *pool, FILE *file)
 
 vpmm_status vpmm_check(vpmm_pool *pool)
 {
-    if (!pool)
-        return fail(VPMM_ERROR_INVALID_VALUE, "vpmm_check: the pool is NULL");
-    if (pool->generation != process_generation())
-        return pool_check(pool, "vpmm_check");
+    vpmm_status status = pool_check_ours(pool, "vpmm_check");
+    if (status == VPMM_SUCCESS && pool->generation != process_generation())
+        status = pool_check(pool, "vpmm_check");
+    if (status != VPMM_SUCCESS)
+        return status;
     if (!pool->paged)
         return VPMM_SUCCESS;
     /* The reaper is the pool's own thread: it is kept from making a pass meanwhile. */
     lock_take(&pool->arena.pass_lock);
-    vpmm_status status = audit(&pool->arena);
+    status = audit(&pool->arena);
     pthread_mutex_unlock(&pool->arena.pass_lock);
     return status;
 }
 
 /* ---- for exporters ---- */
 
-static vpmm_status check_observer(const struct vpmm_pool *pool, const void *out, const char *function)
+vpmm_status vpmm_observe_begin(vpmm_pool *pool)
 {
-    return pool && out ? VPMM_SUCCESS
-                       : fail(VPMM_ERROR_INVALID_VALUE, "%s: the %s is NULL", function, pool ? "output" : "pool");
+    vpmm_status status = pool_check_ours(pool, "vpmm_observe_begin");
+    if (status == VPMM_SUCCESS)
+        fetch_add_relaxed_u64(&pool->observers, 1);
+    return status;
+}
+
+vpmm_status vpmm_observe_end(vpmm_pool *pool)
+{
+    vpmm_status status = pool_check_ours(pool, "vpmm_observe_end");
+    if (status != VPMM_SUCCESS)
+        return status;
+    uint64_t observers = load_relaxed_u64(&pool->observers);
+    do /* lock-free: a failed exchange is another's begin or end. The number alone counts, so a number that is back does */
+        if (!observers)
+            return fail(VPMM_ERROR_INVALID_VALUE, "vpmm_observe_end: nobody has begun, or all have ended");
+    while (!cas_acq_rel_u64(&pool->observers, &observers, observers - 1)); /* pairs with vpmm_pool_destroy's acquire */
+    return VPMM_SUCCESS;
 }
 
 vpmm_status vpmm_calls_get(vpmm_pool *pool, vpmm_call_counts out[VPMM_DRIVER_CALLS])
 {
-    vpmm_status status = check_observer(pool, out, "vpmm_calls_get");
+    vpmm_status status = check_observer(pool, out != NULL, "vpmm_calls_get", "output");
     if (status == VPMM_SUCCESS)
         stats_read_calls(&pool->stats, out);
     return status;
@@ -94,7 +121,7 @@ vpmm_status vpmm_calls_get(vpmm_pool *pool, vpmm_call_counts out[VPMM_DRIVER_CAL
 
 vpmm_status vpmm_latency_get(vpmm_pool *pool, vpmm_latency *out)
 {
-    vpmm_status status = check_observer(pool, out, "vpmm_latency_get");
+    vpmm_status status = check_observer(pool, out != NULL, "vpmm_latency_get", "output");
     if (status == VPMM_SUCCESS)
         stats_read_latency(&pool->stats, out);
     return status;
@@ -102,7 +129,7 @@ vpmm_status vpmm_latency_get(vpmm_pool *pool, vpmm_latency *out)
 
 vpmm_status vpmm_health_get(vpmm_pool *pool, vpmm_health *out)
 {
-    vpmm_status status = check_observer(pool, out, "vpmm_health_get");
+    vpmm_status status = check_observer(pool, out != NULL, "vpmm_health_get", "output");
     if (status != VPMM_SUCCESS)
         return status;
     bool has_thread = pool->paged && pool->config.reaper;
@@ -114,7 +141,7 @@ vpmm_status vpmm_health_get(vpmm_pool *pool, vpmm_health *out)
 
 vpmm_status vpmm_device_get(vpmm_pool *pool, vpmm_device *out)
 {
-    vpmm_status status = check_observer(pool, out, "vpmm_device_get");
+    vpmm_status status = check_observer(pool, out != NULL, "vpmm_device_get", "output");
     if (status != VPMM_SUCCESS)
         return status;
     *out = (vpmm_device){.ordinal = pool->device.ordinal,
@@ -161,8 +188,9 @@ static void visit_chunk(const struct units *units, uint64_t first, void (*visit)
 
 vpmm_status vpmm_ranges_visit(vpmm_pool *pool, void (*visit)(void *, const vpmm_range *), void *data)
 {
-    if (!pool || !visit)
-        return fail(VPMM_ERROR_INVALID_VALUE, "vpmm_ranges_visit: the %s is NULL", pool ? "function" : "pool");
+    vpmm_status status = check_observer(pool, visit != NULL, "vpmm_ranges_visit", "function");
+    if (status != VPMM_SUCCESS)
+        return status;
     const struct units *units = &pool->arena.space.units;
     for (uint32_t chunk = 0; pool->paged && !arena_is_parked(&pool->arena) && chunk < load_acquire_u32(&units->chunks);
          chunk++)

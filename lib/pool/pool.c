@@ -21,10 +21,23 @@
 
 /* ---- what every call looks at first ---- */
 
-vpmm_status pool_check(const struct vpmm_pool *pool, const char *function)
+vpmm_status pool_check_ours(const struct vpmm_pool *pool, const char *function)
 {
     if (!pool)
         return fail(VPMM_ERROR_INVALID_VALUE, "%s: the pool is NULL", function);
+    if (pool->library != process_library())
+        return fail(VPMM_ERROR_INVALID_VALUE,
+                    "%s: another copy of the library in this process made the pool, and its functions alone know it: "
+                    "link one copy, or call those",
+                    function);
+    return VPMM_SUCCESS;
+}
+
+vpmm_status pool_check(const struct vpmm_pool *pool, const char *function)
+{
+    vpmm_status status = pool_check_ours(pool, function);
+    if (status != VPMM_SUCCESS)
+        return status;
     if (pool->generation != process_generation())
         return fail(VPMM_ERROR_NOT_SUPPORTED,
                     "%s: the pool was made before this process was forked; CUDA cannot be "
@@ -206,6 +219,7 @@ vpmm_status vpmm_pool_create(const vpmm_config *given, vpmm_pool **out)
     }
     process_add(&pool->process);
     pool->generation = process_generation();
+    pool->library = process_library();
     *out = pool;
     return VPMM_SUCCESS;
 }
@@ -262,13 +276,15 @@ vpmm_status vpmm_pool_destroy(vpmm_pool *pool)
     if (!pool)
         return VPMM_SUCCESS;
     vpmm_status status = pool_check(pool, "vpmm_pool_destroy");
-    if (status == VPMM_ERROR_NOT_SUPPORTED)
+    if (status == VPMM_ERROR_NOT_SUPPORTED || status == VPMM_ERROR_INVALID_VALUE)
         return status;
     if (pool->is_default)
         return fail(VPMM_ERROR_INVALID_VALUE,
                     "vpmm_pool_destroy: this is device %d's default pool, which others may have too: "
                     "vpmm_trim gives back what is free in it",
                     pool->device.ordinal);
+    if (load_acquire_u64(&pool->observers)) /* pairs with the release in vpmm_observe_end */
+        return fail(VPMM_ERROR_BUSY, "an exporter shows the pool: remove it there first (vpmm_exporter_remove)");
     vpmm_status busy = device_dead(&pool->device) ? VPMM_SUCCESS : wait_until_idle(pool);
     if (busy != VPMM_SUCCESS)
         device_probe(&pool->device); /* where the driver answers nothing any more, nothing could be freed either */

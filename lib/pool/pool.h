@@ -30,14 +30,19 @@ struct vpmm_pool {
     struct fronts cut_fronts; /* and of parts of pages */
     struct arena arena;
     struct async_pool async;
-    bool paged;      /* false: no page could serve any request, or the device has no virtual memory management */
-    bool opened;     /* the device's context is retained */
-    bool is_default; /* set before others are given it */
+    bool paged;          /* false: no page could serve any request, or the device has no virtual memory management */
+    bool opened;         /* the device's context is retained */
+    bool is_default;     /* set before others are given it */
+    const void *library; /* the copy of it that made the pool */
     uint32_t generation;
+    _Atomic(uint64_t) observers; /* vpmm_observe_begin without an end */
     struct process_entry process;
 };
 
-/* What every call looks at first. INVALID_VALUE, NOT_SUPPORTED after a fork, DRIVER if the device is lost. */
+/* What a look at a pool begins with. INVALID_VALUE: NULL, or a pool of another copy of the library. */
+vpmm_status pool_check_ours(const struct vpmm_pool *, const char *function);
+
+/* What every other call looks at first: likewise, NOT_SUPPORTED after a fork, DRIVER if the device is lost. */
 vpmm_status pool_check(const struct vpmm_pool *, const char *function);
 
 #endif

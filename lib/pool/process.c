@@ -74,6 +74,11 @@ vpmm_status process_watch(void)
                 unwatched);
 }
 
+const void *process_library(void)
+{
+    return &generation;
+}
+
 uint32_t process_generation(void)
 {
     return load_relaxed_u32(&generation);

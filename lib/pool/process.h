@@ -13,6 +13,9 @@
 /* Counts forks: a pool made in another generation belongs to an ancestor. */
 uint32_t process_generation(void);
 
+/* Tells this copy of the library from others that are linked into the same process. */
+const void *process_library(void);
+
 /* A pool's reaper, NULL if it has none, that exit() shall stop. */
 struct process_entry {
     struct process_entry *next, **link;

@@ -696,11 +696,14 @@ Test(exporter, names_and_pools_are_checked)
     must_fail(VPMM_ERROR_INVALID_VALUE, vpmm_exporter_remove(exporter, w.pool));
     longest[128] = '\0';
     must_work(vpmm_exporter_add(exporter, w.pool, longest));
+    must_fail(VPMM_ERROR_BUSY, vpmm_pool_destroy(w.pool));
+    cr_expect_not_null(strstr(vpmm_last_error(), "vpmm_exporter_remove"), "%s", vpmm_last_error());
     must_fail(VPMM_ERROR_INVALID_VALUE, vpmm_exporter_add(exporter, w.pool, "again"));
     must_work(vpmm_exporter_remove(exporter, w.pool));
     must_fail(VPMM_ERROR_INVALID_VALUE, vpmm_exporter_remove(exporter, w.pool));
     must_work(vpmm_exporter_add(exporter, w.pool, "\xf0\x9f\x98\x80 \xe2\x82\xac"));
-    must_work(vpmm_exporter_stop(exporter));
+    must_work(vpmm_exporter_stop(exporter)); /* after which the pool can be destroyed */
+    must_fail(VPMM_ERROR_INVALID_VALUE, vpmm_observe_end(w.pool));
     must_work(vpmm_exporter_stop(NULL));
     cr_assert_eq(vpmm_exporter_port(NULL), 0);
     world_close(&w);

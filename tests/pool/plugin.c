@@ -66,6 +66,11 @@ static bool front_caches_were_used(void)
     return vpmm_stats_get(own.pool, &stats) == VPMM_SUCCESS && stats.hits_cache > 0;
 }
 
+static void *pool(void)
+{
+    return own.pool;
+}
+
 static bool close_pool(void)
 {
     bool good = vpmm_pool_destroy(own.pool) == VPMM_SUCCESS;
@@ -82,5 +87,6 @@ __attribute__((visibility("default"))) const struct plugin plugin = {
     .refuse = refuse,
     .words = vpmm_last_error,
     .front_caches_were_used = front_caches_were_used,
+    .pool = pool,
     .close = close_pool,
 };

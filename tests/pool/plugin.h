@@ -17,6 +17,7 @@ struct plugin {
     bool (*refuse)(uint64_t address); /* frees what is nobody's, which must fail */
     const char *(*words)(void);       /* of the calling thread's last failure */
     bool (*front_caches_were_used)(void);
+    void *(*pool)(void); /* a vpmm_pool: of its own copy of the library */
     bool (*close)(void); /* also if anything raced, was misused or leaks */
 };
 

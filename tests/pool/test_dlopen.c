@@ -14,6 +14,9 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <vpmm/observe.h>
+#include <vpmm/vpmm.h>
+
 enum { OLD_THREADS = 64, NEW_THREADS = 64, THREADS = OLD_THREADS + NEW_THREADS, TLS_BYTES = 256 };
 
 #define CHILD "VPMM_TEST_CHILD"
@@ -189,6 +192,36 @@ Test(dlopen, a_program_with_many_threads_loads_it_and_old_and_new_ones_use_it, .
 {
     const char *problem = load_and_work();
     cr_assert(problem == NULL, "%s", problem);
+}
+
+/* ---- two copies of the library in one process ---- */
+
+static bool is_refused(vpmm_status status)
+{
+    return status == VPMM_ERROR_INVALID_VALUE && strstr(vpmm_last_error(), "another copy of the library") != NULL;
+}
+
+/* Each counts its own threads, and would misread the other's pools. */
+Test(dlopen, a_pool_of_another_copy_is_refused)
+{
+    void *library;
+    CUdeviceptr p = 0;
+    vpmm_stats stats;
+    vpmm_device device;
+    uint64_t value;
+    const char *problem = load(&library);
+    cr_assert(problem == NULL, "%s", problem);
+    cr_assert(loaded->open());
+    vpmm_pool *pool = loaded->pool();
+    cr_expect(is_refused(vpmm_malloc(pool, 1000, NULL, &p)));
+    cr_expect(is_refused(vpmm_free(pool, 1, NULL)));
+    cr_expect(is_refused(vpmm_trim(pool, 0, NULL)));
+    cr_expect(is_refused(vpmm_check(pool)));
+    cr_expect(is_refused(vpmm_stats_get(pool, &stats)));
+    cr_expect(is_refused(vpmm_device_get(pool, &device)));
+    cr_expect(is_refused(vpmm_pool_get_attribute(pool, VPMM_ATTRIBUTE_REUSE, &value)));
+    cr_expect(is_refused(vpmm_pool_destroy(pool)));
+    cr_expect(loaded->close(), "the copy that made it cannot end it");
 }
 
 /* ---- a process with little room for who comes late: this program, started again ---- */
