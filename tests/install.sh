@@ -8,7 +8,7 @@ usage: tests/install.sh BUILD_DIR
 Installs what is in BUILD_DIR into a folder that is then moved elsewhere, and builds and runs a program outside of this
 tree (examples/quickstart.c, on the simulated GPU) in each way that there is: find_package, pkg-config --static,
 add_subdirectory and FetchContent, which leave the program's own project as it is; one in C++, one with the exporter
-where that is built, and one under the preload. No archive has a global symbol without the prefix vpmm_.
+where that is built, one under the preload, and one of two plug-ins that share a libvpmm.so. No archive has a global symbol without the prefix vpmm_.
 
 Exit status: 0 all of it works; 1 a line says what does not; 2 wrong usage.
 EOT
@@ -132,6 +132,52 @@ absolute_folders() {
     grep -qx includedir=/elsewhere/include "$work/absolute/vpmm.pc"
 }
 
+# libvpmm.so, and two plug-ins that have one copy of it between them: one makes the pool, the other one's thread uses it.
+shared() {
+  cmake -S "$root" -B "$work/so" -DBUILD_SHARED_LIBS=ON -DVPMM_BUILD_TESTS=OFF -DVPMM_BUILD_EXAMPLES=OFF \
+    -DVPMM_BUILD_STRESS=OFF -DVPMM_BUILD_PRELOAD=OFF -DCUDA_INCLUDE_DIR="$cuda" -DCMAKE_INSTALL_LIBDIR=lib &&
+    cmake --build "$work/so" --parallel 2 && cmake --install "$work/so" --prefix "$work/shared" &&
+    ! nm --dynamic --defined-only --format=just-symbols "$work/shared/lib/libvpmm.so" | grep -v '^vpmm_'
+}
+
+plug_ins() {
+  cat >"$work/plug_in.c" <<'EOT'
+#include <vpmm/sim.h>
+#include <vpmm/vpmm.h>
+vpmm_pool *make(void)
+{
+    vpmm_pool *pool = NULL;
+    vpmm_config config = vpmm_config_default();
+    config.driver = vpmm_sim_driver(vpmm_sim_create(NULL));
+    return vpmm_pool_create(&config, &pool) == VPMM_SUCCESS ? pool : NULL;
+}
+int use(vpmm_pool *pool)
+{
+    CUdeviceptr memory;
+    return vpmm_malloc(pool, 1000, NULL, &memory) != VPMM_SUCCESS || vpmm_free(pool, memory, NULL) != VPMM_SUCCESS ||
+           vpmm_pool_destroy(pool) != VPMM_SUCCESS;
+}
+EOT
+  cat >"$work/host.c" <<'EOT'
+#include <dlfcn.h>
+int main(int count, char **path)
+{
+    void *first = dlopen(path[1], RTLD_NOW | RTLD_LOCAL), *second = dlopen(path[count - 1], RTLD_NOW | RTLD_LOCAL);
+    void *(*make)(void) = first ? (void *(*)(void))dlsym(first, "make") : 0;
+    int (*use)(void *) = second ? (int (*)(void *))dlsym(second, "use") : 0;
+    void *pool = make && use ? make() : 0;
+    return pool ? use(pool) : 1;
+}
+EOT
+  local flags
+  flags=$(PKG_CONFIG_PATH=$work/shared/lib/pkgconfig pkg-config --cflags --libs vpmm_sim)
+  for name in one two; do
+    # shellcheck disable=SC2086 # words, as pkg-config gives them
+    cc -shared -fPIC "$work/plug_in.c" -o "$work/$name.so" $flags -Wl,-rpath,"$work/shared/lib" || return 1
+  done
+  cc "$work/host.c" -o "$work/host" -ldl && "$work/host" "$work/one.so" "$work/two.so"
+}
+
 cmake --install "$build" --prefix "$work/installed" >"$work/said" || { cat "$work/said" && exit 1; }
 [ ! -d "$work/installed/lib64" ] || mv "$work/installed/lib64" "$work/installed/lib"
 mv "$work/installed" "$work/moved"
@@ -156,6 +202,8 @@ attempt "find_package, in C++" runs cpp
 attempt "add_subdirectory" runs tree --sim
 attempt "FetchContent" runs fetched --sim
 attempt "FetchContent, and what is installed" leaves_the_installation
+attempt "a shared library" shared
+attempt "one copy for two plug-ins" plug_ins
 if [ -e "$work/moved/lib/libvpmm_exporter.a" ]; then
   write_exporter
   program exporter_package "$work/metrics.c" c_std_11 vpmm::vpmm_exporter "find_package(vpmm REQUIRED)"
