@@ -15,8 +15,11 @@ int main(int argc, char **argv)
 {
     vpmm_config config = vpmm_config_default();
     vpmm_pool *pool;
+    vpmm_sim *sim = NULL;
+    if (vpmm_config_from_env(&config) != VPMM_SUCCESS) /* VPMM_*, as a pool without a configuration has them */
+        return fail();
     if (argc > 1 && strcmp(argv[1], "--sim") == 0) { /* else libcuda */
-        vpmm_sim *sim = vpmm_sim_create(NULL);
+        sim = vpmm_sim_create(NULL);
         if (!sim)
             return fprintf(stderr, "quickstart: %s\n", vpmm_last_error()), 1;
         config.driver = vpmm_sim_driver(sim);
@@ -45,7 +48,9 @@ int main(int argc, char **argv)
 
     vpmm_stream_release(pool, stream); /* before cuStreamDestroy */
     cu->cuStreamDestroy(stream);
+    cu->cuDevicePrimaryCtxRelease(0);
     if (vpmm_pool_destroy(pool) != VPMM_SUCCESS)
         return fail();
-    return first == 42 ? 0 : 1;
+    int leaks = sim ? vpmm_sim_destroy(sim) : 0; /* which names each on stderr */
+    return first == 42 && !leaks ? 0 : 1;
 }

@@ -35,12 +35,13 @@ static vpmm_status no_memory(const char *field)
 
 /* ---- limits ---- */
 
-static vpmm_status check_limit(const char *field, unsigned value, unsigned least, unsigned most)
+/* `note`: what the most is, in brackets. */
+static vpmm_status check_limit(const char *field, unsigned value, unsigned least, unsigned most, const char *note)
 {
     if (value >= least && value <= most)
         return VPMM_SUCCESS;
-    return vpmm_error_set(VPMM_ERROR_INVALID_VALUE, "vpmm_exporter_config.limits.%s is %u: %u to %u is allowed", field,
-                          value, least, most);
+    return vpmm_error_set(VPMM_ERROR_INVALID_VALUE, "vpmm_exporter_config.limits.%s is %u: %u to %u%s is allowed",
+                          field, value, least, most, note);
 }
 
 static vpmm_status check_limits(const vpmm_exporter_limits *limits)
@@ -48,18 +49,19 @@ static vpmm_status check_limits(const vpmm_exporter_limits *limits)
     const struct {
         const char *field;
         unsigned value, least, most;
+        const char *note;
     } checks[] = {
-        {"connections", limits->connections, 4, 4096},
-        {"connections_per_address", limits->connections_per_address, 1, limits->connections},
-        {"deadline_ms", limits->deadline_ms, 100, 600000},
-        {"header_bytes", limits->header_bytes, 4096, 1 << 20},
-        {"requests_per_second", limits->requests_per_second, 1, 100000},
-        {"passwords_per_second", limits->passwords_per_second, 1, 1000},
-        {"reaper_stall_ms", limits->reaper_stall_ms, 1000, 3600000},
+        {"connections", limits->connections, 4, 4096, ""},
+        {"connections_per_address", limits->connections_per_address, 1, limits->connections, " (connections)"},
+        {"deadline_ms", limits->deadline_ms, 100, 600000, ""},
+        {"header_bytes", limits->header_bytes, 4096, 1 << 20, ""},
+        {"requests_per_second", limits->requests_per_second, 1, 100000, ""},
+        {"passwords_per_second", limits->passwords_per_second, 1, 1000, ""},
+        {"reaper_stall_ms", limits->reaper_stall_ms, 1000, 3600000, ""},
     };
     vpmm_status status = VPMM_SUCCESS;
     for (size_t i = 0; i < sizeof checks / sizeof *checks && status == VPMM_SUCCESS; i++)
-        status = check_limit(checks[i].field, checks[i].value, checks[i].least, checks[i].most);
+        status = check_limit(checks[i].field, checks[i].value, checks[i].least, checks[i].most, checks[i].note);
     return status;
 }
 

@@ -590,7 +590,7 @@ static bool open_json(const options *o, FILE **json)
 {
     *json = o->json == NULL ? NULL : strcmp(o->json, "-") == 0 ? stdout : fopen(o->json, "w");
     if (o->json != NULL && *json == NULL)
-        perror(o->json);
+        fprintf(stderr, "%s: --json %s: %s\n", program_name, o->json, strerror(errno));
     return o->json == NULL || *json != NULL;
 }
 
@@ -603,7 +603,7 @@ static bool write_json(FILE *json, const options *o, const run *all, unsigned ru
     if (json != stdout)
         good = fclose(json) == 0 && good;
     if (!good)
-        perror(o->json);
+        fprintf(stderr, "%s: --json %s: %s\n", program_name, o->json, strerror(errno));
     return good;
 }
 

@@ -296,8 +296,8 @@ typedef struct vpmm_pool vpmm_pool;
 vpmm_status vpmm_pool_create(const vpmm_config *, vpmm_pool **);
 
 /*
- * The device's default pool, made from the environment on first use, for all who ask this copy of the library. It is never destroyed: vpmm_trim
- * gives back what is free in it. Errors as for create.
+ * The device's default pool, made from the environment on first use, for all who ask this copy of the library. It is never
+ * destroyed: vpmm_trim gives back what is free in it. Errors as for create.
  */
 vpmm_status vpmm_pool_default(int device, vpmm_pool **);
 

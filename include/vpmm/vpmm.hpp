@@ -363,7 +363,8 @@ class resource
         if (alignment == 0 || (alignment & (alignment - 1)) != 0)
             throw error(VPMM_ERROR_INVALID_VALUE, words_of(alignment, "is no power of two"));
         if (alignment > page_bytes_)
-            throw error(VPMM_ERROR_NOT_SUPPORTED, words_of(alignment, "is more than a page of this pool"));
+            throw error(VPMM_ERROR_NOT_SUPPORTED,
+                        words_of(alignment, "is more than a page of this pool, " + std::to_string(page_bytes_)));
         CUdeviceptr address = 0;
         throw_if(vpmm_malloc(pool_, request(bytes, alignment), stream, &address));
         if (address % alignment != 0) {
@@ -396,7 +397,7 @@ class resource
     }
 
   private:
-    static std::string words_of(std::size_t alignment, const char *what)
+    static std::string words_of(std::size_t alignment, const std::string &what)
     {
         return "an alignment of " + std::to_string(alignment) + " bytes " + what;
     }

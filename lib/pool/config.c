@@ -48,9 +48,9 @@ static const struct word switch_words[] = {{"1", true},    {"0", false},   {"on"
                                            {"off", false}, {"true", true}, {"false", false},
                                            {"yes", true},  {"no", false},  {NULL, 0}};
 
-#define ALLOWED_DEVICE "a device ordinal, 0 or more"
+#define ALLOWED_DEVICE "a device ordinal, 0 to 2147483647"
 #define ALLOWED_COUNT  "a decimal number"
-#define ALLOWED_SIZE   "decimal bytes, or a decimal number followed by K, M, G or T"
+#define ALLOWED_SIZE   "decimal bytes, or a decimal number followed by K, M, G or T, below 16777216T"
 #define ALLOWED_SWITCH "1, on, true, yes, 0, off, false or no"
 #define ALLOWED_DECAY  "milliseconds, a decimal number up to 1000000000, or never"
 
