@@ -109,10 +109,10 @@
       (CUdeviceptr * memory, size_t * pitch, size_t width, size_t height, unsigned int element), memory_device(),      \
       (memory, pitch, width, height, element))                                                                         \
     X(alloc_from_pool, "cuMemAllocFromPoolAsync", "cuMemAllocFromPoolAsync",                                           \
-      (CUdeviceptr * memory, size_t bytes, CUmemoryPool pool, CUstream stream), MEMORY_ANY_DEVICE,                     \
+      (CUdeviceptr * memory, size_t bytes, CUmemoryPool pool, CUstream stream), device_of_pool(pool),                  \
       (memory, bytes, pool, stream))                                                                                   \
     X(alloc_from_pool_ptsz, "cuMemAllocFromPoolAsync_ptsz", "cuMemAllocFromPoolAsync",                                 \
-      (CUdeviceptr * memory, size_t bytes, CUmemoryPool pool, CUstream stream), MEMORY_ANY_DEVICE,                     \
+      (CUdeviceptr * memory, size_t bytes, CUmemoryPool pool, CUstream stream), device_of_pool(pool),                  \
       (memory, bytes, pool, stream))                                                                                   \
     X(create, "cuMemCreate", "cuMemCreate",                                                                            \
       (CUmemGenericAllocationHandle * handle, size_t bytes, const CUmemAllocationProp *prop,                           \
@@ -129,6 +129,8 @@
 /* What is only called. */
 #define PRELOAD_CALLED(X)                                                                                              \
     X(device_get_pool, "cuDeviceGetMemPool", "", (CUmemoryPool * pool, CUdevice device))                               \
+    X(pool_get_access, "cuMemPoolGetAccess", "",                                                                       \
+      (CUmemAccess_flags * flags, CUmemoryPool pool, CUmemLocation * location))                                        \
     X(primary_state, "cuDevicePrimaryCtxGetState", "", (CUdevice device, unsigned int *flags, int *active))            \
     X(is_capturing, "cuStreamIsCapturing", "", (CUstream stream, CUstreamCaptureStatus * status))                      \
     X(is_capturing_ptsz, "cuStreamIsCapturing_ptsz", "", (CUstream stream, CUstreamCaptureStatus * status))

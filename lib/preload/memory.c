@@ -463,6 +463,25 @@ static int device_of_location(const CUmemAllocationProp *prop)
     return prop->location.type == CU_MEM_LOCATION_TYPE_DEVICE ? prop->location.id : MEMORY_OF_THE_HOST;
 }
 
+/* The one device that can reach the pool's memory is its own. */
+static int device_of_pool(CUmemoryPool pool)
+{
+    int found = MEMORY_ANY_DEVICE, devices = 0;
+    const vpmm_driver *driver = vpmm_driver_cuda();
+    if (!driver || driver->cuDeviceGetCount(&devices) != CUDA_SUCCESS)
+        return MEMORY_ANY_DEVICE;
+    for (int i = 0; i < devices; i++) {
+        CUmemLocation location = {.type = CU_MEM_LOCATION_TYPE_DEVICE, .id = i};
+        CUmemAccess_flags flags = CU_MEM_ACCESS_FLAGS_PROT_NONE;
+        bool reaches =
+            REAL(pool_get_access, &flags, pool, &location) == CUDA_SUCCESS && flags != CU_MEM_ACCESS_FLAGS_PROT_NONE;
+        if (reaches && found != MEMORY_ANY_DEVICE)
+            return MEMORY_ANY_DEVICE;
+        found = reaches ? i : found;
+    }
+    return found;
+}
+
 #define RETRY(name, symbol, base, parameters, device, arguments)                                                       \
     CUresult preload_##name parameters                                                                                 \
     {                                                                                                                  \

@@ -12,8 +12,9 @@ int memory_device(void);
 
 /*
  * Gives a device what vpmm keeps free there, for which its work may be waited for: so no other device is asked, but
- * where the request's is not known. True: it was tried, and the request may find memory now, if not for this trim then for
- * another thread's, or a pass, which has left nothing to this one. Outside of the lanes.
+ * where the request's is not known (of a pool that several can reach). True: it was tried, and the request may find
+ * memory now, if not for this trim then for another thread's, or a pass, which has left nothing to this one. Outside of
+ * the lanes.
  */
 bool memory_trim(int device);
 

@@ -20,7 +20,7 @@
 
 #include <vpmm/sim.h>
 
-enum { DEVICES = 8, PLAIN = 256, STREAMS = 16 };
+enum { DEVICES = 8, PLAIN = 256, STREAMS = 16, POOLS = 64 };
 
 static vpmm_sim *sim;
 static vpmm_driver table;             /* the simulator's, but for what is counted here */
@@ -34,6 +34,11 @@ static struct passing {
     CUstream stream;
     size_t events; /* queued on it, and nothing before them; of a stream that never has work, as vpmm's own */
 } passing[STREAMS];
+static struct {
+    CUmemoryPool pool;
+    int device;
+} pools[POOLS]; /* that were made, in order; the last has what is more than these */
+static unsigned pool_count;
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 
 static uint64_t setting(const char *name, uint64_t otherwise)
@@ -81,6 +86,19 @@ static CUresult CUDAAPI note_free(CUdeviceptr memory)
             plains[i].at = 0;
     pthread_mutex_unlock(&lock);
     return vpmm_sim_driver(sim)->cuMemFree(memory);
+}
+
+static CUresult CUDAAPI note_pool(CUmemoryPool *pool, const CUmemPoolProps *props)
+{
+    CUresult result = vpmm_sim_driver(sim)->cuMemPoolCreate(pool, props);
+    pthread_mutex_lock(&lock);
+    if (result == CUDA_SUCCESS) {
+        pools[pool_count].pool = *pool;
+        pools[pool_count].device = props->location.id;
+        pool_count += pool_count < POOLS - 1;
+    }
+    pthread_mutex_unlock(&lock);
+    return result;
 }
 
 /* Under the lock. NULL: there are too many. */
@@ -144,6 +162,7 @@ static void start(void)
     table.cuDevicePrimaryCtxRelease = count_release;
     table.cuMemAlloc = note_alloc;
     table.cuMemFree = note_free;
+    table.cuMemPoolCreate = note_pool;
     table.cuEventRecord = record_when_let;
     if (config.stepped) {
         table.cuEventRecord = note_record;
@@ -309,6 +328,22 @@ DECLARE(pool_set_access, "cuMemPoolSetAccess", (CUmemoryPool pool, const CUmemAc
 CUresult fake_pool_set_access(CUmemoryPool pool, const CUmemAccessDesc *access, size_t count)
 {
     return pool && access && count ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+}
+
+/* Of what was made with cuMemPoolCreate: its own device's alone. */
+DECLARE(pool_get_access, "cuMemPoolGetAccess", (CUmemAccess_flags * flags, CUmemoryPool pool, CUmemLocation *location))
+CUresult fake_pool_get_access(CUmemAccess_flags *flags, CUmemoryPool pool, CUmemLocation *location)
+{
+    int count = 0;
+    if (driver()->cuDeviceGetCount(&count) != CUDA_SUCCESS || location->id >= count)
+        return CUDA_ERROR_INVALID_VALUE;
+    *flags = CU_MEM_ACCESS_FLAGS_PROT_NONE;
+    pthread_mutex_lock(&lock);
+    for (unsigned i = 0; i < pool_count; i++)
+        if (pools[i].pool == pool && pools[i].device == location->id)
+            *flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
+    pthread_mutex_unlock(&lock);
+    return CUDA_SUCCESS;
 }
 
 /* ---- addresses: cuMemAlloc's, and else the page of a mapping, as the driver sees no allocation there ---- */

@@ -746,7 +746,6 @@ static void close_second(void)
     OK(cu.stream_destroy(idle_stream));
 }
 
-/* A request for one device waits for no other's work. */
 /* What the driver's pool keeps the program can have, though vpmm cannot. */
 static void case_kept(void)
 {
@@ -765,14 +764,20 @@ static void case_kept(void)
     OK(cu.free_async(memory, stream));
 }
 
+/* A request for one device waits for no other's work. */
 static void case_other_device(void)
 {
     CUdeviceptr memory;
+    CUmemoryPool pool;
+    CUmemPoolProps props = {.allocType = CU_MEM_ALLOCATION_TYPE_PINNED,
+                            .location = {.type = CU_MEM_LOCATION_TYPE_DEVICE, .id = 0}};
     OK(cu.free_async(served(1000, stream), stream));
+    OK(cu.pool_create(&pool, &props));
     open_second();
     OK(cu.free_async(on_second, second_stream));
     OK(cu.set_current(context));
     EXPECT(cu.alloc(&memory, (size_t)1 << 40) == CUDA_ERROR_OUT_OF_MEMORY);
+    EXPECT(cu.alloc_pool(&memory, (size_t)1 << 40, pool, stream) == CUDA_ERROR_OUT_OF_MEMORY);
     EXPECT(!atomic_load(&goes_on));
     atomic_store(&goes_on, true);
     close_second();
