@@ -7,6 +7,7 @@
 #include "cache/slices.h"
 #include "space/identity.h"
 
+#include <limits.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -56,8 +57,11 @@ static void close_cache(struct cache *cache)
     fetch_add_sc_u32(&fronts->closings, 1);
 }
 
+static _Thread_local unsigned char exits; /* so often the thread's end has been told */
+
 static void thread_exits(void *serial)
 {
+    exits++;
     lock_take(&lock);
     for (struct fronts *fronts = pools; fronts; fronts = fronts->next_pool)
         for (struct front *front = load_acquire_ptr(&fronts->first); front; front = front->next)
@@ -73,11 +77,14 @@ static void set_up(void)
             !pthread_key_create(&exit_key, thread_exits);
 }
 
-/* 0: no memory for it. */
+/*
+ * 0: no memory for it; or the thread's end might not be told once more, to whoever allocates in the last round of its
+ * destructors of thread-specific data: a front that it took then would stay its own for ever.
+ */
 static uint64_t thread_serial(void)
 {
     uint64_t serial = (uint64_t)(uintptr_t)pthread_getspecific(exit_key);
-    if (serial)
+    if (serial || exits >= PTHREAD_DESTRUCTOR_ITERATIONS - 1)
         return serial;
     serial = fetch_add_relaxed_u64(&serials, 1) + 1;
     return pthread_setspecific(exit_key, (void *)(uintptr_t)serial) ? 0 : serial;

@@ -5,6 +5,7 @@
 #include "support.h"
 
 #include <dirent.h>
+#include <limits.h>
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -917,6 +918,42 @@ Test(front, a_thousand_short_threads_share_a_front, .timeout = 60)
     cr_expect_eq(atomic_load(&aligned_asked), before, "each thread has a front of its own");
     cr_expect_eq(stats_of(&w).mapped_bytes, 4 * PAGE);
     cr_expect_eq(stats_of(&w).mallocs, 1010);
+    world_audit(&w);
+    world_close(&w);
+}
+
+static pthread_key_t late_key;
+static _Thread_local int rounds;
+
+static void use_once_more(void *argument)
+{
+    malloc_free_and_end(argument);
+    if (++rounds < PTHREAD_DESTRUCTOR_ITERATIONS)
+        pthread_setspecific(late_key, argument);
+}
+
+static void *use_to_the_last(void *argument)
+{
+    pthread_setspecific(late_key, argument);
+    return malloc_free_and_end(argument);
+}
+
+/* In the last round of destructors nobody tells the library any more that the thread has ended. */
+Test(front, threads_that_allocate_in_each_round_of_their_destructors_share_a_front, .timeout = 60)
+{
+    struct world w;
+    open_cached(&w);
+    CUstream s = world_stream(&w);
+    struct short_life l = {.w = &w, .stream = s, .pages = 4};
+    cr_assert_eq(pthread_key_create(&late_key, use_once_more), 0);
+    for (int i = 0; i < 10; i++)
+        on_a_thread(use_to_the_last, &l);
+    uint64_t before = atomic_load(&aligned_asked);
+    for (int i = 0; i < 200; i++) {
+        on_a_thread(use_to_the_last, &l);
+        require(l.status == VPMM_SUCCESS, "thread %d: %s", i, vpmm_status_name(l.status));
+    }
+    cr_expect_eq(atomic_load(&aligned_asked), before, "each thread has a front of its own");
     world_audit(&w);
     world_close(&w);
 }
