@@ -263,12 +263,16 @@ static vpmm_status wait_for_all(struct vpmm_pool *pool)
 /* BUSY: something is live, or cannot be waited for. */
 static vpmm_status wait_until_idle(struct vpmm_pool *pool)
 {
-    uint64_t live = live_bytes(pool), small = load_relaxed_u64(&pool->async.count);
-    if (!live && !small)
+    uint64_t live = live_bytes(pool), of_driver_s = load_relaxed_u64(&pool->async.count);
+    char also[64] = "";
+    if (!live && !of_driver_s)
         return wait_for_all(pool);
+    if (of_driver_s)
+        snprintf(also, sizeof also, ", and %" PRIu64 " allocations of the driver's pool", of_driver_s);
     return fail(VPMM_ERROR_BUSY,
-                "the pool has %" PRIu64 " bytes and %" PRIu64 " allocations of the driver's pool live: free them first",
-                live, small);
+                "the pool has %" PRIu64
+                " bytes live%s: free them first; vpmm_allocations_visit shows what its pages have",
+                live, also);
 }
 
 vpmm_status vpmm_pool_destroy(vpmm_pool *pool)

@@ -13,6 +13,8 @@
  */
 #include "world.h"
 
+#include <vpmm/observe.h>
+
 enum { THREADS = 2, SLOTS = 64 };
 
 struct piece {
@@ -58,6 +60,13 @@ static void take_what_lies_there(uint64_t index, uint64_t slot)
         end_piece(index, p);
 }
 
+static void look(void *unused, const vpmm_allocation *allocation)
+{
+    (void)unused;
+    if (allocation->bytes < allocation->requested_bytes)
+        failed("an allocation of less than was asked for");
+}
+
 static void one_operation(uint64_t index)
 {
     uint64_t to = draw(4) == 0 ? index : 1 - index;
@@ -71,6 +80,8 @@ static void one_operation(uint64_t index)
     vpmm_stats stats;
     if (draw(5000) == 0 && vpmm_stats_get(world.pool, &stats) != VPMM_SUCCESS)
         failed("vpmm_stats_get");
+    if (draw(20000) == 0 && vpmm_allocations_visit(world.pool, look, NULL) != VPMM_SUCCESS)
+        failed("vpmm_allocations_visit");
 }
 
 static void work(uint64_t index)
