@@ -67,17 +67,20 @@ static vpmm_status check_limits(const vpmm_exporter_limits *limits)
 
 /* ---- address ---- */
 
-/* Of IPv4 all four numbers, which getaddrinfo does not ask for; of IPv6 with the interface of a link-local address. */
 /* Linux binds a listener to such an address, which nobody can connect to. */
 static bool is_of_many(const struct settings *settings)
 {
-    const struct sockaddr_in *v4 = (const struct sockaddr_in *)&settings->socket_address;
-    const struct sockaddr_in6 *v6 = (const struct sockaddr_in6 *)&settings->socket_address;
-    if (settings->socket_address.ss_family == AF_INET6)
-        return IN6_IS_ADDR_MULTICAST(&v6->sin6_addr);
-    return IN_MULTICAST(ntohl(v4->sin_addr.s_addr)) || ntohl(v4->sin_addr.s_addr) == INADDR_BROADCAST;
+    struct in_addr v4 = ((const struct sockaddr_in *)&settings->socket_address)->sin_addr;
+    const struct in6_addr *v6 = &((const struct sockaddr_in6 *)&settings->socket_address)->sin6_addr;
+    bool is_v6 = settings->socket_address.ss_family == AF_INET6;
+    if (is_v6 && !IN6_IS_ADDR_V4MAPPED(v6))
+        return IN6_IS_ADDR_MULTICAST(v6);
+    if (is_v6)
+        memcpy(&v4, &v6->s6_addr[12], sizeof v4);
+    return IN_MULTICAST(ntohl(v4.s_addr)) || ntohl(v4.s_addr) == INADDR_BROADCAST;
 }
 
+/* Of IPv4 all four numbers, which getaddrinfo does not ask for; of IPv6 with the interface of a link-local address. */
 static vpmm_status resolve(struct settings *settings, const char *address, uint16_t port)
 {
     const struct addrinfo hints = {.ai_flags = AI_NUMERICHOST | AI_NUMERICSERV, .ai_socktype = SOCK_STREAM};

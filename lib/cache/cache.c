@@ -61,7 +61,7 @@ struct stream *cache_enter(struct cache *cache)
         return NULL;
     if (load_sc_ptr(&cache->stream) == stream)
         return stream;
-    stream_leave(stream);
+    stream_end_visit(stream);
     return NULL;
 }
 
@@ -72,7 +72,10 @@ struct stream *cache_enter(struct cache *cache)
 struct stream *cache_enter_again(struct cache *cache)
 {
     struct stream *stream = cache_enter(cache);
-    if (!stream || load_sc_u32(&stream->state) == STREAM_ACTIVE)
+    if (!stream)
+        return NULL;
+    stream_visit_as_given(stream); /* before the state is read: see enter_known */
+    if (load_sc_u32(&stream->state) == STREAM_ACTIVE)
         return stream;
     stream_leave(stream);
     return NULL;
@@ -95,7 +98,7 @@ bool cache_flush(struct cache *cache, bool mark)
         any |= flush_bins(cache, stream, kind, bins[kind]);
     if (any && mark)
         stream_mark_by_other(cache->front->fronts->space->streams, stream);
-    stream_leave(stream);
+    stream_end_visit(stream);
     return any;
 }
 
@@ -173,7 +176,7 @@ static bool take_bins_back(struct cache *cache)
         return false;
     cache_empty(cache, stream);
     stream_mark_by_other(cache->front->fronts->space->streams, stream);
-    stream_leave(stream);
+    stream_end_visit(stream);
     cache_return_bins(cache);
     return true;
 }
@@ -329,7 +332,7 @@ void cache_drop_stale_all(struct front *front)
                 regions_drop_stale(cache, i);
         }
         if (stream)
-            stream_leave(stream);
+            stream_end_visit(stream);
     }
 }
 
@@ -347,7 +350,7 @@ void cache_halve_all(struct cache *given)
             stream_mark(streams, stream);
         else if (any)
             stream_mark_by_other(streams, stream);
-        stream_leave(stream);
+        stream_end_visit(stream);
     }
 }
 

@@ -78,8 +78,9 @@ static void set_up(void)
 }
 
 /*
- * 0: no memory for it; or the thread's end might not be told once more, to whoever allocates in the last round of its
- * destructors of thread-specific data: a front that it took then would stay its own for ever.
+ * 0: no memory for it; or the thread's end has been told as often as it may be, and the thread allocates once more in its
+ * last round of destructors of thread-specific data: a front that it took then would stay its own for ever. Of a thread
+ * that allocates for the first time in that round nothing tells that it is the last: that front does stay.
  */
 static uint64_t thread_serial(void)
 {
@@ -323,7 +324,7 @@ void fronts_flush_own(struct fronts *fronts)
 }
 
 /*
- * Every bin: another thread may have taken the bits, and been refused entry because the stream is being released. The
+ * Every bin: another thread may have taken the bits, and been refused entry because the stream is CLOSING. The
  * list is as it is: nobody attaches a cache to such a stream, or detaches one.
  */
 void fronts_close(struct fronts *fronts, struct stream *stream)
@@ -388,7 +389,7 @@ static bool part_from_stream(struct cache *cache)
         return false;
     bool released = !stream || load_sc_ptr(&cache->stream) != stream; /* who released it has done what follows */
     if (stream && released)
-        stream_leave(stream);
+        stream_end_visit(stream);
     if (!released) {
         cache_empty(cache, stream);
         remove_neighbour(cache);
@@ -396,7 +397,7 @@ static bool part_from_stream(struct cache *cache)
         unlink_from_stream(cache);
         pthread_mutex_unlock(&space->streams->lock);
         store_sc_ptr(&cache->stream, NULL); /* before the count: see cache_enter */
-        stream_leave(stream);
+        stream_end_visit(stream);
     }
     uint32_t caches = fetch_add_sc_u32(&stream_at(space->streams, cache->slot)->caches[space->level], UINT32_MAX);
     vpmm_assert(caches > 0 && !peek_ptr(&cache->stream)); /* this one was among them until now */

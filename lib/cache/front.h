@@ -250,7 +250,7 @@ void cache_list_noted(struct cache *);
 /* For the audit: whether one of these bins, which are noted, has it. */
 bool cache_holds(const struct cache *, enum cached, uint64_t bins, uint64_t slot);
 
-/* The record of the cache with this thread counted among its users, until stream_leave; NULL: it has none any more. */
+/* The record of the cache with this thread as a visitor, until stream_end_visit; NULL: it has none any more. */
 struct stream *cache_enter(struct cache *);
 
 /*

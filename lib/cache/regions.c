@@ -222,7 +222,7 @@ static uint32_t bin_with_room(struct cache *cache, uint64_t length)
     return has_room ? index : CACHE_BINS;
 }
 
-/* The same, by moving what there is; marked once for the batch. CACHE_BINS: the stream is being released, or no memory.
+/* The same, by moving what there is; marked once for the batch. CACHE_BINS: the stream is CLOSING, or no memory.
  */
 static uint32_t rearrange(struct cache *cache, uint64_t length)
 {
@@ -233,7 +233,7 @@ static uint32_t rearrange(struct cache *cache, uint64_t length)
     uint32_t index = make_slot(cache, length, &any);
     if (any)
         stream_mark(cache->front->fronts->space->streams, stream);
-    stream_leave(stream);
+    stream_end_visit(stream);
     return index;
 }
 
@@ -244,7 +244,7 @@ static uint32_t find_room(struct cache *cache, uint64_t length)
 }
 
 /*
- * Room for one more region in the bin of its length. CACHE_BINS: it is too long, the stream is being released, or there
+ * Room for one more region in the bin of its length. CACHE_BINS: it is too long, the stream is CLOSING, or there
  * is no memory. When the front is full, what others have taken is forgotten, and if that is not enough the older half
  * of each bin leaves.
  */

@@ -351,7 +351,7 @@ static vpmm_status give_access(struct build *build)
 }
 
 /*
- * For one region. Where no point could be recorded (its stream is being released, or begins to capture) the answer
+ * For one region. Where no point could be recorded (its stream is CLOSING, or begins to capture) the answer
  * changes with the moment: it is tried again while it may be had. What can no longer be had is left to reclaim.
  */
 static vpmm_status wait_for_region(struct build *build, struct fence fence)

@@ -5,11 +5,31 @@
 
 enum { MOST_NS = 10 * 1000 * 1000, SLEEP_US = 100 };
 
+static bool any_release(const struct streams *streams)
+{
+    uint64_t ended = load_sc_u64(&streams->closes_ended); /* before `begun`, which is never less */
+    return load_sc_u64(&streams->closes_begun) > ended;
+}
+
 static bool any_in_hands(const struct arena *arena, enum hands_units units)
 {
-    return load_sc_u32(&arena->builders) ||
+    return load_sc_u32(&arena->builders) || any_release(&arena->streams) ||
            (units == HANDS_PAGES ? units_any_of_chunks(&arena->space.units, unit_is_owned, NULL)
                                  : cut_any_owned(arena));
+}
+
+/*
+ * Blocking: such a release waits for visitors, who are through at once, and for marks of its stream, and no longer; new
+ * ones are not waited for. False: there was none.
+ */
+static bool await_releases(const struct streams *streams)
+{
+    uint64_t begun = load_sc_u64(&streams->closes_begun);
+    if (load_sc_u64(&streams->closes_ended) >= begun)
+        return false;
+    while (load_sc_u64(&streams->closes_ended) < begun)
+        clock_sleep_us(SLEEP_US);
+    return true;
 }
 
 bool hands_try_again(const struct arena *arena, enum hands_units units, struct hands *hands)
@@ -17,8 +37,11 @@ bool hands_try_again(const struct arena *arena, enum hands_units units, struct h
     uint64_t now = clock_now_ns();
     if (!hands->until_ns)
         hands->until_ns = now + MOST_NS;
-    if (now >= hands->until_ns)
-        return false;
+    if (now >= hands->until_ns) {
+        bool was_over = hands->is_over;
+        hands->is_over = true;
+        return !was_over && await_releases(&arena->streams);
+    }
     bool had_none = hands->had_none;
     hands->had_none = !any_in_hands(arena, units);
     if (!hands->had_none)

@@ -272,7 +272,7 @@ static CUevent covering_event(struct stream *stream, uint64_t number)
 static bool recordable_now(const struct streams *streams, struct stream *stream, bool take_fence)
 {
     struct device_scope scope;
-    fetch_add_sc_u32(&stream->users, 1);
+    stream_visit(stream);
     bool recordable = !device_lost(streams->device) && /* of such a pool streams go unreleased */
                       stream_has_handle(stream) && !stream_is_private(stream) &&
                       device_enter_context(streams->device, stream->context, &scope) == VPMM_SUCCESS;
@@ -282,7 +282,7 @@ static bool recordable_now(const struct streams *streams, struct stream *stream,
             fence_take(stream);
         device_leave(streams->device, &scope);
     }
-    stream_leave(stream);
+    stream_end_visit(stream);
     return recordable;
 }
 
@@ -369,7 +369,7 @@ static vpmm_status wait_counted(struct streams *streams, struct stream *stream, 
     CUevent event = event_for(streams, stream, number, &once);
     *is_inside = waiter;
     if (!waiter)
-        stream_leave(stream); /* counted among the waiters by now: see retire_record */
+        stream_end_visit(stream); /* counted among the waiters by now: see retire_record */
     vpmm_status status = event ? await_event(streams, event, waiter) : no_event(streams->device);
     if (event && once)
         device_call(streams->device, cuEventDestroy, event); /* a wait that is queued keeps what it needs */
@@ -400,10 +400,10 @@ static vpmm_status wait_for(struct streams *streams, struct fence fence, const s
 {
     struct stream *stream = stream_at(streams, fence.stream);
     bool is_inside = true;
-    fetch_add_sc_u32(&stream->users, 1);
+    stream_visit(stream);
     vpmm_status status = wait_entered(streams, stream, fence.number, waiter, &is_inside);
     if (is_inside)
-        stream_leave(stream);
+        stream_end_visit(stream);
     return status;
 }
 

@@ -186,11 +186,11 @@ static bool enter_known(struct stream *stream, struct object_key key)
 
 bool stream_enter_cached(struct stream *stream)
 {
-    fetch_add_sc_u32(&stream->users, 1);
+    stream_visit(stream);
     enum stream_state state = load_sc_u32(&stream->state);
     if (stream_state_has_handle(state) || state == STREAM_ORPHAN)
         return true;
-    stream_leave(stream);
+    stream_end_visit(stream);
     return false;
 }
 
@@ -283,15 +283,19 @@ static void end_release(struct streams *streams, struct stream *stream, bool mar
         store_sc_u32(&stream->state, STREAM_ACTIVE);
     }
     pthread_mutex_unlock(&streams->lock);
+    fetch_add_sc_u64(&streams->closes_ended, 1); /* after what lay in its caches was published */
+    vpmm_assert(peek_u64(&streams->closes_ended) <= peek_u64(&streams->closes_begun));
     stream_leave(stream);
 }
 
-/*
- * Until the caller alone is counted in. Calls that were given the stream may wait for the GPU, and for others' memory; a
- * thread that empties a cache or marks the stream is through at once. That such threads come one after the other, so
- * that none is ever seen to be out, is not excluded: each has found memory of the stream to take, which nobody adds to.
- */
-static void await_others(struct stream *stream)
+/* Both waits end: whom they wait for goes, and nobody of that kind comes any more. */
+static void await_given(const struct stream *stream)
+{
+    while (stream_given(stream) > 1) /* the caller is one: such a call may wait for the GPU, and for others' memory */
+        clock_yield();
+}
+
+static void await_visitors(const struct stream *stream)
 {
     while (load_sc_u32(&stream->users) > 1)
         clock_yield();
@@ -305,9 +309,10 @@ static void await_others(struct stream *stream)
 static bool empty_and_mark(struct streams *streams, struct stream *stream, void (*flush)(struct stream *, void *),
                            void *data)
 {
-    await_others(stream);
+    await_given(stream);
+    fetch_add_sc_u64(&streams->closes_begun, 1);
     store_sc_u32(&stream->state, STREAM_CLOSING); /* before users is read, once more: see stream_enter_cached */
-    await_others(stream);
+    await_visitors(stream);
     flush(stream, data);
     return stream_mark_all(streams, stream);
 }
@@ -400,10 +405,10 @@ bool streams_complete(struct streams *streams)
             retire_record(streams, stream);
             continue;
         }
-        fetch_add_sc_u32(&stream->users, 1); /* the handle stays valid while it is marked */
+        stream_visit(stream); /* the handle stays valid while it is marked */
         if (stream_has_handle(stream))
             stream_mark_by_other(streams, stream);
-        stream_leave(stream);
+        stream_end_visit(stream);
         retire_record(streams, stream);
     }
     return any;
@@ -427,11 +432,11 @@ static bool is_unmarked(struct stream *stream, enum stream_privacy *privacy)
 {
     if (load_sc_u64(&stream->published) <= load_relaxed_u64(&stream->recorded))
         return false;
-    fetch_add_sc_u32(&stream->users, 1);
+    stream_visit(stream);
     enum stream_state state = load_sc_u32(&stream->state);
     bool has_handle = stream_state_has_handle(state);
     *privacy = has_handle ? load_relaxed_u32(&stream->privacy) : STREAM_PRIVATE;
-    stream_leave(stream);
+    stream_end_visit(stream);
     return has_handle || state == STREAM_ORPHAN;
 }
 

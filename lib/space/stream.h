@@ -9,7 +9,9 @@
  *            keep of a stream they keep in tables of their own, by slot (front.h, slab.h, arena.h)
  *   users    a thread is counted in the record while it uses the handle or takes fences of the stream. It looks at the
  *            state after that, and who takes a record out of use changes the state before it looks at the count (all
- *            sequentially consistent): one of the two sees the other
+ *            sequentially consistent): one of the two sees the other. Visitors, which were not given the stream and are
+ *            through at once, are counted in the upper half as well:
+ *              users = given + visitors + visitors * 65536
  *   unused   a record is used again for another stream when all of its fences have passed (completed = published,
  *            fence.h), no front cache is attached to it, no live memory names it as a user (use.h), no mark of it is to
  *            be seen yet, no free region is hinted under it, and nobody is counted in or waits for one of its events
@@ -52,11 +54,12 @@
  *                               enter waits while the record is RELEASING or CLOSING
  *   orphan, a change of state   under the registry's lock
  *   release                     one thread at a time for a record: who finds it RELEASING or CLOSING waits. It makes the
- *                               record RELEASING, so that no call with the stream comes in any more, and waits until it
- *                               alone is counted in; others take from the stream's caches, and mark it, meanwhile,
- *                               because a malloc that was given it may wait for the GPU for long, and for them. Then it
- *                               makes the record CLOSING and waits once more: from then on nobody moves addresses in
- *                               the stream's caches, or takes a fence of it
+ *                               record RELEASING, so that no call with the stream comes in any more, and waits until
+ *                               no other such call is counted in; visitors take from the stream's caches, and mark it,
+ *                               meanwhile, because a malloc that was given it may wait for the GPU for long, and for
+ *                               them. Then it makes the record CLOSING, so that no visitor comes either, and waits for
+ *                               these: from then on nobody moves addresses in the stream's caches, or takes a fence of
+ *                               it. Who finds no memory meanwhile waits for its end (hands.h)
  *   complete                    one thread at a time (the event lock, arena.h): it goes through all records, and takes
  *                               those out of use whose streams have ended
  */
@@ -162,7 +165,9 @@ struct streams {
     pthread_mutex_t lock; /* registry writers, changes of state, unused records */
     uint32_t unused;      /* first slot of a list; 0: none */
     struct object_map *registry;
-    _Atomic(uint32_t) orphans; /* changes when a record has become one, or a cache was attached to one */
+    _Atomic(uint64_t) closes_begun; /* how often a record was made CLOSING, */
+    _Atomic(uint64_t) closes_ended; /* and how often the releasing thread is through with its caches since */
+    _Atomic(uint32_t) orphans;      /* changes when a record has become one, or a cache was attached to one */
     _Atomic(void *) segment[STREAMS_MAX / STREAMS_A_SEGMENT]; /* struct stream_segment */
     _Atomic(uint32_t) slots;                                  /* slots 1 .. slots - 1 exist */
 };
@@ -236,12 +241,39 @@ static inline void stream_leave(struct stream *stream)
     fetch_add_sc_u32(&stream->users, UINT32_MAX);
 }
 
+/* A visitor's: by who was not given the stream, and is through at once. */
+enum { STREAM_VISIT = 1 << 16 | 1 };
+
+static inline void stream_visit(struct stream *stream)
+{
+    fetch_add_sc_u32(&stream->users, STREAM_VISIT);
+}
+
+static inline void stream_end_visit(struct stream *stream)
+{
+    vpmm_assert(peek_u32(&stream->users) >= STREAM_VISIT);
+    fetch_add_sc_u32(&stream->users, 0 - (uint32_t)STREAM_VISIT);
+}
+
+/* A visit becomes a call that was given the stream. The state is looked at after it, as in enter_known. */
+static inline void stream_visit_as_given(struct stream *stream)
+{
+    vpmm_assert(peek_u32(&stream->users) >= STREAM_VISIT);
+    fetch_add_sc_u32(&stream->users, 0 - (1u << 16));
+}
+
+static inline uint32_t stream_given(const struct stream *stream)
+{
+    uint32_t users = load_sc_u32(&stream->users);
+    return (users & UINT16_MAX) - (users >> 16);
+}
+
 /* As stream_leave, at the end of a call that was given the stream: a private one has nothing unmarked behind it. */
 void stream_finish(struct streams *, struct stream *);
 
 /*
  * Counts a thread in that takes memory out of the stream's caches, or the fence that ends a use, but was not given the
- * stream. False: it is being released, or was: what is in its caches is the releasing thread's, and its uses have their
+ * stream; until stream_end_visit. False: it is CLOSING, or was released: what is in its caches is the releasing thread's, and its uses have their
  * fence (use.h).
  */
 bool stream_enter_cached(struct stream *);

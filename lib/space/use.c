@@ -106,7 +106,7 @@ static struct fence end_of(struct streams *streams, uint32_t slot)
     if (stream_enter_cached(stream)) {
         fence = fence_take(stream);
         stream_mark_by_other(streams, stream);
-        stream_leave(stream);
+        stream_end_visit(stream);
     } else {
         fence.number = load_sc_u64(&stream->published); /* pairs with begin_release: its fence is in it */
     }

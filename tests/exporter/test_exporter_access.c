@@ -135,7 +135,7 @@ Test(exporter_access, an_address_that_is_not_ours_is_an_error)
     cr_assert(strstr(vpmm_last_error(), "192.0.2.1"));
     config.address = "fe80::1"; /* of which interface? */
     must_fail(VPMM_ERROR_NOT_SUPPORTED, vpmm_exporter_start(&config, &exporter));
-    static const char *const of_many[] = {"224.0.0.1", "255.255.255.255", "ff02::1"};
+    static const char *const of_many[] = {"224.0.0.1", "255.255.255.255", "ff02::1", "::ffff:224.0.0.1"};
     for (size_t i = 0; i < sizeof of_many / sizeof of_many[0]; i++) {
         config.address = of_many[i];
         refused(&config, "address", of_many[i]);

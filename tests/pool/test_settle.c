@@ -270,7 +270,7 @@ Test(settle, all_that_was_freed_before_is_waited_for, .timeout = 60)
 struct releaser {
     struct world *w;
     CUstream stream;
-    CUdeviceptr page[2]; /* freed on it before */
+    CUdeviceptr page[2]; /* freed on it before; 0: none */
     atomic_bool freed;
 };
 
@@ -278,7 +278,7 @@ static void *free_and_release(void *data)
 {
     struct releaser *releaser = data;
     give(releaser->w, take(releaser->w, 1, releaser->stream), releaser->stream); /* it has a cache */
-    for (int i = 0; i < 2; i++)
+    for (int i = 0; i < 2 && releaser->page[i]; i++)
         give(releaser->w, releaser->page[i], releaser->stream);
     atomic_store(&releaser->freed, true);
     must_work(vpmm_stream_release(releaser->w->pool, releaser->stream));
@@ -318,6 +318,89 @@ Test(settle, caches_of_a_stream_that_is_being_released_serve_others, .timeout = 
     for (int i = 3; i < 5; i++)
         give(&t.w, t.page[i], t.asks);
     stage_close(&t);
+}
+
+/* ---- a release, and who visits its stream's caches ---- */
+
+static struct stream *record_of(struct world *w, CUstream handle)
+{
+    struct streams *streams = &w->pool->arena.streams;
+    for (uint32_t slot = 1; slot < load_acquire_u32(&streams->slots); slot++)
+        if (stream_at(streams, slot)->handle == handle &&
+            load_sc_u32(&stream_at(streams, slot)->state) == STREAM_ACTIVE)
+            return stream_at(streams, slot);
+    require(false, "the pool has not met the stream");
+    return NULL;
+}
+
+static void await_state(const struct stream *stream, enum stream_state state)
+{
+    uint64_t end = clock_now_ns() + LONGEST_NS;
+    while (load_sc_u32(&stream->state) != state && clock_now_ns() < end)
+        clock_sleep_us(LOOK_US);
+    cr_assert_eq(load_sc_u32(&stream->state), state);
+}
+
+/* Visitors that come one after the other: it lets no more in, and waits for the last. */
+Test(settle, a_release_is_not_kept_by_visitors, .timeout = 60)
+{
+    struct stage t;
+    pthread_t thread;
+    struct setup setup = running();
+    setup.pool.cache_bytes = 64 * PAGE;
+    stage_open(&t, setup);
+    struct stream *stream = record_of(&t.w, t.a);
+    struct releaser releaser = {&t.w, t.a, {t.page[1], t.page[5]}, false};
+    stream_visit(stream);
+    give(&t.w, t.page[4], t.last); /* a page for the releaser to take */
+    world_drain(&t.w);
+    cr_assert_eq(pthread_create(&thread, NULL, free_and_release, &releaser), 0);
+    await_state(stream, STREAM_CLOSING);
+    cr_expect(!stream_enter_cached(stream));
+    stream_end_visit(stream);
+    pthread_join(thread, NULL);
+    for (int i = 0; i < 4; i++)
+        if (i != 1)
+            give(&t.w, t.page[i], t.asks);
+    stage_close(&t);
+}
+
+/* However long it takes: a request that finds nothing else does not fail before it has ended. */
+static void wait_for_a_release(unsigned us)
+{
+    struct stage t;
+    struct malloc_thread asker;
+    pthread_t thread;
+    struct setup setup = running();
+    setup.pool.cache_bytes = 64 * PAGE;
+    stage_open(&t, setup);
+    struct stream *stream = record_of(&t.w, t.a);
+    struct releaser releaser = {&t.w, t.a, {t.page[1], t.page[5]}, false};
+    stream_visit(stream);
+    give(&t.w, t.page[4], t.last); /* a page for the releaser to take */
+    world_drain(&t.w);
+    cr_assert_eq(pthread_create(&thread, NULL, free_and_release, &releaser), 0);
+    await_state(stream, STREAM_CLOSING);
+    malloc_thread_start(&asker, &t.w, t.asks, 3);
+    while (stats_of(&t.w).reclaims == 0 && !atomic_load(&asker.done))
+        clock_sleep_us(LOOK_US);
+    clock_sleep_us(us);
+    stream_end_visit(stream);
+    pthread_join(asker.thread, NULL);
+    pthread_join(thread, NULL);
+    cr_expect_eq(asker.status, VPMM_SUCCESS, "%u us: %s", us, vpmm_status_name(asker.status));
+    if (asker.status == VPMM_SUCCESS)
+        give(&t.w, asker.pointer, t.asks);
+    for (int i = 0; i < 4; i++)
+        if (i != 1)
+            give(&t.w, t.page[i], t.asks);
+    stage_close(&t);
+}
+
+Test(settle, what_a_release_has_in_its_hands_is_waited_for, .timeout = 60)
+{
+    wait_for_a_release(1000);
+    wait_for_a_release(100000);
 }
 
 static struct gate at_create;

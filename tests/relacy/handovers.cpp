@@ -503,7 +503,7 @@ struct left : rl::test_suite<left, 2> {
 
 static const quote left_quotes[] = {
     {"lib/space/fence.c", "    fetch_add_sc_u32(&stream->waiters, 1);\n    status = wait_counted("},
-    {"lib/space/fence.c", "    if (!waiter)\n        stream_leave(stream);"},
+    {"lib/space/fence.c", "    if (!waiter)\n        stream_end_visit(stream);"},
     {"lib/space/stream.c", "!load_sc_u32(&stream->users) &&\n        !has_uses(stream) && !load_sc_u32(&stream->waiters) &&\n"
                            "        load_sc_u64(&stream->published) == load_relaxed_u64(&stream->completed)"},
     {0, 0}};
@@ -674,27 +674,29 @@ struct uses : rl::test_suite<uses, 2> {
             release_and_retire();
     }
 
-    /* `last`: the state after which nobody is counted in so. */
-    bool enter(int last)
+    /* As one of these; `last`: the state after which none is counted in any more. */
+    enum { GIVEN = 1, VISITOR = 1 << 16 | 1 };
+
+    bool enter(int kind, int last)
     {
-        fetch_add(users, 1, mo_seq_cst);
+        fetch_add(users, kind, mo_seq_cst);
         if (load(state, unless(4, mo_seq_cst, mo_relaxed)) <= last)
             return true;
-        fetch_add(users, -1, mo_seq_cst);
+        fetch_add(users, -kind, mo_seq_cst);
         return false;
     }
 
     void use_and_free()
     {
-        if (!enter(ACTIVE))
+        if (!enter(GIVEN, ACTIVE))
             return;
         if (fetch_add(count, 2, mo_seq_cst) & 1 && FAULT != 2)
             fetch_add(published, 1, mo_seq_cst);
         fetch_add(users, -1, mo_seq_cst);
-        bool entered = enter(FAULT == 6 ? CLOSING : RELEASING);
+        bool entered = enter(VISITOR, FAULT == 6 ? CLOSING : RELEASING);
         if (entered) {
             fence_number = fetch_add(published, 1, mo_seq_cst) + 1;
-            fetch_add(users, -1, mo_seq_cst);
+            fetch_add(users, -VISITOR, mo_seq_cst);
         } else {
             fence_number = load(published, unless(4, mo_seq_cst, mo_relaxed));
         }
@@ -708,7 +710,18 @@ struct uses : rl::test_suite<uses, 2> {
             fetch_add(published, 1, unless(4, mo_seq_cst, mo_relaxed));
     }
 
-    void await_others()
+    void await_given()
+    {
+        rl::backoff wait;
+        for (;;) {
+            int now = load(users, mo_seq_cst);
+            if ((now & 0xffff) - (now >> 16) <= 1)
+                return;
+            wait.yield($);
+        }
+    }
+
+    void await_visitors()
     {
         rl::backoff wait;
         while (load(users, mo_seq_cst) > 1)
@@ -721,11 +734,11 @@ struct uses : rl::test_suite<uses, 2> {
         if (FAULT != 3)
             close();
         store(state, RELEASING, unless(4, mo_seq_cst, mo_relaxed));
-        await_others();
+        await_given();
         store(state, CLOSING, unless(4, mo_seq_cst, mo_relaxed));
         if (FAULT == 3)
             close();
-        await_others();
+        await_visitors();
         recorded = load(published, mo_seq_cst);
         store(state, RELEASED, mo_seq_cst);
         fetch_add(users, -1, mo_seq_cst);
@@ -744,7 +757,8 @@ static const quote uses_quotes[] = {
     {"lib/space/stream.h", "    fetch_add_sc_u32(&stream->uses, 0 - 2u);"},
     {"lib/space/stream.c", "    if (fetch_or_sc_u32(&stream->uses, 1) > 1)\n        fence_take(stream);"},
     {"lib/space/stream.c", "        close_uses(stream);\n        store_sc_u32(&stream->state, STREAM_RELEASING);"},
-    {"lib/space/stream.c", "    await_others(stream);\n    store_sc_u32(&stream->state, STREAM_CLOSING); /* before users"},
+    {"lib/space/stream.c", "    store_sc_u32(&stream->state, STREAM_CLOSING); /* before users is read, once more: see stream_enter_cached */\n"
+                           "    await_visitors(stream);"},
     {"lib/space/stream.c", "!load_sc_u32(&stream->users) &&\n        !has_uses(stream) &&"},
     {"lib/space/use.c", "    if (!is_brief && stream_begin_use(stream))\n        fence_take(stream);"},
     {"lib/space/use.c", "        fence.number = load_sc_u64(&stream->published);"},
@@ -805,9 +819,9 @@ struct detach : rl::test_suite<detach, 3> {
 static const quote detach_quotes[] = {
     {"lib/cache/cache.c", "    if (!stream || !stream_enter_cached(stream))\n        return NULL;\n"
                     "    if (load_sc_ptr(&cache->stream) == stream)"},
-    {"lib/space/stream.c", "    fetch_add_sc_u32(&stream->users, 1);\n    enum stream_state state = load_sc_u32(&stream->state);"},
+    {"lib/space/stream.c", "    stream_visit(stream);\n    enum stream_state state = load_sc_u32(&stream->state);"},
     {"lib/cache/front.c", "        store_sc_ptr(&cache->stream, NULL); /* before the count: see cache_enter */\n"
-                    "        stream_leave(stream);\n    }\n    uint32_t caches = fetch_add_sc_u32(&stream_at("},
+                    "        stream_end_visit(stream);\n    }\n    uint32_t caches = fetch_add_sc_u32(&stream_at("},
     {"lib/space/stream.c", "!has_caches(stream) && !load_sc_u32(&stream->users) &&"},
     {0, 0}};
 
