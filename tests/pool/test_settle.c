@@ -341,46 +341,50 @@ static void await_state(const struct stream *stream, enum stream_state state)
     cr_assert_eq(load_sc_u32(&stream->state), state);
 }
 
-/* Visitors that come one after the other: it lets no more in, and waits for the last. */
+/* A release of t->a that has come as far as it can beside a visitor, which the caller ends; two pages are in its hands. */
+static struct stream *open_and_release(struct stage *t, struct releaser *releaser, pthread_t *thread)
+{
+    struct setup setup = running();
+    setup.pool.cache_bytes = 64 * PAGE;
+    stage_open(t, setup);
+    struct stream *stream = record_of(&t->w, t->a);
+    *releaser = (struct releaser){&t->w, t->a, {t->page[1], t->page[5]}, false};
+    stream_visit(stream);
+    give(&t->w, t->page[4], t->last); /* a page for the releaser to take */
+    world_drain(&t->w);
+    cr_assert_eq(pthread_create(thread, NULL, free_and_release, releaser), 0);
+    await_state(stream, STREAM_CLOSING); /* and not: it waits for visitors while they still come */
+    return stream;
+}
+
+static void free_others_and_close(struct stage *t)
+{
+    static const int others[] = {0, 2, 3};
+    for (int i = 0; i < 3; i++)
+        give(&t->w, t->page[others[i]], t->asks);
+    stage_close(t);
+}
+
 Test(settle, a_release_is_not_kept_by_visitors, .timeout = 60)
 {
     struct stage t;
+    struct releaser releaser;
     pthread_t thread;
-    struct setup setup = running();
-    setup.pool.cache_bytes = 64 * PAGE;
-    stage_open(&t, setup);
-    struct stream *stream = record_of(&t.w, t.a);
-    struct releaser releaser = {&t.w, t.a, {t.page[1], t.page[5]}, false};
-    stream_visit(stream);
-    give(&t.w, t.page[4], t.last); /* a page for the releaser to take */
-    world_drain(&t.w);
-    cr_assert_eq(pthread_create(&thread, NULL, free_and_release, &releaser), 0);
-    await_state(stream, STREAM_CLOSING);
+    struct stream *stream = open_and_release(&t, &releaser, &thread);
     cr_expect(!stream_enter_cached(stream));
     stream_end_visit(stream);
     pthread_join(thread, NULL);
-    for (int i = 0; i < 4; i++)
-        if (i != 1)
-            give(&t.w, t.page[i], t.asks);
-    stage_close(&t);
+    free_others_and_close(&t);
 }
 
 /* However long it takes: a request that finds nothing else does not fail before it has ended. */
 static void wait_for_a_release(unsigned us)
 {
     struct stage t;
+    struct releaser releaser;
     struct malloc_thread asker;
     pthread_t thread;
-    struct setup setup = running();
-    setup.pool.cache_bytes = 64 * PAGE;
-    stage_open(&t, setup);
-    struct stream *stream = record_of(&t.w, t.a);
-    struct releaser releaser = {&t.w, t.a, {t.page[1], t.page[5]}, false};
-    stream_visit(stream);
-    give(&t.w, t.page[4], t.last); /* a page for the releaser to take */
-    world_drain(&t.w);
-    cr_assert_eq(pthread_create(&thread, NULL, free_and_release, &releaser), 0);
-    await_state(stream, STREAM_CLOSING);
+    struct stream *stream = open_and_release(&t, &releaser, &thread);
     malloc_thread_start(&asker, &t.w, t.asks, 3);
     while (stats_of(&t.w).reclaims == 0 && !atomic_load(&asker.done))
         clock_sleep_us(LOOK_US);
@@ -391,10 +395,7 @@ static void wait_for_a_release(unsigned us)
     cr_expect_eq(asker.status, VPMM_SUCCESS, "%u us: %s", us, vpmm_status_name(asker.status));
     if (asker.status == VPMM_SUCCESS)
         give(&t.w, asker.pointer, t.asks);
-    for (int i = 0; i < 4; i++)
-        if (i != 1)
-            give(&t.w, t.page[i], t.asks);
-    stage_close(&t);
+    free_others_and_close(&t);
 }
 
 Test(settle, what_a_release_has_in_its_hands_is_waited_for, .timeout = 60)
