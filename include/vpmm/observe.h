@@ -101,7 +101,8 @@ typedef struct vpmm_allocation {
 /*
  * Calls visit, on this thread, for each live allocation, in no order: what is still there where vpmm_pool_destroy is
  * BUSY, for example. Beside other threads' calls each is as it was at one instant, and what is allocated or freed
- * meanwhile may be missed. visit may call any function of the pool but vpmm_pool_destroy and vpmm_check. Takes as long as
+ * meanwhile may be missed; of one whose vpmm_malloc has not returned yet requested_bytes may be what was asked for the
+ * last time at this address. visit may call any function of the pool but vpmm_pool_destroy and vpmm_check. Takes as long as
  * there are regions and slices, free ones included. What the driver's pool serves (VPMM_SMALL_ASYNC) is not there.
  */
 vpmm_status vpmm_allocations_visit(vpmm_pool *, void (*visit)(void *data, const vpmm_allocation *), void *data);

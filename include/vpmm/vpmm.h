@@ -303,7 +303,7 @@ vpmm_status vpmm_pool_default(int device, vpmm_pool **);
 
 /*
  * Waits for the work on freed memory, unmaps, and frees the pool. BUSY: allocations are live, the driver would not wait, or
- * an exporter shows the pool (vpmm_exporter_remove); nothing is changed, and the pool can be destroyed again. DRIVER, HOST_MEMORY: something could not be taken back,
+ * an exporter shows the pool (vpmm_exporter_remove, vpmm_observe_end); nothing is changed, and the pool can be destroyed again. DRIVER, HOST_MEMORY: something could not be taken back,
  * or be waited for once more; the message says what, and the pool is gone all the same: of a lost device whatever is
  * live. NOT_SUPPORTED: the child of a fork, whose pool it is not.
  * INVALID_VALUE: a default pool, which stays as it is; a pool that another copy of the library in this process made, as

@@ -73,6 +73,8 @@ static void thread_exits(void *serial)
 
 static void set_up(void)
 {
+    /* Those of another copy of the library, whose pool a caller may name by mistake, are others. */
+    store_relaxed_u64(&serials, (uint64_t)(uintptr_t)&serials << 16);
     ready = !pthread_atfork(before_fork, after_fork_in_parent, after_fork_in_child) &&
             !pthread_key_create(&exit_key, thread_exits);
 }

@@ -1,8 +1,9 @@
 /*
  * allocations.c - what is live, one by one: for who looks for a leak, or has an address and asks whose it is.
  *
- * A look takes no lock and stops nobody. What it says of an allocation is of one life of it: the word is read before and
- * after the rest, and each malloc and free of that memory changes it.
+ * A look takes no lock and stops nobody. What it says of an allocation is of one life of it, for its word is read before
+ * and after the rest, and each malloc and free of that memory changes it; but for the bytes that a region was asked for,
+ * which a hit writes after the word: while its malloc is under way they may be those of the life before.
  */
 #include "cache/slab.h"
 #include "pool/pool.h"
@@ -20,7 +21,7 @@ static bool read_region(const struct units *units, uint64_t unit, vpmm_allocatio
     for (;
          ;) { /* lock-free: a word that differs is another thread's malloc or free of this memory. Its generation is why
                   the same word is the same life */
-        uint64_t word = load_acquire_u64(&first->word); /* pairs with region_hand_out's release, or a hit's exchange */
+        uint64_t word = load_acquire_u64(&first->word); /* pairs with region_hand_out's release */
         if (!is_live(word_state(word)))
             return false;
         *out = (vpmm_allocation){.address = unit_address(units, unit),
@@ -141,7 +142,9 @@ static bool find(const struct arena *arena, CUdeviceptr address, vpmm_allocation
         const struct slice *slice = slab ? slab_slice_at(slab, address) : NULL;
         return slab ? slice && read_slice(slice, out) : find_region(&arena->cut.units, unit, out);
     }
-    return unit_around(&arena->space.units, address, &unit) && find_region(&arena->space.units, unit, out);
+    /* Without an extent nothing is mapped there, and what is before it may be millions of pages of a hole. */
+    return unit_around(&arena->space.units, address, &unit) &&
+           load_acquire_ptr(&unit_at(&arena->space.units, unit)->extent) && find_region(&arena->space.units, unit, out);
 }
 
 vpmm_status vpmm_allocation_get(vpmm_pool *pool, CUdeviceptr address, vpmm_allocation *out)

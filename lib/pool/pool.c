@@ -288,7 +288,8 @@ vpmm_status vpmm_pool_destroy(vpmm_pool *pool)
                     "vpmm_trim gives back what is free in it",
                     pool->device.ordinal);
     if (load_acquire_u64(&pool->observers)) /* pairs with the release in vpmm_observe_end */
-        return fail(VPMM_ERROR_BUSY, "an exporter shows the pool: remove it there first (vpmm_exporter_remove)");
+        return fail(VPMM_ERROR_BUSY,
+                    "an observer has the pool: vpmm_exporter_remove, or vpmm_observe_end, comes first");
     vpmm_status busy = device_dead(&pool->device) ? VPMM_SUCCESS : wait_until_idle(pool);
     if (busy != VPMM_SUCCESS)
         device_probe(&pool->device); /* where the driver answers nothing any more, nothing could be freed either */

@@ -5,30 +5,24 @@
 
 enum { MOST_NS = 10 * 1000 * 1000, SLEEP_US = 100 };
 
-static bool any_release(const struct streams *streams)
-{
-    uint64_t ended = load_sc_u64(&streams->closes_ended); /* before `begun`, which is never less */
-    return load_sc_u64(&streams->closes_begun) > ended;
-}
-
 static bool any_in_hands(const struct arena *arena, enum hands_units units)
 {
-    return load_sc_u32(&arena->builders) || any_release(&arena->streams) ||
+    return load_sc_u32(&arena->builders) || load_sc_u32(&arena->streams.closing) ||
            (units == HANDS_PAGES ? units_any_of_chunks(&arena->space.units, unit_is_owned, NULL)
                                  : cut_any_owned(arena));
 }
 
 /*
- * Blocking: such a release waits for visitors, who are through at once, and for marks of its stream, and no longer; new
- * ones are not waited for. False: there was none.
+ * Blocking: such a release waits for visitors, who are through at once, and for marks of its stream, and no longer. Each
+ * record by itself: of two releases the later one may end first. False: there was none.
  */
 static bool await_releases(const struct streams *streams)
 {
-    uint64_t begun = load_sc_u64(&streams->closes_begun);
-    if (load_sc_u64(&streams->closes_ended) >= begun)
+    if (!load_sc_u32(&streams->closing))
         return false;
-    while (load_sc_u64(&streams->closes_ended) < begun)
-        clock_sleep_us(SLEEP_US);
+    for (uint32_t slot = 1, n = load_acquire_u32(&streams->slots); slot < n; slot++)
+        while (load_sc_u32(&stream_at(streams, slot)->state) == STREAM_CLOSING)
+            clock_sleep_us(SLEEP_US);
     return true;
 }
 

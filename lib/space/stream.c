@@ -283,12 +283,15 @@ static void end_release(struct streams *streams, struct stream *stream, bool mar
         store_sc_u32(&stream->state, STREAM_ACTIVE);
     }
     pthread_mutex_unlock(&streams->lock);
-    fetch_add_sc_u64(&streams->closes_ended, 1); /* after what lay in its caches was published */
-    vpmm_assert(peek_u64(&streams->closes_ended) <= peek_u64(&streams->closes_begun));
+    vpmm_assert(peek_u32(&streams->closing) > 0);
+    fetch_add_sc_u32(&streams->closing, UINT32_MAX); /* after what lay in its caches was published */
     stream_leave(stream);
 }
 
-/* Both waits end: whom they wait for goes, and nobody of that kind comes any more. */
+/*
+ * Both waits end: whom they wait for goes, and nobody of that kind stays that comes later. (Some visitors count themselves
+ * in before they look at the state, and out again at once.)
+ */
 static void await_given(const struct stream *stream)
 {
     while (stream_given(stream) > 1) /* the caller is one: such a call may wait for the GPU, and for others' memory */
@@ -310,7 +313,7 @@ static bool empty_and_mark(struct streams *streams, struct stream *stream, void 
                            void *data)
 {
     await_given(stream);
-    fetch_add_sc_u64(&streams->closes_begun, 1);
+    fetch_add_sc_u32(&streams->closing, 1);
     store_sc_u32(&stream->state, STREAM_CLOSING); /* before users is read, once more: see stream_enter_cached */
     await_visitors(stream);
     flush(stream, data);

@@ -165,9 +165,9 @@ struct streams {
     pthread_mutex_t lock; /* registry writers, changes of state, unused records */
     uint32_t unused;      /* first slot of a list; 0: none */
     struct object_map *registry;
-    _Atomic(uint64_t) closes_begun; /* how often a record was made CLOSING, */
-    _Atomic(uint64_t) closes_ended; /* and how often the releasing thread is through with its caches since */
-    _Atomic(uint32_t) orphans;      /* changes when a record has become one, or a cache was attached to one */
+    _Atomic(uint32_t)
+        closing; /* so many records are CLOSING: what is in their caches is in a releasing thread's hands */
+    _Atomic(uint32_t) orphans; /* changes when a record has become one, or a cache was attached to one */
     _Atomic(void *) segment[STREAMS_MAX / STREAMS_A_SEGMENT]; /* struct stream_segment */
     _Atomic(uint32_t) slots;                                  /* slots 1 .. slots - 1 exist */
 };

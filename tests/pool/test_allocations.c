@@ -8,6 +8,7 @@
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdlib.h>
+#include <sys/resource.h>
 
 enum { MOST = 4096 };
 
@@ -125,6 +126,10 @@ Test(allocations, of_a_graph_s_pool)
     cr_expect_eq(visit(&w)->count, 2);
     expect_one(&w, small, 100);
     expect_one(&w, large, 3 * PAGE);
+    must_work(vpmm_park(w.pool)); /* their memory goes, and they stay */
+    cr_expect_eq(visit(&w)->count, 2);
+    expect_one(&w, large, 3 * PAGE);
+    must_work(vpmm_wake(w.pool));
     give(&w, small, s);
     give(&w, large, s);
     cr_expect_eq(visit(&w)->count, 0);
@@ -228,12 +233,21 @@ Test(allocations, beside_threads_that_allocate_each_is_of_one_life, .timeout = 6
     world_close(&w);
 }
 
+static long faults(void)
+{
+    struct rusage used;
+    getrusage(RUSAGE_SELF, &used);
+    return used.ru_minflt;
+}
+
 Test(allocations, wrong_arguments)
 {
     struct world w;
     vpmm_allocation none;
     struct found found = {.count = 0};
-    world_open(&w, NULL);
+    struct setup setup = setup_default();
+    setup.pool.va_size = (size_t)8 << 40;
+    world_open(&w, &setup);
     CUstream s = world_stream(&w);
     CUdeviceptr p = take(&w, 1, s);
     must_fail(VPMM_ERROR_INVALID_VALUE, vpmm_allocations_visit(NULL, note, &found));
@@ -242,7 +256,10 @@ Test(allocations, wrong_arguments)
     must_fail(VPMM_ERROR_INVALID_VALUE, vpmm_allocation_get(w.pool, p, NULL));
     must_fail(VPMM_ERROR_INVALID_POINTER, vpmm_allocation_get(w.pool, 0, &none));
     must_fail(VPMM_ERROR_INVALID_POINTER, vpmm_allocation_get(w.pool, 12345, &none));
-    must_fail(VPMM_ERROR_INVALID_POINTER, vpmm_allocation_get(w.pool, p + 100 * PAGE, &none)); /* a hole */
+    long before = faults();
+    for (size_t hole = (size_t)1 << 30; hole < setup.pool.va_size; hole *= 2) /* whose descriptors nobody touches */
+        must_fail(VPMM_ERROR_INVALID_POINTER, vpmm_allocation_get(w.pool, p + hole, &none));
+    cr_expect_lt(faults() - before, 1000);
     give(&w, p, s);
     world_close(&w);
 }

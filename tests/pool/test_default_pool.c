@@ -55,6 +55,7 @@ Test(default_pool, each_device_has_its_own)
 {
     vpmm_pool *pool[2];
     vpmm_device device;
+    needs_simulator();
     setenv("FAKE_DEVICES", "2", 1);
     load_driver();
     for (int i = 0; i < 2; i++) {

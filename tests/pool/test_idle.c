@@ -855,7 +855,8 @@ Test(idle, what_a_default_stream_has_marked_decays_beside_its_cache, .timeout = 
     cr_expect_eq(stats_of(&w).cached_bytes, 0);
     cr_expect_geq(mapped(&w), PAGES * PAGE);
     world_step(&w);
-    wait_polling(&w, 200);
+    for (int i = 0; i < 100 && mapped(&w) > 2 * CACHED * PAGE; i++) /* a GPU that is busy with others takes longer */
+        wait_polling(&w, 200);
     cr_expect_leq(mapped(&w), 2 * CACHED * PAGE);
     world_close(&w);
 }
