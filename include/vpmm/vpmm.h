@@ -40,9 +40,9 @@
  *
  * Who may call what during what. "During" is from the call of the one until its return. Each pair of functions that is
  * not named is safe at the same time, on one pool and on several.
- *   vpmm_pool_destroy, vpmm_check     during no other call on the pool, vpmm_exporter_add and _remove included:
- *                                     otherwise the caller's mistake. Of a pool that an exporter shows destroy answers
- *                                     BUSY, and check is beside no scrape
+ *   vpmm_pool_destroy, vpmm_check     during no other call on the pool, vpmm_exporter_add and _remove included, and for
+ *                                     check an exporter's scrapes: otherwise the caller's mistake. While an exporter
+ *                                     shows the pool destroy answers BUSY
  *   vpmm_poll                         during each other, and the pool's own reaper: one makes the pass, the other
  *                                     answers SUCCESS at once
  *   vpmm_park, vpmm_wake              during each other, mallocs and frees: safe (see vpmm_park). Work that uses the
@@ -303,10 +303,10 @@ vpmm_status vpmm_pool_default(int device, vpmm_pool **);
 
 /*
  * Waits for the work on freed memory, unmaps, and frees the pool. BUSY: allocations are live, the driver would not wait, or
- * an exporter shows the pool (vpmm_exporter_remove, vpmm_observe_end); nothing is changed, and the pool can be destroyed again. DRIVER, HOST_MEMORY: something could not be taken back,
- * or be waited for once more; the message says what, and the pool is gone all the same: of a lost device whatever is
- * live. NOT_SUPPORTED: the child of a fork, whose pool it is not.
- * INVALID_VALUE: a default pool, which stays as it is; a pool that another copy of the library in this process made, as
+ * an exporter shows the pool (vpmm_exporter_remove, vpmm_observe_end); nothing is changed, and the pool can be destroyed
+ * again. DRIVER, HOST_MEMORY: something could not be taken back, or be waited for once more; the message says what, and
+ * the pool is gone all the same: of a lost device whatever is live. NOT_SUPPORTED: the child of a fork, whose pool it is
+ * not. INVALID_VALUE: a default pool, which stays as it is; a pool that another copy of the library in this process made, as
  * each function says of it. vpmm_pool_destroy(NULL) is a no-op.
  */
 vpmm_status vpmm_pool_destroy(vpmm_pool *);
@@ -366,8 +366,9 @@ vpmm_status vpmm_pool_set_access(vpmm_pool *, int device, CUmemAccess_flags);
  * OUT_OF_MEMORY: the message says how much was asked, mapped, live and reusable. The thread has waited for all that had
  * been freed when nothing else was left to try, and tried again with each bit of it that had passed; what is freed
  * during that wait need not have been waited for, nor what a default stream freed where the device has not a byte left
- * to wait by. OUT_OF_ADDRESS_SPACE: of the device, or the request is longer than va_size. DRIVER: the driver refused a call, or the device is lost. NOT_SUPPORTED: the stream captures, the pool is
- * parked, or the process is the child of a fork.
+ * to wait by. OUT_OF_ADDRESS_SPACE: of the device, or the request is longer than va_size. DRIVER: the driver refused a
+ * call, or the device is lost. NOT_SUPPORTED: the stream captures, the pool is parked, or the process is the child of a
+ * fork.
  * HOST_MEMORY: also CU_STREAM_PER_THREAD, where other libraries have taken all pthread keys of the process.
  * The output is written on success only. A capture is looked for where the call goes past the thread's front cache: a
  * hit succeeds on a capturing stream with VPMM_STREAMS_TRUSTED. With CHECKED, each malloc on a stream of which the thread
