@@ -205,11 +205,10 @@ static bool is_refused(vpmm_status status)
 enum { COMES_AND_GOES = 3 };
 
 /* So that this copy has caches of its own, of the same stream and sizes as the plugin's: its hits look at these first. */
-static vpmm_pool *warm_pool(CUstream stream, const size_t bytes[], int sizes)
+static vpmm_pool *warm_pool(vpmm_sim *sim, CUstream stream, const size_t bytes[], int sizes)
 {
     vpmm_pool *pool;
     vpmm_config config = vpmm_config_default();
-    vpmm_sim *sim = vpmm_sim_create(NULL);
     cr_assert(sim != NULL);
     config.driver = vpmm_sim_driver(sim);
     config.streams = VPMM_STREAMS_TRUSTED; /* the stream is not of this simulator, and is never asked for */
@@ -234,8 +233,8 @@ Test(dlopen, a_pool_of_another_copy_is_refused)
     const char *problem = load(&library);
     cr_assert(problem == NULL, "%s", problem);
     cr_assert(loaded->open());
-    vpmm_pool *pool = loaded->pool();
-    warm_pool(NULL, bytes, 3);
+    vpmm_sim *sim = vpmm_sim_create(NULL);
+    vpmm_pool *pool = loaded->pool(), *warm = warm_pool(sim, NULL, bytes, 3);
     for (int i = 0; i < 3; i++)
         cr_expect(is_refused(vpmm_malloc(pool, bytes[i], NULL, &p)));
     cr_expect(is_refused(vpmm_free(pool, 1, NULL)));
@@ -246,6 +245,8 @@ Test(dlopen, a_pool_of_another_copy_is_refused)
     cr_expect(is_refused(vpmm_pool_get_attribute(pool, VPMM_ATTRIBUTE_REUSE, &value)));
     cr_expect(is_refused(vpmm_pool_destroy(pool)));
     cr_expect(loaded->close(), "the copy that made it cannot end it");
+    cr_expect_eq(vpmm_pool_destroy(warm), VPMM_SUCCESS, "%s", vpmm_last_error());
+    cr_expect_eq(vpmm_sim_destroy(sim), 0);
 }
 
 /* ---- a process with little room for who comes late: this program, started again ---- */
