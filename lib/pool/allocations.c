@@ -63,33 +63,20 @@ struct look {
     void *data;
 };
 
-static void visit_regions(const struct units *units, uint64_t first, uint64_t end, const struct look *look)
+static void visit_regions(const struct space *space, uint64_t first, uint64_t end, const struct look *look)
 {
     vpmm_allocation allocation;
     for (uint64_t unit = first; unit < end;
-         unit += units_to_next(units, first, unit, load_acquire_u64(&unit_at(units, unit)->word)))
-        if (read_region(units, unit, &allocation))
+         unit += space_to_next(space, first, unit, load_acquire_u64(&unit_at(&space->units, unit)->word)))
+        if (read_region(&space->units, unit, &allocation))
             look->visit(look->data, &allocation);
 }
 
-static bool is_cut(const struct units *pages, uint64_t page)
-{
-    return word_state(load_acquire_u64(&unit_at(pages, page)->word)) == UNIT_CUT;
-}
-
-/* The granules of each run of cut pages in a chunk. */
 static void visit_cut(const struct arena *arena, uint32_t chunk, const struct look *look)
 {
-    const struct units *pages = &arena->space.units, *granules = &arena->cut.units;
-    uint64_t first = (uint64_t)chunk << pages->chunk_shift, end = first + pages->chunk_units;
-    uint64_t base = (uint64_t)chunk << granules->chunk_shift, a_page = arena->cut.page_granules;
-    for (uint64_t page = first, run; page < end;) {
-        for (run = 0; page + run < end && is_cut(pages, page + run);)
-            run++;
-        uint64_t granule = base + (page - first) * a_page;
-        visit_regions(granules, granule, granule + run * a_page, look);
-        page += run ? run : units_to_next(pages, first, page, load_acquire_u64(&unit_at(pages, page)->word));
-    }
+    struct cut_run run = {.chunk = chunk};
+    while (cut_next_run(arena, &run))
+        visit_regions(&arena->cut, run.granule, run.end, look);
 }
 
 static void visit_slices(const struct slabs *slabs, const struct look *look)
@@ -115,7 +102,7 @@ vpmm_status vpmm_allocations_visit(vpmm_pool *pool, void (*visit)(void *, const 
     const struct look look = {visit, data};
     for (uint32_t chunk = 0; pool->paged && chunk < load_acquire_u32(&pages->chunks); chunk++) {
         uint64_t first = (uint64_t)chunk << pages->chunk_shift;
-        visit_regions(pages, first, first + pages->chunk_units, &look);
+        visit_regions(&arena->space, first, first + pages->chunk_units, &look);
     }
     for (uint32_t chunk = 0; arena->cut_below && chunk < load_acquire_u32(&arena->cut.units.chunks); chunk++)
         visit_cut(arena, chunk, &look);

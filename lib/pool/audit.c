@@ -1,6 +1,7 @@
 #include "pool/audit.h"
 
 #include "cache/slices.h"
+#include "remap/cut.h"
 #include "remap/park.h"
 #include "remap/slab_page.h"
 
@@ -425,14 +426,6 @@ vpmm_status audit(struct arena *arena)
 
 /* ---- the map ---- */
 
-/* Pages that are no longer cut have no regions of granules, so from `first` on there may be none of these to go by. */
-static uint64_t length_at(const struct space *space, uint64_t first, uint64_t unit, uint64_t word)
-{
-    if (space->level == SPACE_PAGES)
-        return units_to_next(&space->units, first, unit, word);
-    return word_units(word) ? word_units(word) : 1;
-}
-
 /* Of a space, from one unit to another. Between two states, merged or split at this moment, a unit is passed over. */
 static void dump_span(const struct space *space, uint64_t unit, uint64_t end, const char brackets[2], FILE *file)
 {
@@ -443,7 +436,7 @@ static void dump_span(const struct space *space, uint64_t unit, uint64_t end, co
     fprintf(file, "0x%llx ", (unsigned long long)unit_address(&space->units, unit));
     for (uint64_t first = unit, units; unit < end; unit += units) {
         uint64_t word = load_acquire_u64(&unit_at(&space->units, unit)->word);
-        units = length_at(space, first, unit, word);
+        units = space_to_next(space, first, unit, word);
         bool is_slab = word_state(word) == UNIT_CUT && space->level == SPACE_GRANULES;
         if (word_state(word) != UNIT_NONE)
             fprintf(file, "%c%s%" PRIu64 "%c", brackets[0], is_slab ? "/" : sign[word_state(word)], units, brackets[1]);
@@ -451,26 +444,12 @@ static void dump_span(const struct space *space, uint64_t unit, uint64_t end, co
     fputc('\n', file);
 }
 
-static bool is_cut(const struct space *space, uint64_t page)
-{
-    return word_state(load_acquire_u64(&unit_at(&space->units, page)->word)) == UNIT_CUT;
-}
-
 /* A line for each run of cut pages of a chunk. */
 static void dump_cut(const struct arena *arena, uint32_t chunk, FILE *file)
 {
-    const struct units *units = &arena->space.units, *granules = &arena->cut.units;
-    uint64_t first = (uint64_t)chunk << units->chunk_shift, end = first + units->chunk_units, a_page;
-    a_page = arena->cut.page_granules;
-    for (uint64_t page = first, run; page < end;) {
-        for (run = 0; page + run < end && is_cut(&arena->space, page + run);)
-            run++;
-        uint64_t granule = ((uint64_t)chunk << granules->chunk_shift) + (page - first) * a_page;
-        uint64_t word = load_acquire_u64(&unit_at(units, page)->word);
-        if (run)
-            dump_span(&arena->cut, granule, granule + run * a_page, "()", file);
-        page += run ? run : units_to_next(units, first, page, word);
-    }
+    struct cut_run run = {.chunk = chunk};
+    while (cut_next_run(arena, &run))
+        dump_span(&arena->cut, run.granule, run.end, "()", file);
 }
 
 /* A line for each class that has slabs. */

@@ -301,9 +301,30 @@ bool cut_any_owned(const struct arena *arena)
     return units_any_of_chunks(&arena->space.units, is_page_owned, arena);
 }
 
+static bool is_page_cut(const struct units *pages, uint64_t page)
+{
+    return word_state(load_acquire_u64(&unit_at(pages, page)->word)) == UNIT_CUT;
+}
+
 bool cut_granule_of(const struct arena *arena, CUdeviceptr address, uint64_t *granule)
 {
     uint64_t page;
     return unit_around(&arena->cut.units, address, granule) && unit_around(&arena->space.units, address, &page) &&
-           word_state(load_acquire_u64(&unit_at(&arena->space.units, page)->word)) == UNIT_CUT;
+           is_page_cut(&arena->space.units, page);
+}
+
+bool cut_next_run(const struct arena *arena, struct cut_run *run)
+{
+    const struct units *pages = &arena->space.units, *granules = &arena->cut.units;
+    uint64_t first = (uint64_t)run->chunk << pages->chunk_shift, page = first + run->pages;
+    uint64_t end = first + pages->chunk_units, a_page = arena->cut.page_granules;
+    while (page < end && !is_page_cut(pages, page))
+        page += units_to_next(pages, first, page, load_acquire_u64(&unit_at(pages, page)->word));
+    run->granule = ((uint64_t)run->chunk << granules->chunk_shift) + (page - first) * a_page;
+    uint64_t from = page;
+    for (page += page < end; page < end && is_page_cut(pages, page);) /* the first was: by now it may be whole again */
+        page++;
+    run->end = run->granule + (page - from) * a_page;
+    run->pages = page - first;
+    return page > from;
 }

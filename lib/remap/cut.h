@@ -105,4 +105,14 @@ bool cut_any_owned(const struct arena *);
 /* The granule that holds an address of a cut page; false: no page there is, or may be, cut. */
 bool cut_granule_of(const struct arena *, CUdeviceptr, uint64_t *granule);
 
+/* A run of cut pages beside one another, for a look at all of a chunk: only `chunk` is filled in before the first. */
+struct cut_run {
+    uint32_t chunk;
+    uint64_t granule, end; /* its granules */
+    uint64_t pages;        /* so many of the chunk have been looked at */
+};
+
+/* The next one. False: there is none. What is cut, or whole again, meanwhile may be missed, or be there all the same. */
+bool cut_next_run(const struct arena *, struct cut_run *);
+
 #endif

@@ -16,3 +16,11 @@ void space_free(struct space *space)
     hint_arena_free(&space->hint_arena);
     units_free(&space->units);
 }
+
+/* Pages that are no longer cut have no regions of granules, so from `first` on there may be none of these to go by. */
+uint64_t space_to_next(const struct space *space, uint64_t first, uint64_t unit, uint64_t word)
+{
+    if (space->level == SPACE_PAGES)
+        return units_to_next(&space->units, first, unit, word);
+    return word_units(word) ? word_units(word) : 1;
+}

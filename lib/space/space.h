@@ -48,4 +48,7 @@ struct space {
 vpmm_status space_init(struct space *, size_t unit_size, size_t va_size);
 void space_free(struct space *);
 
+/* For a look from `first` on that has come to a unit with this word: how far it is to the next one to look at. */
+uint64_t space_to_next(const struct space *, uint64_t first, uint64_t unit, uint64_t word);
+
 #endif
