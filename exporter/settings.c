@@ -108,8 +108,7 @@ static vpmm_status read_address(struct settings *settings, const vpmm_exporter_c
     if (status != VPMM_SUCCESS)
         return vpmm_error_set(VPMM_ERROR_INVALID_VALUE,
                               "vpmm_exporter_config.address is '%.80s': the numeric IPv4 or IPv6 address of one "
-                              "interface is allowed, such as "
-                              "127.0.0.1 or ::1, or of all, 0.0.0.0 or ::",
+                              "interface is allowed, such as 127.0.0.1 or ::1, or of all, 0.0.0.0 or ::",
                               config->address ? config->address : "(NULL)");
     snprintf(settings->address, sizeof settings->address, "%s", config->address);
     settings->port = config->port;

@@ -22,11 +22,11 @@
  *                                         `users`. Only here, and through the gate, is cuStreamGetId asked: of a stream
  *                                         that captures it returns an error and destroys the capture
  *   by another                            (the reaper, a thread that needs the memory, vpmm_trim) of an ACTIVE or
- *                                         RELEASING record that is not private: it is good until vpmm_stream_release has
- *                                         returned, and the program begins no capture before. Should it do so all the same, and the
- *                                         driver bear with it: an event that is recorded in a capture does it no harm,
- *                                         but to ask it destroys the capture, and who waits for it is drawn in. So such
- *                                         an event is seen by nobody before it is known to be none
+ *                                         RELEASING record that is not private: it is good until vpmm_stream_release
+ *                                         has returned, and the program begins no capture before. Should it do so all
+ *                                         the same, and the driver bear with it: an event that is recorded in a capture
+ *                                         does it no harm, but to ask it destroys the capture, and who waits for it is
+ *                                         drawn in. So such an event is seen by nobody before it is known to be none
  *   through the gate                      (vpmm_capture_gate) of a gated stream, by any call, given another one or none:
  *                                         while it is inside the program neither destroys the stream nor captures, so
  *                                         its id is asked here too. The reaper, which is no call of the program's, stays
@@ -165,8 +165,7 @@ struct streams {
     pthread_mutex_t lock; /* registry writers, changes of state, unused records */
     uint32_t unused;      /* first slot of a list; 0: none */
     struct object_map *registry;
-    _Atomic(uint32_t)
-        closing; /* so many records are CLOSING: what is in their caches is in a releasing thread's hands */
+    _Atomic(uint32_t) closing; /* so many records are CLOSING: a releasing thread has what is in their caches */
     _Atomic(uint32_t) orphans; /* changes when a record has become one, or a cache was attached to one */
     _Atomic(void *) segment[STREAMS_MAX / STREAMS_A_SEGMENT]; /* struct stream_segment */
     _Atomic(uint32_t) slots;                                  /* slots 1 .. slots - 1 exist */
@@ -273,8 +272,8 @@ void stream_finish(struct streams *, struct stream *);
 
 /*
  * Counts a thread in that takes memory out of the stream's caches, or the fence that ends a use, but was not given the
- * stream; until stream_end_visit. False: it is CLOSING, or was released: what is in its caches is the releasing thread's, and its uses have their
- * fence (use.h).
+ * stream; until stream_end_visit. False: it is CLOSING, or was released: what is in its caches is the releasing thread's,
+ * and its uses have their fence (use.h).
  */
 bool stream_enter_cached(struct stream *);
 
