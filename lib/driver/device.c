@@ -299,17 +299,24 @@ vpmm_status device_enter_context(struct device *device, CUcontext context, struc
     return status;
 }
 
-/* Whether the driver says how much memory is free, or why not. */
-static bool answers(struct device *device)
+CUresult device_free_memory(struct device *device, size_t *bytes)
 {
     struct device_scope scope = {0};
-    size_t unused, total;
+    size_t total;
     CUresult result = device_push_context(device, device->primary, &scope.pushed);
     if (result == CUDA_SUCCESS)
         result = relax(device, &scope);
     if (result == CUDA_SUCCESS)
-        result = device_call(device, cuMemGetInfo, &unused, &total);
+        result = device_call(device, cuMemGetInfo, bytes, &total);
     device_leave(device, &scope);
+    return result;
+}
+
+/* Whether the driver says how much memory is free, or why not. */
+static bool answers(struct device *device)
+{
+    size_t unused;
+    CUresult result = device_free_memory(device, &unused);
     return result != CUDA_ERROR_UNKNOWN && result != CUDA_ERROR_DEVICE_UNAVAILABLE;
 }
 

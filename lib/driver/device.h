@@ -83,6 +83,9 @@ static inline bool device_lost(const struct device *device)
 }
 void device_lose(struct device *);
 
+/* How many bytes of the device's memory nobody has, this process or another, by the driver. */
+CUresult device_free_memory(struct device *, size_t *bytes);
+
 /*
  * For who would have to say that something cannot be done now: asks how much memory is free, which no argument can make
  * wrong. If the driver answers that it does not know why not, or that the device is not to be had, and the same when it

@@ -142,20 +142,30 @@ static bool others_hold(const struct vpmm_pool *pool, size_t bytes, const vpmm_s
     return !is_capped && held + stats->async_bytes + least <= pool->device.total_bytes;
 }
 
+/* In words, if others have it: and how much is left, where the driver says so. */
+static void describe_others(struct vpmm_pool *pool, bool others_hold_it, char *text, size_t length)
+{
+    static const char others[] = "others hold the rest; what another pool keeps free vpmm_trim gives back";
+    size_t bytes;
+    text[0] = '\0';
+    if (others_hold_it && device_free_memory(&pool->device, &bytes) == CUDA_SUCCESS)
+        snprintf(text, length, ", where %zu are free: %s", bytes, others);
+    else if (others_hold_it)
+        snprintf(text, length, ", where %s", others);
+}
+
 /* Of a request that fails: counts it, and says what there is. */
 static vpmm_status out_of_memory(struct vpmm_pool *pool, size_t bytes)
 {
     vpmm_stats stats;
-    char cap[64] = "none";
+    char cap[64] = "none", others[160];
     stats_read(&pool->stats, &stats);
     stats_count(&pool->stats, STAT_out_of_memory);
     uint64_t max_mapped = load_relaxed_u64(&pool->arena.max_mapped);
     if (max_mapped)
         snprintf(cap, sizeof cap, "%" PRIu64, max_mapped);
     bool is_stuck = stats.live_bytes && stats.reusable_bytes >= bytes; /* by now: others may have freed it meanwhile */
-    const char *others = others_hold(pool, bytes, &stats, max_mapped)
-                             ? ", of which others hold the rest; what another pool keeps free vpmm_trim gives back"
-                             : "";
+    describe_others(pool, others_hold(pool, bytes, &stats, max_mapped), others, sizeof others);
     return fail(
         VPMM_ERROR_OUT_OF_MEMORY,
         "%zu bytes were asked for: mapped %" PRIu64 ", live %" PRIu64 ", reusable %" PRIu64 "%s, quarantined %" PRIu64
