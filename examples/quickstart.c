@@ -7,7 +7,7 @@
 
 static int fail(void)
 {
-    fprintf(stderr, "quickstart: %s\nWithout a GPU, run it with --sim.\n", vpmm_last_error());
+    fprintf(stderr, "quickstart: %s\n", vpmm_last_error());
     return 1;
 }
 
@@ -21,19 +21,24 @@ int main(int argc, char **argv)
     if (argc > 1 && strcmp(argv[1], "--sim") == 0) { /* else libcuda */
         sim = vpmm_sim_create(NULL);
         if (!sim)
-            return fprintf(stderr, "quickstart: %s\n", vpmm_last_error()), 1;
+            return fail();
         config.driver = vpmm_sim_driver(sim);
     }
-    if (vpmm_pool_create(&config, &pool) != VPMM_SUCCESS)
+    vpmm_status status = vpmm_pool_create(&config, &pool);
+    if (status == VPMM_ERROR_NO_DRIVER && !sim)
+        fprintf(stderr, "Without a GPU, run it with --sim.\n");
+    if (status != VPMM_SUCCESS)
         return fail();
 
     /* The driver's own calls, under their own names: here, a stream in the device's primary context. */
     const vpmm_driver *cu = vpmm_pool_driver(pool);
+    CUdevice device;
     CUcontext context;
     CUstream stream;
     CUdeviceptr memory;
     int first = 0;
-    cu->cuDevicePrimaryCtxRetain(&context, 0);
+    cu->cuDeviceGet(&device, config.device);
+    cu->cuDevicePrimaryCtxRetain(&context, device);
     cu->cuCtxSetCurrent(context);
     cu->cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING);
 
@@ -48,7 +53,7 @@ int main(int argc, char **argv)
 
     vpmm_stream_release(pool, stream); /* before cuStreamDestroy */
     cu->cuStreamDestroy(stream);
-    cu->cuDevicePrimaryCtxRelease(0);
+    cu->cuDevicePrimaryCtxRelease(device);
     if (vpmm_pool_destroy(pool) != VPMM_SUCCESS)
         return fail();
     int leaks = sim ? vpmm_sim_destroy(sim) : 0; /* which names each on stderr */

@@ -45,12 +45,23 @@ static bool open_cuda(gpu *g)
     return g->driver != NULL;
 }
 
+static bool find_device(gpu *g, int ordinal)
+{
+    int devices = 0;
+    if (!gpu_ok(g, "cuDeviceGetCount", g->driver->cuDeviceGetCount(&devices)))
+        return false;
+    if (ordinal >= 0 && ordinal < devices)
+        return gpu_ok(g, "cuDeviceGet", g->driver->cuDeviceGet(&g->device, ordinal));
+    fprintf(stderr, "%s: VPMM_DEVICE is %d, and the driver shows %d device%s, numbered from 0\n", program_name, ordinal,
+            devices, devices == 1 ? "" : "s");
+    return false;
+}
+
 bool gpu_open(gpu *g, const gpu_options *options)
 {
     *g = (gpu){0};
     return (options->sim != NULL ? open_simulator(g, options) : open_cuda(g)) &&
-           gpu_ok(g, "cuInit", g->driver->cuInit(0)) &&
-           gpu_ok(g, "cuDeviceGet", g->driver->cuDeviceGet(&g->device, options->ordinal)) &&
+           gpu_ok(g, "cuInit", g->driver->cuInit(0)) && find_device(g, options->ordinal) &&
            gpu_ok(g, "cuDevicePrimaryCtxRetain", g->driver->cuDevicePrimaryCtxRetain(&g->context, g->device)) &&
            gpu_enter(g);
 }
