@@ -32,9 +32,10 @@ bool hands_try_again(const struct arena *arena, enum hands_units units, struct h
     if (!hands->until_ns)
         hands->until_ns = now + MOST_NS;
     if (now >= hands->until_ns) {
-        bool was_over = hands->is_over;
+        if (hands->is_over)
+            return false;
         hands->is_over = true;
-        return !was_over && await_releases(&arena->streams);
+        return await_releases(&arena->streams) || !hands->had_none; /* which may have come back since that look */
     }
     bool had_none = hands->had_none;
     hands->had_none = !any_in_hands(arena, units);

@@ -6,10 +6,10 @@
  *
  *     while (hands_try_again(arena, units, &hands))
  *
- * until there was none in these units before the last try, and there is none after it, or 10 ms are over, and then once
- * more when the releases that are at a stream's caches by then have ended. A look goes over all regions: 3 to 6 ms for
- * 50,000 of granules. What is taken and comes back during the last try alone is missed, unless the caller has noticed and
- * says so: had_none = false.
+ * until there was none in these units before the last try, and there is none after it, or 10 ms are over. Then it tries
+ * once more if there was some at the last look, or when the releases that are at a stream's caches by then have ended. A
+ * look goes over all regions: 3 to 6 ms for 50,000 of granules. What is taken and comes back during the last try alone is
+ * missed, unless the caller has noticed and says so: had_none = false.
  */
 #ifndef VPMM_LIB_HANDS_H
 #define VPMM_LIB_HANDS_H

@@ -8,6 +8,7 @@
 #include "support.h"
 
 #include "base/clock.h"
+#include "remap/hands.h"
 
 #include <pthread.h>
 
@@ -402,6 +403,19 @@ Test(settle, what_a_release_has_in_its_hands_is_waited_for, .timeout = 60)
 {
     wait_for_a_release(1000);
     wait_for_a_release(100000);
+}
+
+/* A thread that gets no processor for 10 ms has not seen what came back meanwhile. */
+Test(settle, what_was_in_hands_at_the_last_look_is_looked_for_once_more)
+{
+    struct setup setup = setup_default();
+    struct world w;
+    struct hands some = {.until_ns = 1}, none = {.until_ns = 1, .had_none = true};
+    world_open(&w, &setup);
+    cr_expect(hands_try_again(&w.pool->arena, HANDS_PAGES, &some));
+    cr_expect(!hands_try_again(&w.pool->arena, HANDS_PAGES, &some));
+    cr_expect(!hands_try_again(&w.pool->arena, HANDS_PAGES, &none));
+    world_close(&w);
 }
 
 static struct gate at_create;
