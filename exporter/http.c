@@ -251,6 +251,8 @@ static enum MHD_Result serve(void *data, struct MHD_Connection *connection, cons
     struct client *client = client_of(connection);
     (void)version, (void)upload;
     http->progress++;
+    if (atomic_load_explicit(&http->ends, memory_order_relaxed))
+        return MHD_NO; /* a round answers all that have asked, which may take long: vpmm_exporter_stop waits for one */
     if (client && !*request)
         clients_begin(&http->clients, client, now_ns(CLOCK_MONOTONIC));
     if (*upload_bytes)
@@ -323,7 +325,9 @@ static int run_round(struct http *http)
 /*
  * With no descriptor left for accept(), the listening socket stays readable and libmicrohttpd can do nothing about it;
  * and while a client's TLS handshake waits for its next bytes, it asks to be called again at once. So rounds in which
- * nothing comes to anything, and which did not wait either, are followed by a pause.
+ * nothing comes to anything, and which did not wait either, are followed by a pause. While other connections are open
+ * it does not listen at all then, nor with as many as it may have, and listens again when it is run the next time after
+ * one of them has gone, for which it does not ask: so a round that comes to anything is followed by another at once.
  */
 static void *run(void *data)
 {
@@ -335,6 +339,8 @@ static void *run(void *data)
     for (unsigned idle = 0; !waits[0].revents; idle = http->progress == seen ? idle + 1 : 0) {
         seen = http->progress;
         int pause = run_round(http);
+        if (http->progress != seen)
+            pause = 0;
         if (idle >= IDLE_ROUNDS)
             poll(waits, 1, IDLE_PAUSE_MS);
         else if (poll(waits, 2, pause) == 0 && pause)
@@ -479,6 +485,7 @@ vpmm_status http_start(struct http *http, const struct settings *settings, struc
 void http_stop(struct http *http)
 {
     uint64_t one = 1;
+    atomic_store_explicit(&http->ends, true, memory_order_relaxed);
     while (write(http->stop, &one, sizeof one) < 0 && errno == EINTR)
         ;
     pthread_join(http->thread, NULL);

@@ -10,9 +10,9 @@
  * thread can end connections whose time is over: its own timeout counts inactivity alone, and a byte now and then would
  * keep a connection for ever. epoll, because a process with a GPU has more descriptors than select can tell.
  *
- * Threads: http_start, http_stop: the caller's. Everything else is the thread's from start to stop, but for the pools,
- * which have their lock. The thread blocks every signal. A fork takes `round`, and the pools' lock after it: so each
- * socket that there is when the process is copied is a client's, and is known to the child, which closes it.
+ * Threads: http_start, http_stop: the caller's. Everything else is the thread's from start to stop, but for `ends` and
+ * the pools, which have their lock. The thread blocks every signal. A fork takes `round`, and the pools' lock after it: so
+ * each socket that there is when the process is copied is a client's, and is known to the child, which closes it.
  */
 #ifndef VPMM_EXPORTER_HTTP_H
 #define VPMM_EXPORTER_HTTP_H
@@ -25,6 +25,7 @@
 #include "settings.h"
 
 #include <pthread.h>
+#include <stdatomic.h>
 
 struct MHD_Daemon;
 
@@ -36,6 +37,7 @@ struct http {
     struct MHD_Daemon *daemon;
     int listener, epoll, stop; /* stop: an event descriptor */
     pthread_t thread;
+    atomic_bool ends;      /* http_stop's, read by the thread: nobody is answered any more */
     pthread_mutex_t round; /* the thread's while connections may come and go, for which a fork waits */
 
     struct clients clients;

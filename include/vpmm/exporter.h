@@ -20,8 +20,8 @@
  * call on the same exporter may run. One thread serves, with every signal blocked; it takes no lock of a pool, makes no
  * CUDA call and allocates within fixed bounds. Errors change nothing, and vpmm_last_error() names field, value and what
  * is allowed. Nothing is printed. After fork the child holds no socket of the parent's exporters, which answer
- * VPMM_ERROR_NOT_SUPPORTED there; it may start its own. A fork waits until the thread has answered what it is at, which
- * takes as long as a hash of auth_hash's method at most.
+ * VPMM_ERROR_NOT_SUPPORTED there; it may start its own. A fork waits until the thread has answered all who have asked by
+ * then: one request of each connection, and so up to passwords_per_second hashes of auth_hash's method.
  */
 #ifndef VPMM_EXPORTER_H
 #define VPMM_EXPORTER_H
@@ -90,7 +90,7 @@ uint16_t vpmm_exporter_port(const vpmm_exporter *);
 
 /*
  * Closes every connection, ends the thread and frees the exporter, within 100 ms, or as long as a hash of auth_hash's
- * method takes. vpmm_exporter_stop(NULL) is a no-op.
+ * method takes: who has asked and is not being answered yet gets no answer. vpmm_exporter_stop(NULL) is a no-op.
  */
 vpmm_status vpmm_exporter_stop(vpmm_exporter *);
 

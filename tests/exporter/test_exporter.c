@@ -830,30 +830,68 @@ Test(exporter, works_with_thousands_of_descriptors)
     must_work(vpmm_exporter_stop(exporter));
 }
 
+/* Fills the descriptor table: the highest descriptor. */
+static int fill_descriptors(void)
+{
+    int last = -1;
+    for (int fd; (fd = dup(0)) >= 0; last = fd)
+        ;
+    return last;
+}
+
+static void connect_to(int client, uint16_t port)
+{
+    struct sockaddr_in to = {.sin_family = AF_INET, .sin_port = htons(port), .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+    require(connect(client, (struct sockaddr *)&to, sizeof to) == 0, "the kernel accepts for it");
+}
+
+static void is_answered(int client)
+{
+    client_say(client, "GET /-/ready HTTP/1.1\r\nHost: t\r\nConnection: close\r\n\r\n");
+    struct reply reply = client_read(client);
+    cr_assert_eq(reply.status, 200, "after it: %d", reply.status);
+    reply_free(&reply);
+    close(client);
+}
+
 /* In which nothing can be accepted: the exporter waits, without burning the processor, and goes on afterwards. */
 Test(exporter, outlives_a_full_descriptor_table)
 {
     struct rlimit limit = {256, 256};
     require(setrlimit(RLIMIT_NOFILE, &limit) == 0, "256 descriptors are allowed");
     vpmm_exporter *exporter = start(NULL);
-    int client = socket(AF_INET, SOCK_STREAM, 0), last, fd;
-    struct sockaddr_in to = {.sin_family = AF_INET,
-                             .sin_port = htons(vpmm_exporter_port(exporter)),
-                             .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
-    for (last = -1; (fd = dup(0)) >= 0; last = fd)
-        ;
-    require(connect(client, (struct sockaddr *)&to, sizeof to) == 0, "the kernel accepts for it");
+    int client = socket(AF_INET, SOCK_STREAM, 0), last = fill_descriptors();
+    connect_to(client, vpmm_exporter_port(exporter));
     double before = client_process_s();
     usleep(500000);
     double used = client_process_s() - before;
     cr_assert_lt(used, 0.1, "%g s of 0.5 s were burnt", used);
     for (int i = 0; i < 8; i++)
         close(last - i);
-    client_say(client, "GET /-/ready HTTP/1.1\r\nHost: t\r\nConnection: close\r\n\r\n");
-    struct reply reply = client_read(client);
-    cr_assert_eq(reply.status, 200, "after it: %d", reply.status);
-    reply_free(&reply);
-    close(client);
+    is_answered(client);
+    must_work(vpmm_exporter_stop(exporter));
+}
+
+/* Full while others are connected it does not listen; when they have gone it does again, though nothing else happens. */
+Test(exporter, listens_again_when_those_who_filled_the_descriptor_table_have_gone, .timeout = 60)
+{
+    enum { IDLE = 20, FREE = 8 };
+    struct rlimit limit = {256, 256};
+    require(setrlimit(RLIMIT_NOFILE, &limit) == 0, "256 descriptors are allowed");
+    vpmm_exporter_config config = quiet_config();
+    config.limits.deadline_ms = 300;
+    vpmm_exporter *exporter = start(&config);
+    int idle[IDLE], client = socket(AF_INET, SOCK_STREAM, 0);
+    for (int i = 0; i < IDLE; i++)
+        idle[i] = socket(AF_INET, SOCK_STREAM, 0);
+    int last = fill_descriptors();
+    for (int i = 0; i < FREE; i++)
+        close(last - i);
+    for (int i = 0; i < IDLE; i++)
+        connect_to(idle[i], vpmm_exporter_port(exporter));
+    usleep(100000);
+    connect_to(client, vpmm_exporter_port(exporter));
+    is_answered(client);
     must_work(vpmm_exporter_stop(exporter));
 }
 
