@@ -172,9 +172,13 @@ static void begin_in_child(void)
     pthread_mutex_init(&explaining, NULL);
 }
 
-static void prepare(void)
+__attribute__((constructor)) static void watch_forks(void)
 {
     pthread_atfork(NULL, NULL, begin_in_child);
+}
+
+static void prepare(void)
+{
     if (switch_is_on("VPMM_PRELOAD_VERBOSE"))
         atexit(say);
 }

@@ -11,7 +11,7 @@
  *                 somebody stays, the lanes are opened for a while, and shut again
  *
  * A thread inside enters no second time, and does not shut. After fork the child has one thread, which is outside: its
- * lanes are made empty and open, once anything has been counted, whatever the parent's other threads were doing there.
+ * lanes are made empty and open, whatever the parent's other threads were doing there.
  */
 #ifndef VPMM_PRELOAD_LANE_H
 #define VPMM_PRELOAD_LANE_H

@@ -87,6 +87,19 @@ bool served_elsewhere(const struct served *served)
     return REAL(device_get_pool, &pool, served->device) != CUDA_SUCCESS || pool != served->standard;
 }
 
+/* ---- forks ---- */
+
+/* The thread that was making a pool is not in the child. */
+static void begin_in_child(void)
+{
+    pthread_mutex_init(&making, NULL);
+}
+
+__attribute__((constructor)) static void watch_forks(void)
+{
+    pthread_atfork(NULL, NULL, begin_in_child);
+}
+
 /* ---- captures ---- */
 
 CUstreamCaptureMode served_relax(void)
@@ -105,23 +118,41 @@ void served_unrelax(CUstreamCaptureMode mode)
 /* ---- making one ---- */
 
 /*
- * What the program has said of the default pool before there was one of ours. After it is published, so that what is
- * said meanwhile is said to it or seen here.
+ * What is set is set at the driver's pool first, and then here, by threads that may overtake each other in between: so
+ * each sets it once more until it is what the driver's is.
  */
-static void take_over_attributes(const vpmm_driver *driver, const struct served *served)
+void served_follow_threshold(const struct served *served, cuuint64_t set)
 {
-    cuuint64_t threshold = 0;
-    int may_wait = 1;
+    cuuint64_t theirs = 0;
+    while (REAL(pool_get_attribute, served->standard, CU_MEMPOOL_ATTR_RELEASE_THRESHOLD, &theirs) == CUDA_SUCCESS &&
+           theirs != set) {
+        set = theirs;
+        vpmm_pool_set_attribute(served->pool, VPMM_ATTRIBUTE_RELEASE_THRESHOLD, set);
+    }
+}
+
+void served_follow_reuse(const struct served *served, int set)
+{
+    int theirs = 1;
+    while (REAL(pool_get_attribute, served->standard, CU_MEMPOOL_ATTR_REUSE_ALLOW_INTERNAL_DEPENDENCIES, &theirs) ==
+               CUDA_SUCCESS &&
+           theirs != set) {
+        set = theirs;
+        vpmm_pool_set_attribute(served->pool, VPMM_ATTRIBUTE_REUSE,
+                                set ? VPMM_REUSE_WAIT_DEVICE : VPMM_REUSE_COMPLETED);
+    }
+}
+
+/*
+ * What the program has said of the default pool before there was one of ours; the driver's defaults are nothing that it
+ * has said. After it is published, so that what is said meanwhile is said to it or seen here.
+ */
+static void take_over_attributes(const struct served *served)
+{
     if (!served->standard)
         return;
-    if (driver->cuMemPoolGetAttribute(served->standard, CU_MEMPOOL_ATTR_RELEASE_THRESHOLD, &threshold) ==
-            CUDA_SUCCESS &&
-        threshold)
-        vpmm_pool_set_attribute(served->pool, VPMM_ATTRIBUTE_RELEASE_THRESHOLD, threshold);
-    if (driver->cuMemPoolGetAttribute(served->standard, CU_MEMPOOL_ATTR_REUSE_ALLOW_INTERNAL_DEPENDENCIES, &may_wait) ==
-            CUDA_SUCCESS &&
-        !may_wait)
-        vpmm_pool_set_attribute(served->pool, VPMM_ATTRIBUTE_REUSE, VPMM_REUSE_COMPLETED);
+    served_follow_threshold(served, 0);
+    served_follow_reuse(served, 1);
 }
 
 /* Whether the user says that captures begin where they are not seen, as in a library that found the driver elsewhere. */
@@ -140,7 +171,7 @@ static vpmm_status make_pool(struct served *served)
     config.exportable = false;
     vpmm_status status = vpmm_config_from_env(&config);
     config.device = served->device;
-    config.reaper = true; /* nobody here calls vpmm_poll */
+    config.reaper = true;                       /* nobody here calls vpmm_poll */
     if (config.streams == VPMM_STREAMS_TRUSTED) /* a stream that is destroyed as it captures is not released: life.c */
         config.streams = VPMM_STREAMS_CHECKED;
     return status == VPMM_SUCCESS ? vpmm_pool_create(&config, &served->pool) : status;
@@ -226,7 +257,7 @@ static bool make_on(const vpmm_driver *driver, int number, CUcontext context, en
     bool made = make_served(driver, device);
     if (made) {
         publish(device);
-        take_over_attributes(driver, &device->served);
+        take_over_attributes(&device->served);
     }
     driver->cuDevicePrimaryCtxRelease(number); /* the pool retains it */
     return made;
@@ -296,25 +327,35 @@ static void end_served(const vpmm_driver *driver, struct device *device)
     lane_clear_beyond(served->device);
 }
 
+/* A forked child has nothing that it could end. False: the context is not to be had, as in a host function. */
+static bool enter_served(const vpmm_driver *driver, struct device *device)
+{
+    return published(device) && device->process == getpid() &&
+           driver->cuCtxPushCurrent(device->served.primary) == CUDA_SUCCESS;
+}
+
 /*
  * The work is waited for before the lanes are shut as well: it may need another thread that is about to enter them.
- * Captures in the context end there, which the reset would do. Where the context is not to be had, as in a host
- * function, the driver refuses the reset too, and all stays as it is.
+ * Captures in the context end there, which the reset would do. Where the context is not to be had the driver refuses
+ * the reset too, and all stays as it is. The lanes are shut where there is no pool, for a thread may be making one.
  */
 CUresult served_end(int number, CUresult(CUDAAPI *reset)(CUdevice))
 {
     CUcontext left;
     struct device *device = device_at(number);
     const vpmm_driver *driver = vpmm_driver_cuda();
-    /* A forked child has nothing that it could end. */
-    if (!published(device) || device->process != getpid() ||
-        driver->cuCtxPushCurrent(device->served.primary) != CUDA_SUCCESS)
-        return reset(number);
-    driver->cuCtxSynchronize();
+    lane_enter();
+    bool is_served = enter_served(driver, device);
+    lane_leave();
+    if (is_served) {
+        driver->cuCtxSynchronize();
+        driver->cuCtxPopCurrent(&left);
+    }
     lane_shut();
-    if (published(device))
+    if (enter_served(driver, device)) {
         end_served(driver, device);
-    driver->cuCtxPopCurrent(&left);
+        driver->cuCtxPopCurrent(&left);
+    }
     CUresult result = reset(number);
     lane_open();
     return result;

@@ -112,15 +112,35 @@ static struct passing *passing_of(CUstream stream)
     return NULL;
 }
 
-static atomic_bool are_held, is_held; /* events that are recorded; one of them */
+static _Atomic(const char *) held; /* calls of this name wait: */
+static atomic_bool is_held;        /* the first of them, and the others go on */
+
+static void wait_if_held(const char *call)
+{
+    const char *name = atomic_load(&held);
+    if (!name || strcmp(name, call) != 0 || atomic_exchange(&is_held, true))
+        return;
+    while (atomic_load(&held))
+        usleep(100);
+}
 
 static CUresult CUDAAPI record_when_let(CUevent event, CUstream stream)
 {
-    while (atomic_load(&are_held)) {
-        atomic_store(&is_held, true);
-        usleep(100);
-    }
+    wait_if_held("cuEventRecord");
     return vpmm_sim_driver(sim)->cuEventRecord(event, stream);
+}
+
+static CUresult CUDAAPI create_when_let(CUstream *stream, unsigned int flags)
+{
+    wait_if_held("cuStreamCreate");
+    return vpmm_sim_driver(sim)->cuStreamCreate(stream, flags);
+}
+
+static CUresult CUDAAPI answer_when_let(CUmemoryPool pool, CUmemPool_attribute attribute, void *value)
+{
+    CUresult result = vpmm_sim_driver(sim)->cuMemPoolGetAttribute(pool, attribute, value);
+    wait_if_held("cuMemPoolGetAttribute");
+    return result;
 }
 
 static CUresult CUDAAPI note_record(CUevent event, CUstream stream)
@@ -163,6 +183,8 @@ static void start(void)
     table.cuMemAlloc = note_alloc;
     table.cuMemFree = note_free;
     table.cuMemPoolCreate = note_pool;
+    table.cuMemPoolGetAttribute = answer_when_let;
+    table.cuStreamCreate = create_when_let;
     table.cuEventRecord = record_when_let;
     if (config.stepped) {
         table.cuEventRecord = note_record;
@@ -512,10 +534,12 @@ void fake_fail_once(const char *call, uint64_t nth, CUresult result)
     vpmm_sim_fail(sim, call, nth, result, false);
 }
 
-CONTROL void fake_hold_records(bool are_to_wait);
-void fake_hold_records(bool are_to_wait)
+CONTROL void fake_hold(const char *call);
+void fake_hold(const char *call)
 {
-    atomic_store(&are_held, are_to_wait);
+    if (call)
+        atomic_store(&is_held, false);
+    atomic_store(&held, call);
 }
 
 CONTROL bool fake_holds(void);

@@ -92,8 +92,8 @@ static struct {
     uint64_t (*misuses)(void);
     void (*fail)(const char *, uint64_t nth, CUresult); /* from the nth call on; 0: no more */
     void (*fail_once)(const char *, uint64_t nth, CUresult);
-    void (*hold_records)(bool); /* events that are recorded wait in the driver */
-    bool (*holds)(void);        /* one does */
+    void (*hold)(const char *); /* the next call of this name waits in the driver; NULL: it goes on */
+    bool (*holds)(void);        /* it waits */
 } fake;
 
 static const char *way;
@@ -176,7 +176,7 @@ static void begin(void)
     set_function(&fake.misuses, dlsym(library, "fake_misuses"));
     set_function(&fake.fail, dlsym(library, "fake_fail"));
     set_function(&fake.fail_once, dlsym(library, "fake_fail_once"));
-    set_function(&fake.hold_records, dlsym(library, "fake_hold_records"));
+    set_function(&fake.hold, dlsym(library, "fake_hold"));
     set_function(&fake.holds, dlsym(library, "fake_holds"));
     OK(cu.init(0));
     OK(cu.retain(&context, 0));
@@ -1419,7 +1419,7 @@ static void case_fork_beside(void)
     pthread_t thread;
     OK(cu.stream_create(&other, CU_STREAM_NON_BLOCKING));
     OK(cu.free_async(served(3 << 20, stream), stream));
-    fake.hold_records(true);
+    fake.hold("cuEventRecord");
     EXPECT(pthread_create(&thread, NULL, ask_for_more, other) == 0);
     while (!fake.holds())
         usleep(1000);
@@ -1431,9 +1431,96 @@ static void case_fork_beside(void)
     }
     EXPECT(waitpid(child, &status, 0) == child);
     EXPECT(WIFEXITED(status) && WEXITSTATUS(status) == 0);
-    fake.hold_records(false);
+    fake.hold(NULL);
     EXPECT(pthread_join(thread, NULL) == 0);
     OK(cu.stream_destroy(other));
+}
+
+static void *ask_first(void *memory)
+{
+    OK(cu.set_current(context));
+    *(CUdeviceptr *)memory = served(1000, stream);
+    return NULL;
+}
+
+/* Another thread asks for memory for the first time, and waits in this call. */
+static pthread_t begin_to_serve(const char *call, CUdeviceptr *memory)
+{
+    pthread_t thread;
+    fake.hold(call);
+    EXPECT(pthread_create(&thread, NULL, ask_first, memory) == 0);
+    while (!fake.holds())
+        usleep(1000);
+    return thread;
+}
+
+/* While another thread makes the pool: the child's own request is answered, whatever it is. */
+static void case_fork_beside_first(void)
+{
+    int status;
+    CUdeviceptr memory;
+    pthread_t thread = begin_to_serve("cuStreamCreate", &memory);
+    pid_t child = fork();
+    if (child == 0) {
+        fake.hold(NULL);
+        alarm(60);
+        cu.alloc_async(&memory, 1000, stream);
+        _exit(0);
+    }
+    EXPECT(waitpid(child, &status, 0) == child && status == 0);
+    fake.hold(NULL);
+    EXPECT(pthread_join(thread, NULL) == 0);
+    OK(cu.free_async(memory, stream));
+}
+
+/* What is said of the default pool while another thread makes ours is said to ours. */
+static void case_threshold_beside_first(void)
+{
+    CUmemoryPool pool;
+    CUdeviceptr memory;
+    uint64_t keep = UINT64_C(1) << 30, nothing = 0, reserved = 1;
+    OK(cu.default_pool(&pool, 0));
+    OK(cu.pool_set(pool, CU_MEMPOOL_ATTR_RELEASE_THRESHOLD, &keep));
+    pthread_t thread = begin_to_serve("cuMemPoolGetAttribute", &memory);
+    OK(cu.pool_set(pool, CU_MEMPOOL_ATTR_RELEASE_THRESHOLD, &nothing));
+    fake.hold(NULL);
+    EXPECT(pthread_join(thread, NULL) == 0);
+    OK(cu.free_async(memory, stream));
+    OK(cu.stream_wait(stream));
+    for (int tries = 0; tries < 600 && reserved; tries++) {
+        usleep(50000);
+        OK(cu.pool_get(pool, CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT, &reserved));
+    }
+    EXPECT(!reserved);
+}
+
+/* A reset waits for the pool that another thread makes, and ends it. */
+static void *reset_when_asked(void *is_over)
+{
+    OK(cu.set_current(context));
+    OK(cu.reset(0));
+    atomic_store((atomic_bool *)is_over, true);
+    return NULL;
+}
+
+static void case_reset_beside_first(void)
+{
+    atomic_bool is_over = false;
+    pthread_t resetting, thread;
+    CUdeviceptr memory;
+    OK(cu.stream_destroy(stream));
+    stream = NULL;
+    thread = begin_to_serve("cuStreamCreate", &memory);
+    EXPECT(pthread_create(&resetting, NULL, reset_when_asked, &is_over) == 0);
+    usleep(200000);
+    EXPECT(!atomic_load(&is_over));
+    fake.hold(NULL);
+    EXPECT(pthread_join(thread, NULL) == 0 && pthread_join(resetting, NULL) == 0);
+    OK(cu.retain(&context, 0));
+    OK(cu.set_current(context));
+    memory = served(1000, NULL);
+    OK(cu.free_async(memory, NULL));
+    OK(cu.stream_create(&stream, CU_STREAM_DEFAULT));
 }
 
 /* A child that ends as programs do. */
@@ -1544,6 +1631,9 @@ static const struct {
     {"unused", case_unused, false},
     {"fork", case_fork, true},
     {"fork_beside", case_fork_beside, true},
+    {"fork_beside_first", case_fork_beside_first, true},
+    {"threshold_beside_first", case_threshold_beside_first, true},
+    {"reset_beside_first", case_reset_beside_first, true},
     {"child", case_child, true},
     {"names", case_names, false},
 };
