@@ -70,6 +70,11 @@
         return atomic_compare_exchange_strong_explicit(p, expected, desired, memory_order_seq_cst,                     \
                                                        memory_order_seq_cst);                                          \
     }                                                                                                                  \
+    static inline type exchange_relaxed_##suffix(_Atomic(type) *p, type v)                                             \
+    {                                                                                                                  \
+        vpmm_schedule_point(p, true);                                                                                  \
+        return atomic_exchange_explicit(p, v, memory_order_relaxed);                                                   \
+    }                                                                                                                  \
     static inline type exchange_acq_rel_##suffix(_Atomic(type) *p, type v)                                             \
     {                                                                                                                  \
         vpmm_schedule_point(p, true);                                                                                  \

@@ -298,7 +298,7 @@ uint64_t stats_epoch_peak(const struct stats *stats)
 
 uint64_t stats_next_epoch(struct stats *stats, uint64_t now)
 {
-    return greater(exchange_acq_rel_u64(&stats->epoch_live, now), now);
+    return greater(exchange_relaxed_u64(&stats->epoch_live, now), now);
 }
 
 /*
@@ -314,7 +314,7 @@ static void change(struct stats *stats, enum peak which, uint64_t bytes)
         return;
     adapt(part, most, SLACK_OF_STRIPE);
     for (enum peak each = 0; each < PEAKS; each++)
-        fetch_add_relaxed_u64(&stats->shared[each].told, exchange_acq_rel_u64(&untold[each], 0));
+        fetch_add_relaxed_u64(&stats->shared[each].told, exchange_relaxed_u64(&untold[each], 0));
 }
 
 void stats_begin_live(struct stats *stats, enum stat live_stat, uint64_t live, uint64_t requested)

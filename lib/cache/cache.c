@@ -296,7 +296,7 @@ bool cache_flush_oldest(struct cache *cache, enum cached kind, uint32_t index, u
     vpmm_assert(slots <= count);
     bool any = flush_slots(cache, load_relaxed_ptr(&cache->stream), kind, index, slots);
     for (uint32_t i = slots; i < count; i++)
-        store_release_u64(&bin->slot[i - slots], load_relaxed_u64(&bin->slot[i]));
+        store_release_u64(&bin->slot[i - slots], load_relaxed_u64(&bin->slot[i])); /* pairs as in slices_give_newest */
     cache_set_count(cache, kind, bin, count - slots);
     if (count > slots)
         cache_note_filled(cache, kind, index);

@@ -277,7 +277,7 @@ static void add_neighbour(struct cache *cache)
     _Atomic(void *) *neighbour = of_stream(cache)->neighbour;
     for (int i = 0; i < STREAM_NEIGHBOURS; i++) {
         void *none = NULL;
-        if (!load_relaxed_ptr(&neighbour[i]) && cas_acq_rel_ptr(&neighbour[i], &none, cache))
+        if (!load_relaxed_ptr(&neighbour[i]) && cas_acq_rel_ptr(&neighbour[i], &none, cache)) /* steal acquires it */
             return;
     }
 }
@@ -288,7 +288,7 @@ static void remove_neighbour(struct cache *cache)
     for (int i = 0; i < STREAM_NEIGHBOURS; i++) {
         void *self = cache;
         if (load_relaxed_ptr(&neighbour[i]) == cache)
-            cas_acq_rel_ptr(&neighbour[i], &self, NULL);
+            cas_acq_rel_ptr(&neighbour[i], &self, NULL); /* nobody reads on from NULL */
     }
 }
 

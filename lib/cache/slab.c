@@ -203,7 +203,7 @@ struct want slab_want(unsigned class)
 static void name_slab(const struct slabs *slabs, uint64_t granule, uint64_t granules, struct slab *slab)
 {
     for (uint64_t i = 0; i < granules; i++)
-        store_release_ptr(&unit_at(&slabs->space->units, granule + i)->extent, slab); /* see slab_of_granule */
+        store_release_ptr(&unit_at(&slabs->space->units, granule + i)->extent, slab); /* slab_of_granule acquires */
 }
 
 /* The number of the fence that the region is behind for the stream: what it was made to wait for takes a new one. */
@@ -533,7 +533,8 @@ void slab_set_ending(struct slice *slice, bool ending)
 {
     uint64_t word = peek_u64(&slice->word);
     vpmm_assert(slice_state(word) == (ending ? SLICE_OWN : SLICE_ENDING));
-    store_release_u64(&slice->word, in_state(word, ending ? SLICE_ENDING : SLICE_OWN));
+    /* Who has it next gets it by the pile, and the event lock (ending.h). */
+    store_relaxed_u64(&slice->word, in_state(word, ending ? SLICE_ENDING : SLICE_OWN));
 }
 
 void slabs_pass(struct slabs *slabs)

@@ -100,7 +100,7 @@ static struct slice *refill(struct cache *cache, unsigned class)
         return NULL;
     for (unsigned i = 1; i < n; i++) { /* the lowest is to be taken next: last in */
         vpmm_assert(slice_state(peek_u64(&taken[i]->word)) == SLICE_OWN);
-        store_release_u64(&bin->slot[n - 1 - i], (uint64_t)(uintptr_t)taken[i]);
+        store_release_u64(&bin->slot[n - 1 - i], (uint64_t)(uintptr_t)taken[i]); /* pairs as in slices_give_newest */
         store_sc_u64(&taken[i]->word, slice_word(SLICE_CACHED, cache->slot, class, 0));
     }
     stats_add(front->fronts->space->stats, front->fronts->space->cached_stat,

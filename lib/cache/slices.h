@@ -85,7 +85,7 @@ static inline bool slices_give_newest(struct cache *cache, struct slice *slice, 
     uint32_t count = load_relaxed_u16(&bin->count), bytes = load_relaxed_u32(&bin->length);
     if (count >= bin->most || !front_has_room(cache->front, bytes))
         return false;
-    /* Pairs with the acquire of who empties the cache, who may not have met the slice's record before. */
+    /* Pairs with flush_slots' acquire: who empties the cache may not have met the slice's record before. */
     store_release_u64(&bin->slot[count], (uint64_t)(uintptr_t)slice);
     if (!cas_sc_u64(&slice->word, &word, slice_word(SLICE_CACHED, cache->slot, class, 0)))
         return false; /* freed by another thread meanwhile */

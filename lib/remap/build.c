@@ -444,7 +444,7 @@ static void note_rebuild(struct arena *arena, uint64_t pages)
     uint64_t built = fetch_add_relaxed_u64(&arena->built_pages, pages) + pages;
     if (built * SHARE < mapped)
         return;
-    exchange_acq_rel_u64(&arena->built_pages, 0);
+    store_relaxed_u64(&arena->built_pages, 0);
     fetch_add_relaxed_u32(&arena->rebuilds, 1);
 }
 

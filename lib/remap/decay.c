@@ -94,7 +94,7 @@ void decay_note_growth(struct arena *arena, uint64_t pages)
 static void measure_margin(struct arena *arena, uint64_t ms, uint64_t now)
 {
     struct decay *decay = &arena->decay;
-    uint64_t growth = exchange_acq_rel_u64(&decay->growth, 0);
+    uint64_t growth = exchange_relaxed_u64(&decay->growth, 0);
     if (!growth)
         return;
     unsigned shift = arena->space.units.unit_shift;

@@ -105,7 +105,7 @@ static void end_builds(struct arena *arena)
 {
     enum { PAUSE_US = 20 };
     lock_take(&arena->plan_lock);
-    store_release_u32(&arena->parked, 1);
+    store_relaxed_u32(&arena->parked, 1); /* builds look under this lock; a malloc that misses it came before */
     pthread_mutex_unlock(&arena->plan_lock);
     while (load_sc_u32(&arena->builders))
         clock_sleep_us(PAUSE_US);

@@ -25,7 +25,7 @@ struct settling_point {
 static bool point_of(struct arena *arena, uint32_t slot, struct settling_point *point)
 {
     struct stream *stream = stream_at(&arena->streams, slot);
-    if (exchange_acq_rel_u32(&arena->note[slot].freed_async, 0)) /* the driver's pool lets go of what has completed */
+    if (exchange_relaxed_u32(&arena->note[slot].freed_async, 0)) /* the driver's pool lets go of what has completed */
         stream_new_point(&arena->streams, stream);
     *point = (struct settling_point){.fence = {slot, load_sc_u64(&stream->published)}};
     if (fence_passed(&arena->streams, point->fence))

@@ -112,8 +112,8 @@ static bool mark_place(struct streams *streams, struct stream *stream, struct ma
         return false;
     store_release_u64(&mark->word, mark_word(number, MARK_RECORDED)); /* as the event's */
     stream->next_mark = (stream->next_mark + 1) % STREAM_MARKS;
-    fetch_add_acq_rel_u32(&stream->outstanding, 1);
-    ring_put(stream->pending, mark); /* cannot be full: it holds more than STREAM_MARKS */
+    fetch_add_sc_u32(&stream->outstanding, 1); /* before bell_ring's load: see bell.h */
+    ring_put(stream->pending, mark);           /* cannot be full: it holds more than STREAM_MARKS */
     return true;
 }
 
@@ -501,7 +501,7 @@ bool fences_complete(struct streams *streams, struct stream *stream)
     vpmm_assert(retired <= stream->taken_marks && retired <= peek_u32(&stream->outstanding));
     stream->taken_marks -= retired;
     memmove(stream->taken, stream->taken + retired, stream->taken_marks * sizeof stream->taken[0]);
-    fetch_add_acq_rel_u32(&stream->outstanding, 0 - retired);
+    fetch_add_sc_u32(&stream->outstanding, 0 - retired);
     return true;
 }
 

@@ -83,7 +83,10 @@ static struct hint_block *block_new(struct hints *hints, struct hint_bin *bin, s
     return block;
 }
 
-/* Takes a clear slot. Lock-free: a failed exchange means that another thread took or cleared one. */
+/*
+ * Takes a clear slot. Lock-free: a failed exchange means that another thread took or cleared one. Pairs with the
+ * clearing in hints_remove, so that what is entered comes after the 0 that was stored there.
+ */
 static int take_slot(struct hint_block *block)
 {
     uint64_t used = load_relaxed_u64(&block->used);
@@ -134,7 +137,7 @@ static struct hint_block *find_room(struct hints *hints, struct hint_bin *bin, s
     if (!block)
         block = half_full ? walk_for_room(bin, slot) : add_block(hints, bin, arena, slot);
     if (block)
-        store_release_ptr(&bin->room, block);
+        store_release_ptr(&bin->room, block); /* pairs with those that read it: the block may be new to them */
     return block;
 }
 
@@ -152,7 +155,7 @@ bool hints_enter(struct hints *hints, struct hint_arena *arena, struct unit *des
     store_relaxed_u64(&descriptor->where, (uint64_t)(uintptr_t)block | (unsigned)slot);
     store_sc_u32(&block->slot[slot], (uint32_t)unit + 1);
     if (load_relaxed_ptr(&bin->full) != block)
-        store_release_ptr(&bin->full, block);
+        store_release_ptr(&bin->full, block); /* likewise, in best_of_bin */
     fetch_add_sc_u32(&hints->count[number], 1);
     set_bit(hints, number);
     return true;
@@ -171,7 +174,7 @@ void hints_remove(struct unit *descriptor)
     store_sc_u32(&block->slot[slot], 0);
     fetch_and_sc_u64(&block->used, ~(UINT64_C(1) << slot));
     if (load_relaxed_ptr(&bin->room) != block)
-        store_release_ptr(&bin->room, block);
+        store_release_ptr(&bin->room, block); /* as in find_room */
     unsigned number = (unsigned)(bin - block->owner->bin);
     if (fetch_add_sc_u32(&block->owner->count[number], UINT32_MAX) == 1)
         clear_bit_if_empty(block->owner, number);
@@ -231,7 +234,7 @@ static bool best_of_bin(struct hint_bin *bin, const struct units *units, enum un
             }
             if (exact || best->units == want.units || ++compared == most) {
                 if (block != start)
-                    store_release_ptr(&bin->full, (void *)block); /* the next search begins here */
+                    store_release_ptr(&bin->full, (void *)block); /* as in hints_enter: the next search begins here */
                 return true;
             }
         }

@@ -21,6 +21,7 @@ void thread_ref(struct thread *thread)
         fetch_add_relaxed_u32(&thread->references, 1);
 }
 
+/* Each release pairs with the acquire of the one that finds the last reference. */
 void thread_unref(struct thread *thread)
 {
     if (thread && fetch_add_acq_rel_u32(&thread->references, UINT32_MAX) == 1)

@@ -75,7 +75,7 @@ static struct stream *record_new(struct streams *streams)
     }
     stream->slot = slot;
     store_release_ptr(&segment->record[slot % STREAMS_A_SEGMENT], stream); /* pairs with stream_seen's acquire */
-    store_release_u32(&streams->slots, slot + 1);                          /* pairs with the reaper's acquire */
+    store_release_u32(&streams->slots, slot + 1);                          /* pairs with each walk's acquire */
     return stream;
 }
 

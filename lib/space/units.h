@@ -92,7 +92,10 @@ struct extent {
     enum extent_memory memory; /* under the pass lock once the pool is parked; else EXTENT_MAPPED */
 };
 
-/* Gives one holder's share up. True: it was the last, and the caller releases the handle; so for each later call too. */
+/*
+ * Gives one holder's share up: what it did with the extent is before what the last one does. True: it was the last, and
+ * the caller releases the handle; so for each later call too.
+ */
 static inline bool extent_let_go(struct extent *extent)
 {
     return !load_acquire_u32(&extent->holders) || fetch_add_acq_rel_u32(&extent->holders, UINT32_MAX) == 1;

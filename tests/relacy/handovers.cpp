@@ -1139,6 +1139,7 @@ struct asleep : rl::test_suite<asleep, 2> {
 };
 
 static const quote asleep_quotes[] = {
+    {"lib/space/fence.c", "    fetch_add_sc_u32(&stream->outstanding, 1);"},
     {"lib/base/bell.h", "    if (load_sc_u32(&bell->asleep))"},
     {"lib/pool/reaper.c", "    store_sc_u32(&arena->bell.asleep, 1);\n    fence_sc();"},
     {"lib/pool/reaper.c", "    bool work = is_called(reaper);"},
