@@ -28,6 +28,7 @@
  * Memory that the pool gives back is quarantined, and not mapped any more, until the driver has taken it: as long as
  * the driver refuses to, or an old address of it is pending unmap. max_mapped is the cap of both:
  *   mapped + quarantined <= max_mapped
+ * but where VPMM_ATTRIBUTE_MAX_MAPPED has set it below what there was: then nothing is made before there is less.
  *
  * Threads: every function may be called from any thread. Errors change nothing; vpmm_last_error() says what was wrong.
  * The library never aborts and prints nothing. After fork a pool made by the parent answers VPMM_ERROR_NOT_SUPPORTED in

@@ -55,8 +55,8 @@ struct object_map {
     unsigned removals;
 };
 
-static _Thread_local struct object_map
-    *writing; /* the map whose writer this thread is: ck's allocator has no context */
+/* The map whose writer this thread is: ck's allocator has no context. */
+static _Thread_local struct object_map *writing;
 
 static void *table_malloc(size_t size)
 {

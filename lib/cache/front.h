@@ -130,10 +130,10 @@ struct stream_caches {
 
 /* A space's. */
 struct fronts {
-    _Atomic(uint64_t)
-        serial;       /* of the pool, never used again; FRONTS_NONE: no caches, or no more: the device is lost */
-    uint64_t longest; /* units of a region that is cached, */
-    size_t span;      /* and its bytes beyond the first unit */
+    /* Of the pool, never used again; FRONTS_NONE: no caches, or no more: the device is lost. */
+    _Atomic(uint64_t) serial;
+    uint64_t longest;                 /* units of a region that is cached, */
+    size_t span;                      /* and its bytes beyond the first unit */
     uint64_t first_limit, last_limit; /* bytes in one front */
     bool check_ids;                   /* of streams that have one */
     struct space *space;              /* constant, as is the next: */

@@ -18,9 +18,9 @@ static bool is_live(enum unit_state state)
 static bool read_region(const struct units *units, uint64_t unit, vpmm_allocation *out)
 {
     const struct unit *first = unit_at(units, unit);
-    for (;
-         ;) { /* lock-free: a word that differs is another thread's malloc or free of this memory. Its generation is why
-                  the same word is the same life */
+    /* Lock-free: a word that differs is another thread's malloc or free of this memory. Its generation is why the same
+       word is the same life. */
+    for (;;) {
         uint64_t word = load_acquire_u64(&first->word); /* pairs with region_hand_out's release */
         if (!is_live(word_state(word)))
             return false;

@@ -26,6 +26,7 @@
  *   extent_size    0, or a multiple of page_size and of the granularity
  *   small, reuse, streams   known
  *   decay_ms       at most DECAY_MS_MAX (decay.h), or VPMM_DECAY_NEVER
+ *   capture_gate   both functions, or neither
  */
 vpmm_status config_check(const vpmm_config *config, size_t granularity);
 

@@ -87,9 +87,8 @@ uint32_t process_generation(void)
 void process_add(struct process_entry *entry)
 {
     pthread_mutex_lock(&lock);
-    if (entries_generation !=
-        process_generation()) { /* this process is a child: the parent's entries are not its own */
-        entries = NULL;
+    if (entries_generation != process_generation()) {
+        entries = NULL; /* this process is a child: the parent's are not its own */
         entries_generation = process_generation();
     }
     entry->next = entries;

@@ -17,9 +17,9 @@
  * while it is held. What a plan claims (FREE regions by exchange, holes by carving) belongs to its builder, who calls
  * the driver after giving the lock up.
  *
- * The turn is an order among builders, and those who give memory back or change rights: one at a time, first come first served, from
- * before its flush and plan until it has committed (turn.h). It is no lock: builds are right without it, and who has
- * waited for one holder too long goes on beside it.
+ * The turn is an order among builders, and those who give memory back or change rights: one at a time, first come first
+ * served, a builder from before its flush and plan until it has committed (turn.h). It is no lock: builds are right
+ * without it, and who has waited for one holder too long goes on beside it.
  *
  * The reserve lock is held over cuMemAddressReserve (about a microsecond) and the adding of the chunk: of the threads
  * that find no hole for their request at the same time one reserves, and the others wait for that and look again. It is

@@ -91,8 +91,8 @@ enum { MARK_ALONE_NS = 5000000, MARK_ALONE_BYTES = 128 << 20, MARK_ALONE_PART = 
 void stream_mark(struct streams *, struct stream *);
 
 /*
- * The same by another, who is counted in: if the stream is ACTIVE or RELEASING and not private, or the gate lets the caller in, if it
- * captures nothing, and a place is free. Nothing is lost if not.
+ * The same by another, who is counted in: if the stream is ACTIVE or RELEASING, is open or has a gate that lets the
+ * caller in, captures nothing, and has a free place. Nothing is lost if not.
  */
 void stream_mark_by_other(struct streams *, struct stream *);
 

@@ -14,9 +14,9 @@
  *   count(bin) > 0  =>  bit(bin) is set, or an enter or a remove is about to set it
  *
  * enter, remove and search are lock-free against one another, any number of threads. Insertion begins where room was
- * last seen, and adds a block only when half of all slots of the bin are taken, or a walk found no room: otherwise it walks on, past
- * full blocks of which there are then fewer than of others. Blocks come from an arena that is reserved ahead: freeing
- * memory needs no memory.
+ * last seen. It adds a block only when half of all slots of the bin are taken, or a walk found no room; otherwise it
+ * walks on, past full blocks, of which there are then fewer than of others. Blocks come from an arena that is reserved
+ * ahead: freeing memory needs no memory.
  *
  *   blocks(bin) <= 1 + the peak of count(bin) / 30 + threads that enter at once
  *

@@ -158,10 +158,10 @@ struct streams {
     bool marks_may_wait;         /* constant: stream_mark */
     pthread_mutex_t wait_lock;   /* over the driver calls of a wait for a context (context.h) */
     struct wait_holder wait;     /* under it: of the device's primary context */
-    _Atomic(void *)
-        wants_block; /* CUcontext: the latest in which a stream was met while another thread had that lock */
-    _Atomic(uint32_t)
-        lacks_block;      /* a hint: a holder that is to keep a block has none, as there was no memory for it */
+    /* CUcontext: the latest in which a stream was met while another thread had that lock. */
+    _Atomic(void *) wants_block;
+    /* A hint: a holder that is to keep a block has none, as there was no memory for it. */
+    _Atomic(uint32_t) lacks_block;
     pthread_mutex_t lock; /* registry writers, changes of state, unused records */
     uint32_t unused;      /* first slot of a list; 0: none */
     struct object_map *registry;
