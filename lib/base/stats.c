@@ -2,6 +2,8 @@
 
 #include "base/clock.h"
 
+_Static_assert(STATS_STRIPES <= 64, "`allocating` has a bit for each stripe");
+
 static _Atomic(uint32_t) threads_seen;
 _Thread_local unsigned stats_own_stripe;
 

@@ -63,7 +63,7 @@ static _Atomic(uint64_t) *word_of(const struct tree *tree, unsigned level, uint6
 
 static uint64_t bit_of(unsigned level, uint64_t x)
 {
-    return UINT64_C(1) << ((x >> bit_shift(level)) & ((level ? TREE_FANOUT : TREE_LEAF_BITS) - 1));
+    return UINT64_C(1) << ((x >> bit_shift(level)) & ((level ? TREE_FANOUT : TREE_LEAF_BITS) - 1u));
 }
 
 static uint64_t present(unsigned level, uint64_t word)

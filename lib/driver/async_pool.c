@@ -229,8 +229,9 @@ vpmm_status async_pool_malloc(struct async_pool *async, size_t bytes, CUstream s
 {
     struct device_scope scope;
     struct async_record *record = calloc(1, sizeof *record);
-    vpmm_status status = record ? device_enter(async->device, &scope)
-                                : fail(VPMM_ERROR_HOST_MEMORY, "no host memory for the record of an allocation");
+    if (!record)
+        return fail(VPMM_ERROR_HOST_MEMORY, "no host memory for the record of an allocation");
+    vpmm_status status = device_enter(async->device, &scope);
     if (status != VPMM_SUCCESS) {
         free(record);
         return status;

@@ -2,6 +2,7 @@
 
 #include "base/status.h"
 #include "remap/decay.h"
+#include "space/units.h"
 
 #include <limits.h>
 #include <stdarg.h>
@@ -277,10 +278,10 @@ size_t config_mapped_unit(size_t page, size_t granularity)
 static vpmm_status check_va_size(const vpmm_config *config, size_t page, size_t granularity)
 {
     size_t pages = config->va_size / page, unit = config_mapped_unit(page, granularity);
-    if (config->va_size % unit == 0 && pages >= 1 && pages <= CONFIG_MAX_PAGES)
+    if (config->va_size % unit == 0 && pages >= 1 && pages <= UNITS_A_CHUNK_MAX)
         return VPMM_SUCCESS;
     return refuse(SETTING_VA_SIZE, config->va_size, "a multiple of %zu, of 1 to %llu pages of %zu", unit,
-                  (unsigned long long)CONFIG_MAX_PAGES, page);
+                  (unsigned long long)UNITS_A_CHUNK_MAX, page);
 }
 
 /* After check_va_size: va_size bounds the product, which so cannot overflow. */

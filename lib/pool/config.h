@@ -9,9 +9,6 @@
 
 #include <vpmm/vpmm.h>
 
-/* A chunk's pages are counted in 26 bits. */
-#define CONFIG_MAX_PAGES ((UINT64_C(1) << 26) - 1)
-
 /* Smaller ones, but for a device whose granularity is, were not tried: 8 TiB of them are too many for a chunk. */
 #define CONFIG_LEAST_PAGE ((size_t)256 << 10)
 
@@ -20,7 +17,7 @@
  * stands for the granularity. INVALID_VALUE: the message names the field, its variable, its value and what is allowed.
  *   page_size      a power of two, at least CONFIG_LEAST_PAGE or the granularity, if that is less; above the device's
  *                  memory is allowed (the pool then serves every request from the driver's memory pool)
- *   va_size        a multiple of page_size and of the granularity, of 1 to CONFIG_MAX_PAGES pages
+ *   va_size        a multiple of page_size and of the granularity, of 1 to UNITS_A_CHUNK_MAX pages (space/units.h)
  *   initial_pages  fit va_size and max_mapped, in whole granularities
  *   max_mapped     0, or at least a page and the granularity
  *   extent_size    0, or a multiple of page_size and of the granularity

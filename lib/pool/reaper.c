@@ -6,7 +6,6 @@
 #include "remap/decay.h"
 #include "remap/ending.h"
 #include "remap/pass.h"
-#include "remap/zombie.h"
 
 #include <signal.h>
 #include <stdlib.h>

@@ -21,7 +21,7 @@ void tiers_count(struct arena *arena, enum region_source source)
     stats_count(arena->stats, counter[source]);
 }
 
-bool tiers_is_shortage(vpmm_status status)
+static bool is_shortage(vpmm_status status)
 {
     return status == VPMM_ERROR_OUT_OF_MEMORY || status == VPMM_ERROR_OUT_OF_ADDRESS_SPACE;
 }
@@ -71,7 +71,7 @@ static vpmm_status build_or_grow(struct arena *arena, const struct turn_request 
     if (load_relaxed_u32(&arena->reuse) == VPMM_REUSE_WAIT_DEVICE && limits->reach != VIEW_ALL) {
         waiting.reach = VIEW_ALL;
         vpmm_status status = build(arena, request, &waiting, answer);
-        if (!tiers_is_shortage(status) || limits->for_another)
+        if (!is_shortage(status) || limits->for_another)
             return status;
     }
     return build(arena, request, limits, answer); /* not all of it could be waited for */
@@ -115,7 +115,7 @@ static vpmm_status build_at_turn(struct arena *arena, const struct turn_request 
     if (is_left_to_its_thread(arena, request, limits))
         return VPMM_ERROR_OUT_OF_MEMORY;
     vpmm_status status = build(arena, request, &keeping, answer);
-    if (!tiers_is_shortage(status))
+    if (!is_shortage(status))
         return status;
     if (fronts_noted(arena->space.fronts) || cut_noted(arena)) {
         tiers_flush(arena);
@@ -235,8 +235,8 @@ void tiers_note_wait(struct tiers_wait *wait, vpmm_status status)
 
 vpmm_status tiers_after_wait(const struct tiers_wait *wait, vpmm_status status)
 {
-    bool is_refused = wait->status != VPMM_SUCCESS && !tiers_is_shortage(wait->status);
-    return is_refused && tiers_is_shortage(status) ? fail(wait->status, "%s", wait->words) : status;
+    bool is_refused = wait->status != VPMM_SUCCESS && !is_shortage(wait->status);
+    return is_refused && is_shortage(status) ? fail(wait->status, "%s", wait->words) : status;
 }
 
 /*
@@ -260,7 +260,7 @@ static vpmm_status settle_and_find(struct arena *arena, const struct turn_reques
         if (!more || stats_sum(arena->stats, STAT_quarantined_bytes) < quarantined)
             limits->creatable_pages = UINT64_MAX;
         status = find_or_build(arena, request, true, limits, answer);
-    } while (more && tiers_is_shortage(status));
+    } while (more && is_shortage(status));
     settling_end(&settling);
     return status;
 }
@@ -270,7 +270,7 @@ static vpmm_status find_in_hands(struct arena *arena, const struct turn_request 
                                  struct build_limits *limits, struct turn_answer *answer, vpmm_status status)
 {
     struct hands hands = {0};
-    while (tiers_is_shortage(status) && hands_try_again(arena, HANDS_PAGES, &hands))
+    while (is_shortage(status) && hands_try_again(arena, HANDS_PAGES, &hands))
         status = find_or_build(arena, request, may_wait, limits, answer);
     return status;
 }
@@ -290,13 +290,13 @@ static vpmm_status reclaim(struct arena *arena, const struct turn_request *reque
     vpmm_status status = find_or_build(arena, request, policy_waits(arena), &usable, answer);
     if (arena->is_graph) /* no wait of this pool's frees memory for another stream */
         return find_in_hands(arena, request, policy_waits(arena), &usable, answer, status);
-    if (tiers_is_shortage(status)) {
+    if (is_shortage(status)) {
         await_builders(arena);
         status = find_or_build(arena, request, true, &all, answer);
     }
-    if (tiers_is_shortage(status)) /* for what could not be waited for, and so that the driver's pool can let go */
+    if (is_shortage(status)) /* for what could not be waited for, and so that the driver's pool can let go */
         status = settle_and_find(arena, request, &all, answer, &wait);
-    if (tiers_is_shortage(status)) /* the device gave less than was asked of it: with just that */
+    if (is_shortage(status)) /* the device gave less than was asked of it: with just that */
         status = find_or_build(arena, request, true, &all, answer);
     status = find_in_hands(arena, request, true, &all, answer, status);
     return tiers_after_wait(&wait, status);
@@ -321,11 +321,11 @@ vpmm_status tiers_take_pages(struct arena *arena, uint64_t pages, uint64_t enoug
     struct turn_request request = {stream, pages, longest_handle, may_be_served(arena, pages)};
     struct turn_answer answer = {.source = REGION_NONE};
     vpmm_status status = find_or_build(arena, &request, policy_waits(arena), &limits, &answer);
-    if (tiers_is_shortage(status) && enough < pages) {
+    if (is_shortage(status) && enough < pages) {
         request.pages = enough;
         status = find_or_build(arena, &request, policy_waits(arena), &limits, &answer);
     }
-    if (tiers_is_shortage(status) && request.pages <= arena->space.units.chunk_units)
+    if (is_shortage(status) && request.pages <= arena->space.units.chunk_units)
         status = reclaim(arena, &request, limits, &answer);
     if (limits.since_ns)
         stats_note_latency(arena->stats, clock_now_ns() - limits.since_ns);

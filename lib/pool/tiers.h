@@ -29,8 +29,6 @@ void tiers_release_pages(struct arena *);
 /* Publishes, with an event for each stream, what all caches hold, and makes pages of what is cut and free. */
 void tiers_flush(struct arena *);
 
-bool tiers_is_shortage(vpmm_status);
-
 /* How a wait for freed memory ended, in words too. */
 struct tiers_wait {
     vpmm_status status;

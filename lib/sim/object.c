@@ -105,7 +105,8 @@ void sim_object_remove(vpmm_sim *sim, enum sim_kind kind, uint64_t handle)
     uint32_t index = sim_object_index(handle);
     struct sim_cell *cell = &table->cells[index];
     cell->object = NULL;
-    cell->generation += kind != SIM_STREAM;
+    if (kind != SIM_STREAM)
+        cell->generation++;
     cell->next_free = table->free_head;
     table->free_head = index + 1;
 }

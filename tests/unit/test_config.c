@@ -6,6 +6,7 @@
 #include <vpmm/vpmm.h>
 
 #include "pool/config.h"
+#include "space/units.h"
 
 #define MIB         ((size_t)1 << 20)
 #define GIB         ((size_t)1 << 30)
@@ -301,9 +302,9 @@ Test(check, va_size)
     vpmm_config config = vpmm_config_default();
     config.va_size = GRANULARITY;
     check_accepts(&config);
-    config.va_size = CONFIG_MAX_PAGES * GRANULARITY;
+    config.va_size = UNITS_A_CHUNK_MAX * GRANULARITY;
     check_accepts(&config);
-    config.va_size = (CONFIG_MAX_PAGES + 1) * GRANULARITY;
+    config.va_size = (UNITS_A_CHUNK_MAX + 1) * GRANULARITY;
     check_refuses(&config, VPMM_ERROR_INVALID_VALUE, "va_size", "VPMM_VA_SIZE", "140737488355328");
     config.va_size = 0;
     check_refuses(&config, VPMM_ERROR_INVALID_VALUE, "va_size", "VPMM_VA_SIZE", " 0;");
