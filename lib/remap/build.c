@@ -752,6 +752,21 @@ static enum claim_result claim_what_fits(struct view *view, struct arena *arena,
     return CLAIM_FOUND;
 }
 
+/* What the policy is to know: the view, and what of the arena bears on a plan. */
+static struct policy_view what_is_shown(const struct build *build, const struct build_limits *limits, bool with_runs)
+{
+    struct arena *arena = build->arena;
+    struct policy_view shown = view_for_policy(arena->view, with_runs);
+    shown.mapped_pages = arena->budgeted_pages;
+    shown.creatable_pages = creatable(arena, limits);
+    shown.longest_handle = longest_handle(arena, limits); /* of no page: the shortest */
+    shown.waiters = turn_waiters(&arena->turn);
+    shown.slowness = pace_slowness(&arena->pace);
+    /* Who makes the pool builds for nobody. */
+    shown.several_builders = build->stream && ends_note_builder(arena, limits->for_another);
+    return shown;
+}
+
 /* `with_runs` false: new memory alone, which nobody else can snatch away. */
 static enum claim_result plan_and_claim(struct build *build, uint64_t pages, const struct build_limits *limits,
                                         bool with_runs, struct region *found, vpmm_status *status)
@@ -771,14 +786,7 @@ static enum claim_result plan_and_claim(struct build *build, uint64_t pages, con
     size_t fits = with_runs ? run_that_fits(view, pages) : view->runs;
     if (fits < view->runs)
         return claim_what_fits(view, arena, (uint32_t)fits, found);
-    struct policy_view shown = view_for_policy(view, with_runs);
-    shown.mapped_pages = arena->budgeted_pages;
-    shown.creatable_pages = creatable(arena, limits);
-    shown.longest_handle = longest_handle(arena, limits); /* of no page: the shortest */
-    shown.waiters = turn_waiters(&arena->turn);
-    shown.slowness = pace_slowness(&arena->pace);
-    /* Who makes the pool builds for nobody. */
-    shown.several_builders = build->stream && ends_note_builder(arena, limits->for_another);
+    struct policy_view shown = what_is_shown(build, limits, with_runs);
     if (!policy_plan(&arena->policy, &shown, (uint32_t)pages, plan)) {
         *status = no_host_memory();
         return CLAIM_FAILED;
