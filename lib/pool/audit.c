@@ -407,12 +407,33 @@ static vpmm_status audit_cut(struct auditor *auditor)
     return status == VPMM_SUCCESS ? check_cut_tally(auditor) : status;
 }
 
+/* What fence.h says of a record's numbers; and no call that was given a stream is under way. */
+static vpmm_status check_streams(const struct arena *arena)
+{
+    for (uint32_t slot = 1; slot < load_acquire_u32(&arena->streams.slots); slot++) {
+        const struct stream *stream = stream_at(&arena->streams, slot);
+        uint64_t completed = load_sc_u64(&stream->completed), recorded = load_relaxed_u64(&stream->recorded);
+        uint64_t published = load_sc_u64(&stream->published);
+        if (completed > recorded || recorded > published)
+            return fail(VPMM_ERROR_INVALID_VALUE,
+                        "audit: stream %" PRIu32 " has completed %" PRIu64 ", recorded %" PRIu64
+                        " and published %" PRIu64,
+                        slot, completed, recorded, published);
+        if (stream_given(stream))
+            return fail(VPMM_ERROR_INVALID_VALUE, "audit: stream %" PRIu32 " has %" PRIu32 " calls under way", slot,
+                        stream_given(stream));
+    }
+    return VPMM_SUCCESS;
+}
+
 vpmm_status audit(struct arena *arena)
 {
     struct auditor pages = {.arena = arena, .space = &arena->space}, cut = {.arena = arena, .space = &arena->cut};
     vpmm_status status = audit_pages(&pages);
     if (status == VPMM_SUCCESS && arena->cut.page_granules)
         status = audit_cut(&cut);
+    if (status == VPMM_SUCCESS)
+        status = check_streams(arena);
     if (status != VPMM_SUCCESS)
         return status;
     uint64_t ending = (pages.tally.ending << arena->space.units.unit_shift) + cut.tally.ending * GRANULE_BYTES +

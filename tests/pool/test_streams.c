@@ -1101,3 +1101,26 @@ Test(streams, the_last_slot_is_no_stream_s)
     give(&w, p, known);
     world_close(&w);
 }
+
+/* What fence.h says of a record's numbers, and that nobody is inside a call: the audit looks. */
+Test(streams, the_audit_looks_at_each_stream_s_numbers)
+{
+    struct world w;
+    world_open(&w, NULL);
+    CUstream s = world_stream(&w);
+    give(&w, take(&w, 1, s), s);
+    struct stream *stream = stream_at(&w.pool->arena.streams, 1);
+    world_audit(&w);
+    uint64_t published = atomic_load(&stream->published), recorded = atomic_load(&stream->recorded);
+    atomic_store(&stream->recorded, published + 1);
+    must_fail(VPMM_ERROR_INVALID_VALUE, vpmm_check(w.pool));
+    atomic_store(&stream->recorded, recorded);
+    uint64_t completed = atomic_exchange(&stream->completed, recorded + 1);
+    must_fail(VPMM_ERROR_INVALID_VALUE, vpmm_check(w.pool));
+    atomic_store(&stream->completed, completed);
+    atomic_fetch_add(&stream->users, 1);
+    must_fail(VPMM_ERROR_INVALID_VALUE, vpmm_check(w.pool));
+    atomic_fetch_sub(&stream->users, 1);
+    world_audit(&w);
+    world_close(&w);
+}
