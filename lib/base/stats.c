@@ -397,6 +397,26 @@ static void sum_calls(const struct stats *stats, vpmm_stats *out)
     }
 }
 
+/* Of each counter that has parts, as the table says, what these make in sum. */
+static vpmm_stats sums_of_parts(const vpmm_stats *stats)
+{
+    vpmm_stats of_parts = {0};
+#define ADD_gauge                       (void)
+#define ADD_counter                     (void)
+#define ADD_counter_by(label)           (void)
+#define ADD_part_of(sum, value)         of_parts.sum +=
+#define ADD_counter_part_of(sum, value) of_parts.sum +=
+#define ADD(name, kind, help)           ADD_##kind(stats->name);
+    VPMM_STATS(ADD)
+#undef ADD
+#undef ADD_counter_part_of
+#undef ADD_part_of
+#undef ADD_counter_by
+#undef ADD_counter
+#undef ADD_gauge
+    return of_parts;
+}
+
 void stats_read(const struct stats *stats, vpmm_stats *out)
 {
     uint64_t sum[STATS_COUNT] = {0};
@@ -407,12 +427,10 @@ void stats_read(const struct stats *stats, vpmm_stats *out)
 #define STATS_SUM(name, kind, help) out->name = level(sum[STAT_##name]);
     VPMM_STATS(STATS_SUM)
 #undef STATS_SUM
-    out->frees = out->frees_cache + out->frees_pages + out->frees_slab + out->frees_async;
-    out->failures = out->failed_invalid_value + out->failed_invalid_pointer + out->failed_out_of_memory +
-                    out->failed_address_space + out->failed_not_supported + out->failed_driver +
-                    out->failed_host_memory;
-    out->unwound =
-        out->unwound_context + out->unwound_create + out->unwound_wait + out->unwound_map + out->unwound_access;
+    vpmm_stats of_parts = sums_of_parts(out);
+    out->frees = of_parts.frees;
+    out->failures = of_parts.failures;
+    out->unwound = of_parts.unwound;
     sum_calls(stats, out);
     out->slab_free_bytes = difference(out->slab_bytes, out->slab_live_bytes);
     uint64_t placed = out->mapped_bytes + out->parked_bytes;
