@@ -143,8 +143,8 @@ class BackEnd final : public WithoutExpandableSegments<back_end::CUDAAllocator> 
       for (const auto& pool : device.pools.all()) {
         if (!is_meant(id, *pool))
           continue;
-        if (pool->is_private() && !device.pools.users(pool->id))
-          device.frees.await_uses(*pool); // of one that is gone, as PyTorch's own does
+        if (!pool->is_private() || !device.pools.users(pool->id))
+          device.frees.await_uses(*pool); // of the main one, and of one that is gone, as PyTorch's own does
         if (!pool->is_lent()) {
           vpmm_trim(pool->pool, 0, nullptr); // what stays is in use, or its work has not ended
           pool->parking.empty_cache();
@@ -478,7 +478,7 @@ class BackEnd final : public WithoutExpandableSegments<back_end::CUDAAllocator> 
           !keep || !device.pools.may_any_capture(),
           "vpmm: what a memory pool holds is not kept while a graph is captured, or as use_mem_pool begins: the "
           "wait for the device would end the capture");
-      await_other_devices(device, pool);
+      await_uses_elsewhere(device, pool);
       auto end = c10::make_scope_exit([&] { // also where the driver would not take all back
         if (pool.parking.is_parked())
           end_exports(pool);
@@ -578,19 +578,17 @@ class BackEnd final : public WithoutExpandableSegments<back_end::CUDAAllocator> 
     TORCH_CHECK(found, "vpmm: there is no memory pool (", id.first, ", ", id.second, ")");
   }
 
-  /* What streams of others do with the pool's memory, as record_stream has said, live or freed: vpmm waits for its own. */
-  void await_other_devices(Device& device, const Pool& pool) {
-    std::vector<Use> uses;
+  /* What streams of others do with the pool's memory, live, shelved or freed. */
+  void await_uses_elsewhere(Device& device, Pool& pool) {
+    std::vector<Allocation> used;
     allocations_.each([&](void*, const Allocation& allocation) {
-      if (allocation.pool.get() == &pool)
-        std::copy_if(allocation.used.begin(), allocation.used.end(), std::back_inserter(uses),
-                     [&](const Use& use) { return use.device != allocation.device; });
+      if (allocation.pool.get() == &pool && !allocation.used.empty())
+        used.push_back(allocation);
     });
-    for (const Use& use : uses) {
-      OnDevice on(use.device);
-      RelaxedMode relaxed;
-      (void)succeeds(cudaStreamSynchronize(use.stream));
-    }
+    for (auto& [address, allocation] : pool.wanted.shelved())
+      used.push_back(std::move(allocation));
+    for (const Allocation& allocation : used)
+      await_other_devices(allocation);
     device.frees.try_again();
     device.frees.await_uses(pool);
   }
@@ -913,6 +911,8 @@ static void go_on_from(PyTorchs& former, vpmm_torch::BackEnd& ours, int devices)
 }
 
 static void take_the_place() {
+  static std::mutex lock; // two threads may enable it at once: the second one's former would be ours
+  std::lock_guard<std::mutex> guard(lock);
   auto& current = c10::cuda::CUDACachingAllocator::allocator;
   auto& ours = vpmm_torch::the_back_end();
   if (current.load() == &ours)

@@ -69,17 +69,21 @@ bool Frees::record_events(Freed& freed) {
   return recorded;
 }
 
-/* By events, on each of the streams. */
-bool Frees::have_passed(Freed& freed) {
+/* By events, on each of the streams, in the order of `used`. One whose event has not passed is slow. */
+bool Frees::have_passed(Freed& freed, std::vector<Use>* slow) {
   Allocation& allocation = freed.allocation;
   if (allocation.used.empty())
     return true;
   RelaxedMode relaxed;
   if (freed.events.empty() && !record_events(freed))
     return false;
-  for (cudaEvent_t event : freed.events)
-    if (!succeeds(cudaEventQuery(event)))
-      return false;
+  for (size_t i = 0; i < freed.events.size(); i++) {
+    if (succeeds(cudaEventQuery(freed.events[i])))
+      continue;
+    if (slow)
+      slow->push_back(allocation.used[i]);
+    return false;
+  }
   for (cudaEvent_t event : freed.events)
     cudaEventDestroy(event);
   freed.events.clear();
@@ -93,18 +97,29 @@ static bool is_used_on_another_device(const Allocation& allocation) {
 }
 
 /*
+ * What was recorded on a slow stream later than what has not passed there has not passed either. Out of order it is asked
+ * for by a later walk.
+ */
+static bool is_used_by_any(const Allocation& allocation, const std::vector<Use>& streams) {
+  return std::any_of(allocation.used.begin(), allocation.used.end(),
+                     [&](const Use& use) { return std::find(streams.begin(), streams.end(), use) != streams.end(); });
+}
+
+/*
  * What meets a stream stands between enter and leave. The keeper of a lent pool is called behind that: it may take Python's
  * lock, which who begins to capture has while it waits for those who have entered.
  */
-bool Frees::try_one(Freed& freed) {
+bool Frees::try_one(Freed& freed, std::vector<Use>* slow) {
   const Pool& pool = *freed.allocation.pool;
   if (pool.is_private() && freed.allocation.used.empty())
     return end_use(freed);
+  if (slow && !freed.events.empty() && is_used_by_any(freed.allocation, *slow))
+    return false;
   bool elsewhere = is_used_on_another_device(freed.allocation);
   if (!(elsewhere ? Pools::enter_everywhere() : pools_.enter()))
     return false;
   bool by_events = pool.is_private() || elsewhere;
-  bool done = by_events ? have_passed(freed) : say_uses(freed);
+  bool done = by_events ? have_passed(freed, slow) : say_uses(freed);
   if (!pool.is_lent())
     done = done && end_use(freed);
   if (elsewhere)
@@ -115,8 +130,8 @@ bool Frees::try_one(Freed& freed) {
 }
 
 /* Its memory counts as live until then. */
-bool Frees::finish(Freed& freed) {
-  bool done = try_one(freed);
+bool Frees::finish(Freed& freed, std::vector<Use>* slow) {
+  bool done = try_one(freed, slow);
   if (done)
     freed.allocation.pool->let_go();
   return done;
@@ -252,8 +267,9 @@ void Frees::try_all() {
     kept.swap(kept_);
     later_.store(0, std::memory_order_relaxed);
   }
+  std::vector<Use> slow; // streams on which something has not passed
   for (auto it = kept.begin(); it != kept.end();)
-    it = finish(*it) ? kept.erase(it) : std::next(it);
+    it = finish(*it, &slow) ? kept.erase(it) : std::next(it);
   if (!kept.empty())
     keep(std::move(kept));
 }

@@ -78,11 +78,11 @@ class Frees {
   class Walk;
 
   bool free_at_once(void* address, const Allocation& allocation);
-  bool finish(Freed& freed);
-  bool try_one(Freed& freed);
+  bool finish(Freed& freed, std::vector<Use>* slow = nullptr);
+  bool try_one(Freed& freed, std::vector<Use>* slow);
   bool end_use(const Freed& freed);
   bool say_uses(const Freed& freed);
-  bool have_passed(Freed& freed);
+  bool have_passed(Freed& freed, std::vector<Use>* slow);
   bool record_events(Freed& freed);
   void try_all();
   void note_point(Freed& freed);

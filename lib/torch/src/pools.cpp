@@ -3,6 +3,7 @@
 #include "asked.h"
 #include "limits.h"
 #include "metrics.h"
+#include "on_device.h"
 #include "streams.h"
 
 #include <algorithm>
@@ -36,6 +37,26 @@ void check(vpmm_status status, const char* what) {
   TORCH_CHECK(false, "vpmm: ", what, ": ", words);
 }
 
+/* What cannot be waited for is not, as at the process's end. */
+static void await_elsewhere(const Use& use) {
+  OnDevice on(use.device);
+  RelaxedMode relaxed;
+  cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
+  void* byte = nullptr;
+  if (!on.is_on() || !succeeds(cudaStreamIsCapturing(use.stream, &capture)))
+    return;
+  if (capture == cudaStreamCaptureStatusNone)
+    (void)succeeds(cudaStreamSynchronize(use.stream));
+  else if (succeeds(cudaMalloc(&byte, 1)))
+    (void)succeeds(cudaFree(byte));
+}
+
+void await_other_devices(const Allocation& allocation) {
+  for (const Use& use : allocation.used)
+    if (use.device != allocation.device)
+      await_elsewhere(use);
+}
+
 vpmm_stats Pool::stats() const {
   vpmm_stats stats = {};
   if (!is_lent())
@@ -60,8 +81,10 @@ bool Pool::end() {
   if (live.load(std::memory_order_acquire)) // a checkpoint has freed meanwhile, and it is not done yet
     return false;
   for (const auto& [address, allocation] : wanted.shelved())
-    if (wanted.unshelve(address))
+    if (wanted.unshelve(address)) {
+      await_other_devices(allocation);
       vpmm_free(pool, reinterpret_cast<CUdeviceptr>(address), allocation.stream);
+    }
   parking.end();
   metrics_remove(pool);
   vpmm_status status = vpmm_pool_destroy(pool);
@@ -157,7 +180,7 @@ static bool captures_itself() {
   return vpmm_config_from_env(&said) == VPMM_SUCCESS && said.captures;
 }
 
-/* Under the lock. */
+/* Under one of the two locks: `peers_` changes under both. */
 std::shared_ptr<Pool> Pools::make(MempoolId_t id) {
   auto made = std::make_shared<Pool>();
   made->id = id;
@@ -200,9 +223,12 @@ void Pools::allow(int peer) {
 
 std::shared_ptr<Pool> Pools::main() {
   if (!has_main_.load(std::memory_order_acquire)) {
-    std::lock_guard<std::mutex> guard(lock_);
+    std::lock_guard<std::mutex> make_guard(
+        allow_lock_); // its gate takes the tables' lock below locks of the pool's own
     if (!main_) {
-      main_ = make({0, 0});
+      std::shared_ptr<Pool> made = make({0, 0});
+      std::lock_guard<std::mutex> guard(lock_);
+      main_ = std::move(made);
       uncounted_main_ = {std::shared_ptr<Pool>(), main_.get()};
       has_main_.store(true, std::memory_order_release); // pairs with the acquire above: it never changes again
     }

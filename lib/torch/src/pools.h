@@ -225,8 +225,8 @@ class Pools {
   std::shared_ptr<Pool> main_;
   std::map<MempoolId_t, std::shared_ptr<Pool>> private_;
   std::vector<std::shared_ptr<Pool>> ending_; // that could not be ended: another pool may have the id by now
-  std::mutex allow_lock_;                     // over a change of `peers_`, and what it takes
-  std::vector<int> peers_;                    // that have access, or are being given it
+  std::mutex allow_lock_; // over a change of `peers_`, and what it takes, and while the main pool is made; before lock_
+  std::vector<int> peers_; // that have access, or are being given it
   std::vector<Underway> underway_;
   std::array<Place, THREADS + 1> entered_; // by threads' numbers
 
@@ -235,6 +235,12 @@ class Pools {
   std::atomic<bool> has_main_{false};
   std::atomic<int> underway_count_{0};
 };
+
+/*
+ * Waits for what streams of other devices do with an allocation, as record_stream has said: vpmm waits for its own. A stream
+ * that captures is waited for with all of its device, which leaves the capture as it is.
+ */
+void await_other_devices(const Allocation& allocation);
 
 /* What vpmm has said of a call, as an error of Python. */
 void check(vpmm_status status, const char* what);

@@ -10,11 +10,12 @@ import os
 
 _path = os.path.join(os.path.dirname(os.path.abspath(__file__)), "libvpmm_torch.so")
 _library = None
+_is_enabled = False
 
 
 def enable():
     """Takes the place of PyTorch's allocator. RuntimeError: that holds CUDA memory already, or is not the caching one."""
-    global _library
+    global _library, _is_enabled
     import torch  # its libraries first: ours is linked against them
 
     del torch
@@ -25,6 +26,7 @@ def enable():
         _library.vpmm_torch_park.argtypes = [ctypes.c_uint64, ctypes.c_uint64, ctypes.c_bool]
         _library.vpmm_torch_wake.argtypes = [ctypes.c_uint64, ctypes.c_uint64]
     _raise(_library.vpmm_torch_enable())
+    _is_enabled = True
 
 
 def park(pool, keep=False):
@@ -54,7 +56,7 @@ def _id_of(pool):
 
 
 def _enabled():
-    if _library is None:
+    if not _is_enabled:
         raise RuntimeError("vpmm_torch is not enabled")
     return _library
 

@@ -1140,6 +1140,33 @@ static void waits_for_a_peer_s_stream(Back& back) {
   REQUIRE(vpmm_sim_races(simulated.sim) == 0 && back.getDeviceStats(0).reserved_bytes[0].current == 0);
 }
 
+/* The cache is empty when what such a stream still used has been waited for, and is asked about by few questions. */
+static void empties_what_a_peer_s_stream_uses(Back& back) {
+  enum { MANY = 100 };
+  Gate gate;
+  PeerStream peer;
+  gate.stand_before(peer.stream);
+  DRIVE(cuCtxPushCurrent(simulated.context));
+  for (int i = 0; i < MANY; i++) {
+    c10::DataPtr used = back.allocate(5 << 20);
+    back.recordStream(used, torch_stream(peer.stream, 1));
+  }
+  uint64_t asked = vpmm_sim_calls(simulated.sim, "cuEventQuery");
+  for (int i = 0; i < MANY; i++)
+    back.allocate(1000).clear();
+  REQUIRE(vpmm_sim_calls(simulated.sim, "cuEventQuery") - asked <
+          10 * MANY); // of those that wait each time: MANY * MANY
+  std::thread opener([&] {
+    usleep(20000);
+    gate.is_open = true;
+  });
+  back.emptyCache({0, 0});
+  REQUIRE(gate.is_open && !back.getDeviceStats(0).reserved_bytes[0].current);
+  opener.join();
+  CUcontext context;
+  DRIVE(cuCtxPopCurrent(&context));
+}
+
 /* ---- sharing with other processes, of which this one plays both ---- */
 
 static size_t open_files() {
@@ -1408,9 +1435,12 @@ static void wakes_what_was_freed_in_part(Back& back) {
   REQUIRE(!vpmm_torch_wake(7, 6) && pool.holds(1));
 }
 
-/* Streams of a device that PyTorch has let in use it until their work has ended, of live memory and of freed. */
-static void parks_behind_another_device_s_stream(Back& back, bool is_freed) {
+enum class Memory { LIVE, FREED, SHELVED };
+
+/* Streams of a device that PyTorch has let in use it until their work has ended, whatever the memory is by then. */
+static void parks_behind_another_device_s_stream(Back& back, Memory memory) {
   ParkedPool pool(back);
+  auto checkpoint = memory == Memory::SHELVED ? back.getCheckpointState(0, pool.id) : nullptr;
   DRIVE(cuCtxSynchronize()); // what was written there comes before
   Gate gate;
   PeerStream peer;
@@ -1418,7 +1448,7 @@ static void parks_behind_another_device_s_stream(Back& back, bool is_freed) {
   peer.write(pool.memory[0].get());
   back.recordStream(pool.memory[0], torch_stream(peer.stream, 1));
   DRIVE(cuCtxPushCurrent(simulated.context));
-  if (is_freed)
+  if (memory != Memory::LIVE)
     pool.memory[0].clear();
   std::thread opener([&] {
     usleep(20000);
@@ -1429,6 +1459,61 @@ static void parks_behind_another_device_s_stream(Back& back, bool is_freed) {
   opener.join();
   REQUIRE(!vpmm_torch_wake(7, 6));
   pool.memory[0].clear(); // while there is the stream
+  CUcontext context;
+  DRIVE(cuCtxPopCurrent(&context));
+}
+
+/* A pool with what a checkpoint may ask back ends likewise. */
+static void ends_behind_another_device_s_stream(Back& back) {
+  const MempoolId_t id{7, 33};
+  back.createOrIncrefPool(0, id);
+  Gate gate;
+  PeerStream peer;
+  DRIVE(cuCtxPushCurrent(simulated.context));
+  {
+    InPool in(back, id);
+    c10::DataPtr used = back.allocate(64 << 20);
+    auto checkpoint = back.getCheckpointState(0, id);
+    DRIVE(cuCtxSynchronize());
+    gate.stand_before(peer.stream);
+    back.recordStream(used, torch_stream(peer.stream, 1));
+  }
+  std::thread opener([&] {
+    usleep(20000);
+    gate.is_open = true;
+  });
+  back.releasePool(0, id);
+  back.emptyCache({0, 0});
+  REQUIRE(gate.is_open && !back.getDeviceStats(0).reserved_bytes[0].current);
+  opener.join();
+  CUcontext context;
+  DRIVE(cuCtxPopCurrent(&context));
+}
+
+/* A capture of that stream by another thread is none of the pool's. */
+static void parks_beside_another_device_s_capture(Back& back) {
+  ParkedPool pool(back);
+  PeerStream peer;
+  back.recordStream(pool.memory[0], torch_stream(peer.stream, 1));
+  std::atomic<bool> captures{false}, parked{false};
+  std::thread capturer([&] {
+    CUgraph graph = nullptr;
+    DRIVE(cuCtxSetCurrent(simulated.peer_context));
+    DRIVE(cuStreamBeginCapture(peer.stream, CU_STREAM_CAPTURE_MODE_GLOBAL));
+    captures = true;
+    while (!parked)
+      usleep(1000);
+    DRIVE(cuStreamEndCapture(peer.stream, &graph));
+    DRIVE(cuGraphDestroy(graph));
+  });
+  while (!captures)
+    usleep(1000);
+  DRIVE(cuCtxPushCurrent(simulated.context));
+  REQUIRE(!vpmm_torch_park(7, 6, false));
+  parked = true;
+  capturer.join();
+  REQUIRE(!vpmm_torch_wake(7, 6));
+  pool.memory[0].clear();
   CUcontext context;
   DRIVE(cuCtxPopCurrent(&context));
 }
@@ -1565,13 +1650,17 @@ void check_cases(Back& back) {
   shares_once_by_two_threads(back);
   lets_a_peer_in(back);
   waits_for_a_peer_s_stream(back);
+  empties_what_a_peer_s_stream_uses(back);
   parks_and_wakes(back, false);
   parks_and_wakes(back, true);
   pins_the_hosts_memory_once(back);
   shares_what_is_awake_again(back);
   wakes_what_was_freed_in_part(back);
-  parks_behind_another_device_s_stream(back, false);
-  parks_behind_another_device_s_stream(back, true);
+  parks_behind_another_device_s_stream(back, Memory::LIVE);
+  parks_behind_another_device_s_stream(back, Memory::FREED);
+  parks_behind_another_device_s_stream(back, Memory::SHELVED);
+  ends_behind_another_device_s_stream(back);
+  parks_beside_another_device_s_capture(back);
   ends_while_parked(back);
   keeps_what_is_shelved(back);
   parks_no_other_pools(back);
