@@ -4,20 +4,24 @@
 
 _Static_assert(STATS_STRIPES <= 64, "`allocating` has a bit for each stripe");
 
-static _Atomic(uint32_t) threads_seen;
+static _Atomic(uint64_t) threads_seen; /* never comes round: the first ones' stripes stay theirs alone */
 _Thread_local unsigned stats_own_stripe;
 
 unsigned stats_take_stripe(void)
 {
-    stats_own_stripe = fetch_add_relaxed_u32(&threads_seen, 1) % STATS_STRIPES + 1;
-    return stats_own_stripe - 1;
+    enum { SHARED = STATS_STRIPES - STATS_OWN_STRIPES };
+    uint64_t before = fetch_add_relaxed_u64(&threads_seen, 1);
+    bool is_own = before < STATS_OWN_STRIPES;
+    unsigned stripe = (unsigned)(is_own ? before : STATS_OWN_STRIPES + (before - STATS_OWN_STRIPES) % SHARED);
+    stats_own_stripe = stripe + 1;
+    return stripe;
 }
 
 /* Stripes that any thread of the process has taken. */
 static unsigned stripes_used(void)
 {
-    uint32_t seen = load_relaxed_u32(&threads_seen);
-    return seen < STATS_STRIPES ? seen : STATS_STRIPES;
+    uint64_t seen = load_relaxed_u64(&threads_seen);
+    return seen < STATS_STRIPES ? (unsigned)seen : STATS_STRIPES;
 }
 
 /* All of it at once: the line that its thread writes is asked for once. */
@@ -61,8 +65,8 @@ static unsigned latency_bucket(uint64_t ns)
 void stats_note_latency(struct stats *stats, uint64_t ns)
 {
     unsigned own = stats_stripe();
-    fetch_add_relaxed_u64(&stats->stripe[own].latency[latency_bucket(ns)], 1);
-    fetch_add_relaxed_u64(&stats->stripe[own].latency_ns, ns);
+    stripe_add(own, &stats->stripe[own].latency[latency_bucket(ns)], 1);
+    stripe_add(own, &stats->stripe[own].latency_ns, ns);
 }
 
 void stats_count_failure(struct stats *stats, vpmm_status status)
@@ -309,9 +313,12 @@ uint64_t stats_next_epoch(struct stats *stats, uint64_t now)
  */
 static void change(struct stats *stats, enum peak which, uint64_t bytes)
 {
-    _Atomic(uint64_t) *untold = stats->stripe[stats_stripe()].untold;
-    struct stats_part *part = &stats->stripe[stats_stripe()].part;
-    uint64_t now = fetch_add_relaxed_u64(&untold[which], bytes) + bytes, most = slack_of_stripe(part);
+    unsigned own = stats_stripe();
+    _Atomic(uint64_t) *untold = stats->stripe[own].untold;
+    struct stats_part *part = &stats->stripe[own].part;
+    uint64_t now = own < STATS_OWN_STRIPES ? advance_alone_u64(&untold[which], bytes)
+                                           : fetch_add_relaxed_u64(&untold[which], bytes) + bytes;
+    uint64_t most = slack_of_stripe(part);
     if (!exceeds(now, most))
         return;
     adapt(part, most, SLACK_OF_STRIPE);

@@ -71,11 +71,11 @@ struct stream *cache_enter(struct cache *cache)
  */
 struct stream *cache_enter_again(struct cache *cache)
 {
-    struct stream *stream = cache_enter(cache);
+    struct stream *stream = load_sc_ptr(&cache->stream);
     if (!stream)
         return NULL;
-    stream_visit_as_given(stream); /* before the state is read: see enter_known */
-    if (load_sc_u32(&stream->state) == STREAM_ACTIVE)
+    stream_count_in(stream); /* before the state is read: see enter_known */
+    if (load_sc_u32(&stream->state) == STREAM_ACTIVE && load_sc_ptr(&cache->stream) == stream)
         return stream;
     stream_leave(stream);
     return NULL;

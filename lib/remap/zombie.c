@@ -115,12 +115,14 @@ static bool unmap_some(struct arena *arena, struct zombie *zombie)
 
 /*
  * The driver serves one call at a time: while a thread is building, the request that it builds for comes first. Not
- * for ever, though: old addresses hold page tables.
+ * for ever, though: old addresses hold page tables, 4.5 KiB for each 512 MiB of them.
  */
 static bool give_way(const struct arena *arena)
 {
+    const uint64_t least = UINT64_C(16) << 30;
+    uint64_t mapped = stats_sum(arena->stats, STAT_mapped_bytes);
     return load_relaxed_u32(&arena->builders) &&
-           stats_sum(arena->stats, STAT_pending_unmap_bytes) < stats_sum(arena->stats, STAT_mapped_bytes);
+           stats_sum(arena->stats, STAT_pending_unmap_bytes) < (mapped > least ? mapped : least);
 }
 
 /* True: nothing of it is left. */

@@ -153,9 +153,9 @@ bool hints_enter(struct hints *hints, struct hint_arena *arena, struct unit *des
         return false;
     }
     store_relaxed_u64(&descriptor->where, (uint64_t)(uintptr_t)block | (unsigned)slot);
-    store_sc_u32(&block->slot[slot], (uint32_t)unit + 1);
+    store_release_u32(&block->slot[slot], (uint32_t)unit + 1); /* the count, below, is sequentially consistent */
     if (load_relaxed_ptr(&bin->full) != block)
-        store_release_ptr(&bin->full, block); /* likewise, in best_of_bin */
+        store_release_ptr(&bin->full, block); /* as in find_room, and read in best_of_bin */
     fetch_add_sc_u32(&hints->count[number], 1);
     set_bit(hints, number);
     return true;
@@ -171,7 +171,7 @@ void hints_remove(struct unit *descriptor)
     struct hint_bin *bin = block->bin;
     vpmm_assert(slot < HINT_SLOTS && peek_u32(&block->slot[slot]) && peek_u64(&block->used) >> slot & 1);
     store_relaxed_u64(&descriptor->where, 0);
-    store_sc_u32(&block->slot[slot], 0);
+    store_release_u32(&block->slot[slot], 0); /* before the bit, with which the slot is another's */
     fetch_and_sc_u64(&block->used, ~(UINT64_C(1) << slot));
     if (load_relaxed_ptr(&bin->room) != block)
         store_release_ptr(&bin->room, block); /* as in find_room */

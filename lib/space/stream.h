@@ -254,11 +254,10 @@ static inline void stream_end_visit(struct stream *stream)
     fetch_add_sc_u32(&stream->users, 0 - (uint32_t)STREAM_VISIT);
 }
 
-/* A visit becomes a call that was given the stream. The state is looked at after it, as in enter_known. */
-static inline void stream_visit_as_given(struct stream *stream)
+/* A call that was given the stream. The state is looked at after it, as in enter_known. */
+static inline void stream_count_in(struct stream *stream)
 {
-    vpmm_assert(peek_u32(&stream->users) >= STREAM_VISIT);
-    fetch_add_sc_u32(&stream->users, 0 - (1u << 16));
+    fetch_add_sc_u32(&stream->users, 1);
 }
 
 static inline uint32_t stream_given(const struct stream *stream)
