@@ -20,8 +20,8 @@
  * call on the same exporter may run. One thread serves, with every signal blocked; it takes no lock of a pool, makes no
  * CUDA call and allocates within fixed bounds. Errors change nothing, and vpmm_last_error() names field, value and what
  * is allowed. Nothing is printed. After fork the child holds no socket of the parent's exporters, which answer
- * VPMM_ERROR_NOT_SUPPORTED there; it may start its own. A fork waits until the thread has answered all who have asked by
- * then: one request of each connection, and so up to passwords_per_second hashes of auth_hash's method.
+ * VPMM_ERROR_NOT_SUPPORTED there; it may start its own. A fork waits until the thread has answered all who have asked
+ * by then: one request of each connection, and so up to passwords_per_second hashes of auth_hash's method.
  */
 #ifndef VPMM_EXPORTER_H
 #define VPMM_EXPORTER_H
@@ -76,8 +76,8 @@ vpmm_status vpmm_exporter_start(const vpmm_exporter_config *, vpmm_exporter **);
 /*
  * Shows the pool with the label pool="name": 1 to 128 bytes of UTF-8, which no other pool on that device has here.
  * The pool must be removed before it is destroyed: vpmm_pool_destroy answers BUSY until then, or until the exporter has
- * stopped. INVALID_VALUE: NULL, a wrong name, a pool that is here already, one that another copy of the library made, or
- * more than VPMM_EXPORTER_POOLS.
+ * stopped. INVALID_VALUE: NULL, a wrong name, a pool that is here already, one that another copy of the library made,
+ * or more than VPMM_EXPORTER_POOLS.
  */
 enum { VPMM_EXPORTER_POOLS = 64 };
 vpmm_status vpmm_exporter_add(vpmm_exporter *, vpmm_pool *, const char *name);

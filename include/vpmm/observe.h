@@ -102,22 +102,24 @@ typedef struct vpmm_allocation {
  * Calls visit, on this thread, for each live allocation, in no order: what is still there where vpmm_pool_destroy is
  * BUSY, for example. Beside other threads' calls each is as it was at one instant, and what is allocated or freed
  * meanwhile may be missed; of one whose vpmm_malloc has not returned yet requested_bytes may be what was asked for the
- * last time at this address. visit may call any function of the pool but vpmm_pool_destroy and vpmm_check. Takes as long as
- * there are regions and slices, free ones included. What the driver's pool serves (VPMM_SMALL_ASYNC) is not there.
+ * last time at this address. visit may call any function of the pool but vpmm_pool_destroy and vpmm_check. Takes as
+ * long as there are regions and slices, free ones included. What the driver's pool serves (VPMM_SMALL_ASYNC) is not
+ * there.
  */
 vpmm_status vpmm_allocations_visit(vpmm_pool *, void (*visit)(void *data, const vpmm_allocation *), void *data);
 
 /*
- * The live allocation that the address is in, as cuMemGetAddressRange says it of cuMemAlloc's memory (of a pool's it says
- * where a physical handle is mapped). Takes longer the further the address is in it: a step for each page, or 8 KiB.
- * INVALID_POINTER: it is in none of the pool's pages', or what it is in was freed. INVALID_VALUE: a NULL pool or output.
+ * The live allocation that the address is in, as cuMemGetAddressRange says it of cuMemAlloc's memory (of a pool's it
+ * says where a physical handle is mapped). Takes longer the further the address is in it: a step for each page, or 8
+ * KiB. INVALID_POINTER: it is in none of the pool's pages', or what it is in was freed. INVALID_VALUE: a NULL pool or
+ * output.
  */
 vpmm_status vpmm_allocation_get(vpmm_pool *, CUdeviceptr, vpmm_allocation *);
 
 /*
- * For who looks at a pool from a thread of its own, as the exporter does between vpmm_exporter_add and _remove: until the
- * end, vpmm_pool_destroy answers BUSY. Each begin has one end. INVALID_VALUE: a NULL pool, a pool that another copy of
- * the library made, an end without a begin.
+ * For who looks at a pool from a thread of its own, as the exporter does between vpmm_exporter_add and _remove: until
+ * the end, vpmm_pool_destroy answers BUSY. Each begin has one end. INVALID_VALUE: a NULL pool, a pool that another copy
+ * of the library made, an end without a begin.
  */
 vpmm_status vpmm_observe_begin(vpmm_pool *);
 vpmm_status vpmm_observe_end(vpmm_pool *);

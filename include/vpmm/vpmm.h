@@ -32,12 +32,13 @@
  *
  * Threads: every function may be called from any thread. Errors change nothing; vpmm_last_error() says what was wrong.
  * The library never aborts and prints nothing. After fork a pool made by the parent answers VPMM_ERROR_NOT_SUPPORTED in
- * the child, but to vpmm_stats_get, vpmm_dump, get_attribute, vpmm_pool_driver and the observers (observe.h), which show
- * it as it was. No function may be called from a CUDA host function (CUDA forbids driver calls there). Streams may be of
- * any context of the pool's device; a context other than the primary one must outlive the pools that met its streams,
- * which keep events in it. A default stream (0, CU_STREAM_LEGACY, CU_STREAM_PER_THREAD) is that of the thread's current
- * context if that is of the pool's device. Else it is that of the device's primary context, also where another device's
- * context is current: work that was given stream 0 there is on another stream than the pool's calls name.
+ * the child, but to vpmm_stats_get, vpmm_dump, get_attribute, vpmm_pool_driver and the observers (observe.h), which
+ * show it as it was. No function may be called from a CUDA host function (CUDA forbids driver calls there). Streams may
+ * be of any context of the pool's device; a context other than the primary one must outlive the pools that met its
+ * streams, which keep events in it. A default stream (0, CU_STREAM_LEGACY, CU_STREAM_PER_THREAD) is that of the
+ * thread's current context if that is of the pool's device. Else it is that of the device's primary context, also where
+ * another device's context is current: work that was given stream 0 there is on another stream than the pool's calls
+ * name.
  *
  * Who may call what during what. "During" is from the call of the one until its return. Each pair of functions that is
  * not named is safe at the same time, on one pool and on several.
@@ -170,8 +171,8 @@ typedef enum vpmm_streams {
  * beyond itself the same share again of what was mapped beyond the peak when the pool last grew: memory that was free,
  * but behind another stream's work or not in one piece. So a program that comes back to its peak again and again within
  * that half keeps what it needs, and one that has stopped has given everything back to the threshold after decay_ms
- * (but for what lies in front caches of stream 0, see README, Limits), and then wakes up no more. The next malloc beyond
- * what is left makes memory anew.
+ * (but for what lies in front caches of stream 0, see README, Limits), and then wakes up no more. The next malloc
+ * beyond what is left makes memory anew.
  */
 /*
  * Captures. What lies freed in a front cache has no recorded end. While a stream is known to the pool, another thread
@@ -192,9 +193,9 @@ typedef enum vpmm_streams {
 /*
  * With `captures`, but not with EAGER: how calls that need memory which a stream has freed may record an event there,
  * whatever stream they are given, or none: vpmm_malloc, vpmm_free of what was said to be used there (vpmm_use),
- * vpmm_trim, vpmm_poll, vpmm_pool_destroy. Each function is called by any thread, by several at a time, and with locks of
- * the pool's taken; never by the pool's own thread, so that an idle pool does not give such memory back. Neither calls
- * the pool, nor waits for who may wait for the pool. Of default streams nobody asks, nor where the driver has no
+ * vpmm_trim, vpmm_poll, vpmm_pool_destroy. Each function is called by any thread, by several at a time, and with locks
+ * of the pool's taken; never by the pool's own thread, so that an idle pool does not give such memory back. Neither
+ * calls the pool, nor waits for who may wait for the pool. Of default streams nobody asks, nor where the driver has no
  * cuStreamGetId. Both functions are set, or neither.
  *
  *   enter                            if (shut) return false; inside++; if (!shut) return true; inside--; return false
@@ -229,8 +230,8 @@ typedef struct vpmm_capture_gate {
  *     That waits for what vpmm_park waits for, and gives everything back.
  *   - Work outside of captures that uses the pool's memory has ended before its stream is destroyed: the next stream
  *     with the handle is the same one to the pool. vpmm_stream_release does nothing.
- * cache_bytes, small, reuse, streams, reaper, release_threshold, decay_ms, captures and capture_gate mean nothing to such
- * a pool.
+ * cache_bytes, small, reuse, streams, reaper, release_threshold, decay_ms, captures and capture_gate mean nothing to
+ * such a pool.
  */
 typedef struct vpmm_config {
     const vpmm_driver *driver; /* NULL: libcuda */
@@ -297,18 +298,18 @@ typedef struct vpmm_pool vpmm_pool;
 vpmm_status vpmm_pool_create(const vpmm_config *, vpmm_pool **);
 
 /*
- * The device's default pool, made from the environment on first use, for all who ask this copy of the library. It is never
- * destroyed: vpmm_trim gives back what is free in it. Errors as for create.
+ * The device's default pool, made from the environment on first use, for all who ask this copy of the library. It is
+ * never destroyed: vpmm_trim gives back what is free in it. Errors as for create.
  */
 vpmm_status vpmm_pool_default(int device, vpmm_pool **);
 
 /*
- * Waits for the work on freed memory, unmaps, and frees the pool. BUSY: allocations are live, the driver would not wait, or
- * an exporter shows the pool (vpmm_exporter_remove, vpmm_observe_end); nothing is changed, and the pool can be destroyed
- * again. DRIVER, HOST_MEMORY: something could not be taken back, or be waited for once more; the message says what, and
- * the pool is gone all the same: of a lost device whatever is live. NOT_SUPPORTED: the child of a fork, whose pool it is
- * not. INVALID_VALUE: a default pool, which stays as it is; a pool that another copy of the library in this process made, as
- * each function says of it. vpmm_pool_destroy(NULL) is a no-op.
+ * Waits for the work on freed memory, unmaps, and frees the pool. BUSY: allocations are live, the driver would not
+ * wait, or an exporter shows the pool (vpmm_exporter_remove, vpmm_observe_end); nothing is changed, and the pool can be
+ * destroyed again. DRIVER, HOST_MEMORY: something could not be taken back, or be waited for once more; the message says
+ * what, and the pool is gone all the same: of a lost device whatever is live. NOT_SUPPORTED: the child of a fork, whose
+ * pool it is not. INVALID_VALUE: a default pool, which stays as it is; a pool that another copy of the library in this
+ * process made, as each function says of it. vpmm_pool_destroy(NULL) is a no-op.
  */
 vpmm_status vpmm_pool_destroy(vpmm_pool *);
 
@@ -372,15 +373,16 @@ vpmm_status vpmm_pool_set_access(vpmm_pool *, int device, CUmemAccess_flags);
  * fork.
  * HOST_MEMORY: also CU_STREAM_PER_THREAD, where other libraries have taken all pthread keys of the process.
  * The output is written on success only. A capture is looked for where the call goes past the thread's front cache: a
- * hit succeeds on a capturing stream with VPMM_STREAMS_TRUSTED. With CHECKED, each malloc on a stream of which the thread
- * has a front cache fails there and ends the capture, as cuStreamGetId does. Builds with VPMM_DEBUG_CHECKS always look.
+ * hit succeeds on a capturing stream with VPMM_STREAMS_TRUSTED. With CHECKED, each malloc on a stream of which the
+ * thread has a front cache fails there and ends the capture, as cuStreamGetId does. Builds with VPMM_DEBUG_CHECKS
+ * always look.
  */
 vpmm_status vpmm_malloc(vpmm_pool *, size_t bytes, CUstream stream, CUdeviceptr *);
 
 /*
  * Ends the use of an allocation at this point of `stream`, which need not be the stream that it was allocated on:
- * every earlier use elsewhere must be ordered before this point, or said with vpmm_use. Address 0 is a no-op, and SUCCESS
- * where the pool can be used at all.
+ * every earlier use elsewhere must be ordered before this point, or said with vpmm_use. Address 0 is a no-op, and
+ * SUCCESS where the pool can be used at all.
  * INVALID_POINTER: not the start of a live allocation of this pool, also if it was freed before and not handed out
  * since. Others as for malloc, but for a want of memory or addresses. A free into the thread's front cache makes no
  * driver call, on a default stream but one to three that ask for the current context; where what has lain there longest
@@ -401,11 +403,11 @@ vpmm_status vpmm_free(vpmm_pool *, CUdeviceptr, CUstream stream);
  * VPMM_STREAMS_EAGER, and on CU_STREAM_PER_THREAD, the use ends with what the stream has been given by the latest
  * vpmm_use, which records it: nobody else may, so it is called when the work is queued. On the legacy stream, and with
  * `captures` where no gate lets it, the free records nothing: the memory waits for the next call with that stream that
- * goes past the front cache, for a gate that does, or for a wait for the device before a request fails and in vpmm_trim.
- * Calls for one allocation may be made at once, and wait for each other for a moment; its free is ordered after them by
- * the program. INVALID_POINTER: as for vpmm_free. NOT_SUPPORTED: the stream captures, or the address is not in the
- * pool's pages where the driver's pool serves requests too (VPMM_SMALL_ASYNC, a device without pages). INVALID_VALUE: a
- * NULL pool, a stream of another device. HOST_MEMORY. DRIVER.
+ * goes past the front cache, for a gate that does, or for a wait for the device before a request fails and in
+ * vpmm_trim. Calls for one allocation may be made at once, and wait for each other for a moment; its free is ordered
+ * after them by the program. INVALID_POINTER: as for vpmm_free. NOT_SUPPORTED: the stream captures, or the address is
+ * not in the pool's pages where the driver's pool serves requests too (VPMM_SMALL_ASYNC, a device without pages).
+ * INVALID_VALUE: a NULL pool, a stream of another device. HOST_MEMORY. DRIVER.
  */
 vpmm_status vpmm_use(vpmm_pool *, CUdeviceptr, CUstream stream);
 
@@ -413,8 +415,9 @@ vpmm_status vpmm_use(vpmm_pool *, CUdeviceptr, CUstream stream);
  * Call before cuStreamDestroy (see vpmm_streams): gives the memory freed on the stream to every stream once its work
  * has passed, and returns when the pool no longer needs the handle. It waits for calls that were given the stream and
  * are under way, not for the stream. A stream that the pool has not met since it was created or last released has
- * nothing to be given: SUCCESS. NOT_SUPPORTED: the stream captures. DRIVER: its end cannot be recorded now; HOST_MEMORY,
- * of a per-thread stream: the thread cannot be known. The stream is as it was then. INVALID_VALUE: a NULL pool.
+ * nothing to be given: SUCCESS. NOT_SUPPORTED: the stream captures. DRIVER: its end cannot be recorded now;
+ * HOST_MEMORY, of a per-thread stream: the thread cannot be known. The stream is as it was then. INVALID_VALUE: a NULL
+ * pool.
  */
 vpmm_status vpmm_stream_release(vpmm_pool *, CUstream);
 
@@ -442,8 +445,8 @@ vpmm_status vpmm_stream_release_ptsz(vpmm_pool *, CUstream);
  * stays; with `captures`, and for what a default stream left without a mark, the call waits for it. What other threads
  * have in their hands at that moment is waited for too, at most 10 ms for each extent. With keep_bytes 0 the driver's
  * pool of VPMM_SMALL_ASYNC is trimmed too. What was given back stays given back until a malloc has to make memory.
- * `released` (may be NULL): bytes of the extents of this call that the driver has taken back. What it refuses to take is
- * quarantined, tried again later, and in no call's `released`.
+ * `released` (may be NULL): bytes of the extents of this call that the driver has taken back. What it refuses to take
+ * is quarantined, tried again later, and in no call's `released`.
  * INVALID_VALUE: a NULL pool. DRIVER, HOST_MEMORY: less was given back. NOT_SUPPORTED: the child of a fork.
  */
 vpmm_status vpmm_trim(vpmm_pool *, size_t keep_bytes, size_t *released);
@@ -451,9 +454,9 @@ vpmm_status vpmm_trim(vpmm_pool *, size_t keep_bytes, size_t *released);
 /*
  * For a pool with `graph` whose graphs will not run for a while: gives all its physical memory back to the device (but
  * the byte of the driver's in each context by which it waits: see README, Limits), and keeps every address as it is.
- * What was in the memory is lost: the program copies what it needs elsewhere before, and back after vpmm_wake. Waits for
- * the work of the device's primary context, and of those with a default stream that the pool was given; other contexts'
- * work with its memory must have ended. No capture is harmed.
+ * What was in the memory is lost: the program copies what it needs elsewhere before, and back after vpmm_wake. Waits
+ * for the work of the device's primary context, and of those with a default stream that the pool was given; other
+ * contexts' work with its memory must have ended. No capture is harmed.
  * From the call on until vpmm_wake has succeeded nothing on the device may use the pool's memory (a graph that is
  * launched faults). Mallocs answer NOT_SUPPORTED; one under way may still be served, and its memory is parked with the
  * rest. Frees and uses are as ever. parked_bytes says how much is to come back, mapped_bytes falls by it, and
@@ -487,9 +490,9 @@ vpmm_status vpmm_wake(vpmm_pool *);
  * peak_live_bytes and peak_requested_bytes are since the pool's creation, or since the attribute was last set, and
  * hits of front caches count in them. peak_live_bytes is exact where one thread allocates, and peak_requested_bytes too
  * where no reaper looks meanwhile. Else either may be too high or too low: for each thread by 8 MiB, and by what it
- * allocates or frees in a tenth of a millisecond beside the peak; however fast, by twice cache_bytes and 64 MiB at most,
- * and twice 64 MiB for pieces in peak_requested_bytes. That may be higher still by what rounding adds, where memory is
- * replaced by memory of the same rounded size. A call under way adds its request.
+ * allocates or frees in a tenth of a millisecond beside the peak; however fast, by twice cache_bytes and 64 MiB at
+ * most, and twice 64 MiB for pieces in peak_requested_bytes. That may be higher still by what rounding adds, where
+ * memory is replaced by memory of the same rounded size. A call under way adds its request.
  *
  *   slab_bytes = slab_live_bytes + slab_free_bytes         live_bytes = slab_bytes + pages handed out whole
  */
@@ -571,7 +574,7 @@ vpmm_status vpmm_stats_get(vpmm_pool *, vpmm_stats *);
 /*
  * Writes the statistics, a line each, then every region in ascending address order, in the specification's notation
  * (counts of pages): [X] live, [-X] reusable, [*X] hole, [~X] pending unmap; [?X] is in the hands of a call. Live pages
- * that are cut follow, a line for each run of them, in granules: (X) live, (-X) free, (/X) a slab; then how many slices
+ * that are cut follow, a line for each run of them, in subpages: (X) live, (-X) free, (/X) a slab; then how many slices
  * of each size are free. INVALID_VALUE: a NULL argument, or a file that cannot be written.
  */
 vpmm_status vpmm_dump(vpmm_pool *, FILE *);

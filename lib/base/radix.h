@@ -21,7 +21,9 @@ static inline uint32_t radix_number(uint64_t key)
     return (uint32_t)key;
 }
 
-/* Sorts key[0 .. n) by the upper halves, ascending; what is equal there stays in order. `spare` has n places as well. */
+/*
+ * Sorts key[0 .. n) by the upper halves, ascending; what is equal there stays in order. `spare` has n places as well.
+ */
 void radix_sort(uint64_t *key, uint64_t *spare, size_t n);
 
 #endif

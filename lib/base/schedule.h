@@ -1,10 +1,10 @@
 /*
  * schedule.h - where a test takes hold of the library's threads.
  *
- * A build with VPMM_SCHEDULE_POINTS calls these, which the test defines: before each atomic operation and each look into
- * Concurrency Kit's structures; where a thread cannot go on before another one does; where it sleeps; and for the time.
- * A test that explores schedules chooses who goes on at each point; stress/virtual.h keeps a clock for each thread.
- * Other builds have nothing of it.
+ * A build with VPMM_SCHEDULE_POINTS calls these, which the test defines: before each atomic operation and each look
+ * into Concurrency Kit's structures; where a thread cannot go on before another one does; where it sleeps; and for the
+ * time. A test that explores schedules chooses who goes on at each point; stress/virtual.h keeps a clock for each
+ * thread. Other builds have nothing of it.
  */
 #ifndef VPMM_LIB_SCHEDULE_H
 #define VPMM_LIB_SCHEDULE_H

@@ -308,8 +308,8 @@ uint64_t stats_next_epoch(struct stats *stats, uint64_t now)
 }
 
 /*
- * What the thread's stripe has more of a level, or less. Another thread of the stripe may tell of it first. Both peaks are
- * told of, because the one slack that they have may be less from then on than what the other one has untold.
+ * What the thread's stripe has more of a level, or less. Another thread of the stripe may tell of it first. Both peaks
+ * are told of, because the one slack that they have may be less from then on than what the other one has untold.
  */
 static void change(struct stats *stats, enum peak which, uint64_t bytes)
 {

@@ -2,9 +2,9 @@
  * stats.h - counters and levels, striped over threads.
  *
  * A thread adds to its stripe with relaxed operations; a reader sums the stripes. The process's first STATS_OWN_STRIPES
- * threads each have one for good, so that their additions need not be atomic, only the loads and stores in them (a malloc
- * and a free past the front cache make a dozen). Later threads share the others. Levels are kept as differences, so that
- * a stripe may be negative (wrapped) while the sum is right.
+ * threads each have one for good, so that their additions need not be atomic, only the loads and stores in them (a
+ * malloc and a free past the front cache make a dozen). Later threads share the others. Levels are kept as differences,
+ * so that a stripe may be negative (wrapped) while the sum is right.
  *
  *   slab_free = slab - slab_live
  *   reusable = mapped + parked - live    hole = reserved - mapped - parked - pending (derived, never stored)

@@ -8,8 +8,8 @@
  *   set      a cache's bins of one kind of thing: a directory of numbers
  *
  * A front takes bins for the lengths that its thread frees, at most FRONT_BINS of each kind. When it needs more it
- * takes them back from its caches that have not been touched lately, else from the next cache around. So a cache that is
- * quiet costs its directory of numbers alone.
+ * takes them back from its caches that have not been touched lately, else from the next cache around. So a cache that
+ * is quiet costs its directory of numbers alone.
  *
  *   bins_new     any thread; an atomic addition
  *   a bin        its owner's: the thread of the front that has it. Read by all

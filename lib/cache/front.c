@@ -80,9 +80,9 @@ static void set_up(void)
 }
 
 /*
- * 0: no memory for it; or the thread's end has been told as often as it may be, and the thread allocates once more in its
- * last round of destructors of thread-specific data: a front that it took then would stay its own for ever. Of a thread
- * that allocates for the first time in that round nothing tells that it is the last: that front does stay.
+ * 0: no memory for it; or the thread's end has been told as often as it may be, and the thread allocates once more in
+ * its last round of destructors of thread-specific data: a front that it took then would stay its own for ever. Of a
+ * thread that allocates for the first time in that round nothing tells that it is the last: that front does stay.
  */
 static uint64_t thread_serial(void)
 {

@@ -4,7 +4,7 @@
  *   front     what one thread has of one space of a pool: a cache for each stream that it uses, and its counts
  *   cache     what was freed on one stream, in bins by exact length, to be handed out again on the same stream. What is
  *             in it has no fence yet: its stream's order alone makes it safe, and only for the same stream
- *   kind      of what is cached: regions (regions.h), and of the space of granules slices too (slices.h). A kind says
+ *   kind      of what is cached: regions (regions.h), and of the space of subpages slices too (slices.h). A kind says
  *             how one thing of it is claimed, published, and taken back; the rest is written once, for all (cache.c)
  *   noted     of a cache's set of bins: a bit for each bin that may have something to empty
  *
@@ -73,7 +73,9 @@ enum {
 
 enum cached { CACHED_REGIONS, CACHED_SLICES, CACHED_KINDS };
 
-/* What a pair of a thread and a stream costs while it is quiet: this for pages, as much for granules, 128 B for slices. */
+/*
+ * What a pair of a thread and a stream costs while it is quiet: this for pages, as much for subpages, 128 B for slices.
+ */
 struct cache {
     _Alignas(64) _Atomic(void *) handle; /* CUstream; CACHE_CLOSED: not to be filled any more */
     _Atomic(void *) stream;              /* the record that it is attached to; NULL: none, or it was released */
@@ -88,7 +90,7 @@ struct cache {
     _Atomic(uint32_t) idle; /* set by the reaper, cleared by every take and give */
     uint32_t index;         /* among the fronts' caches; constant, as are front and next */
     struct bin_set regions;
-    _Atomic(void *) slices; /* struct slice_cache (slices.h), of a front of granules; NULL: none yet */
+    _Atomic(void *) slices; /* struct slice_cache (slices.h), of a front of subpages; NULL: none yet */
     struct front *front;
     struct cache *next;                /* of the front's */
     struct cache *next_spare;          /* the owner's: of those attached to nothing */

@@ -1,5 +1,5 @@
 /*
- * regions.h - the regions in a front cache: a malloc and a free of pages, or of granules, that meet nobody else.
+ * regions.h - the regions in a front cache: a malloc and a free of pages, or of subpages, that meet nobody else.
  *
  * A bin is of one length: those up to EXACT_LENGTHS have a bin each; of the others two bins may hold one. What front.h
  * says of a word holds for that of a region's first unit. Another thread with the same stream may steal a region, and

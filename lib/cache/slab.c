@@ -23,7 +23,7 @@ struct slab_set {
         SIZE(first + 4 * step, kind), SIZE(first + 5 * step, kind), SIZE(first + 6 * step, kind),                      \
         SIZE(first + 7 * step, kind)
 
-/* Every slab is a whole number of granules: its slices' steps are 8 KiB in sum. */
+/* Every slab is a whole number of subpages: its slices' steps are 8 KiB in sum. */
 const struct slice_size slice_size[SLICE_CLASSES] = {
     EIGHT(256, 256, 0),   EIGHT(2304, 256, 0),   EIGHT(4608, 512, 1),
     EIGHT(9216, 1024, 2), EIGHT(18432, 2048, 3), EIGHT(36864, 4096, 4),
@@ -187,23 +187,23 @@ static void unlist(const struct slabs *slabs, const struct slab *slab, uint32_t 
 /* ---- formatting and dissolving ---- */
 
 /* For assertions. */
-static enum unit_state state_at(const struct slabs *slabs, uint64_t granule)
+static enum unit_state state_at(const struct slabs *slabs, uint64_t subpage)
 {
-    return word_state(peek_u64(&unit_at(&slabs->space->units, granule)->word));
+    return word_state(peek_u64(&unit_at(&slabs->space->units, subpage)->word));
 }
 
 struct want slab_want(unsigned class)
 {
     uint64_t bytes = slice_size[class].bytes;
     bool is_power = !(bytes & (bytes - 1));
-    return (struct want){bytes * slab_slices(slice_size[class].kind) / GRANULE_BYTES,
-                         is_power && bytes > GRANULE_BYTES ? bytes / GRANULE_BYTES : 1};
+    return (struct want){bytes * slab_slices(slice_size[class].kind) / SUBPAGE_BYTES,
+                         is_power && bytes > SUBPAGE_BYTES ? bytes / SUBPAGE_BYTES : 1};
 }
 
-static void name_slab(const struct slabs *slabs, uint64_t granule, uint64_t granules, struct slab *slab)
+static void name_slab(const struct slabs *slabs, uint64_t subpage, uint64_t subpages, struct slab *slab)
 {
-    for (uint64_t i = 0; i < granules; i++)
-        store_release_ptr(&unit_at(&slabs->space->units, granule + i)->extent, slab); /* slab_of_granule acquires */
+    for (uint64_t i = 0; i < subpages; i++)
+        store_release_ptr(&unit_at(&slabs->space->units, subpage + i)->extent, slab); /* slab_of_subpage acquires */
 }
 
 /* The number of the fence that the region is behind for the stream: what it was made to wait for takes a new one. */
@@ -223,7 +223,7 @@ bool slab_format(struct slabs *slabs, const struct region *region, struct stream
     vpmm_assert(state_at(slabs, region->first) == UNIT_OWN && region->units == slab_want(class).units);
     vpmm_assert(!slab_owner(peek_u64(&slab->word)) && !slab_free_bits(peek_u64(&slab->word)) &&
                 peek_u32(&stream->users) > 0);
-    slab->granule = region->first;
+    slab->subpage = region->first;
     store_relaxed_u64(&slab->base, base);
     store_relaxed_u64(&slab->reciprocal, slice_size[class].reciprocal);
     store_relaxed_u32(&slab->class, class);
@@ -256,7 +256,7 @@ static void dissolve(struct slabs *slabs, struct slab *slab, uint32_t owner)
     unsigned class = load_relaxed_u32(&slab->class);
     struct want want = slab_want(class);
     struct fence fence = {owner, number_of(slab)};
-    struct region region = {slab->granule, want.units, fence.number ? fence : FENCE_PASSED, false};
+    struct region region = {slab->subpage, want.units, fence.number ? fence : FENCE_PASSED, false};
     vpmm_assert(state_at(slabs, region.first) == UNIT_CUT && owner && owner != SLAB_CLAIMED && are_free(slab));
     vpmm_assert(!slab_owner(peek_u64(&slab->word)) && !slab_free_bits(peek_u64(&slab->word)));
     fetch_add_relaxed_u64(&slabs->empty, UINT64_MAX);
@@ -420,9 +420,9 @@ bool slab_adopt(struct slabs *slabs, struct stream *stream, unsigned class, bool
 
 static struct slab *slab_of(const struct slabs *slabs, const struct slice *slice)
 {
-    uint64_t granule = 0;
-    unit_around(&slabs->space->units, load_relaxed_u64(&slice->address), &granule);
-    return slab_of_granule(slabs->space, granule);
+    uint64_t subpage = 0;
+    unit_around(&slabs->space->units, load_relaxed_u64(&slice->address), &subpage);
+    return slab_of_subpage(slabs->space, subpage);
 }
 
 static void defer(struct slabs *slabs, struct slice *slice, struct fence fence, unsigned class)

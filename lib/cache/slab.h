@@ -1,9 +1,9 @@
 /*
- * slab.h - slices of one size, cut from regions of granules.
+ * slab.h - slices of one size, cut from regions of subpages.
  *
  *   slice    what a request of up to 64 KiB gets: a size class's bytes. Steps of 256 bytes to 2 KiB, then eight a
  *            doubling: a slice is at most an eighth longer than what was asked for, rounded to 256
- *   slab     a region of granules (CUT in their space) divided into 2 to 32 slices of one class. Of one stream at once
+ *   slab     a region of subpages (CUT in their space) divided into 2 to 32 slices of one class. Of one stream at once
  *   record   what the host knows of a slab. Records are of a kind, by their number of slices, and are used again for
  *            slabs of the same kind; they are freed with the pool, so a pointer to one, or to a slice in it, stays good
  *   set      of a stream: for each class a tree of its slabs that have free slices (tree.h), the lowest taken first
@@ -79,14 +79,14 @@ struct slab {
     _Atomic(uint64_t) base;
     _Atomic(uint64_t) reciprocal; /* of its class: see slice_size */
     _Atomic(uint32_t) class;
-    uint64_t granule; /* its first; the owner's of the region */
+    uint64_t subpage; /* its first; the owner's of the region */
     _Alignas(64) _Atomic(uint64_t) word;
     _Atomic(uint64_t) number; /* epoch:12 | number:52 */
     struct slice slice[];
 };
 
 struct slabs {
-    struct space *space;     /* of granules; constant */
+    struct space *space;     /* of subpages; constant */
     _Atomic(void *) *record; /* struct slab, by index */
     _Atomic(void *) *set;    /* struct slab_set, by the slot of the stream's record, with which it stays */
     _Atomic(uint32_t) records;
@@ -167,10 +167,10 @@ static inline size_t slice_requested(uint64_t word)
 
 /* ---- finding a slice by its address ---- */
 
-/* The slab that a granule is of; NULL: none. It may be another's by the time that it is looked at. */
-static inline struct slab *slab_of_granule(const struct space *space, uint64_t granule)
+/* The slab that a subpage is of; NULL: none. It may be another's by the time that it is looked at. */
+static inline struct slab *slab_of_subpage(const struct space *space, uint64_t subpage)
 {
-    return load_acquire_ptr(&unit_at(&space->units, granule)->extent);
+    return load_acquire_ptr(&unit_at(&space->units, subpage)->extent);
 }
 
 /*
@@ -197,11 +197,11 @@ static inline bool slice_is_live(const struct slice *slice, CUdeviceptr address,
 vpmm_status slabs_init(struct slabs *, struct space *); /* HOST_MEMORY */
 void slabs_free(struct slabs *);                        /* before the streams and the space */
 
-/* What a slab of the class is made of: granules, at an address that all its slices are aligned by. */
+/* What a slab of the class is made of: subpages, at an address that all its slices are aligned by. */
 struct want slab_want(unsigned class);
 
 /*
- * Divides an owned region of granules, which work on the stream may use without waiting, into slices: a slab of the
+ * Divides an owned region of subpages, which work on the stream may use without waiting, into slices: a slab of the
  * stream's. The thread is one of the stream's users. false: there are SLABS_MAX, or no host memory; the region is still
  * the caller's.
  */
@@ -234,7 +234,7 @@ void slab_give(struct slabs *, struct slice *, struct fence);
 /* Under the event lock: gives back what was deferred and has passed. */
 void slabs_pass(struct slabs *);
 
-/* Makes granules of all slabs that have no slice in use. */
+/* Makes subpages of all slabs that have no slice in use. */
 void slabs_dissolve_empty(struct slabs *);
 
 /* Under the event lock. Whether a freed slice waits to have passed: not even the stream that freed it has it then. */

@@ -6,8 +6,8 @@
  * of a cached slice is noted.
  *
  * A bin is of one class, and is filled from the stream's slabs when it is empty: by a few slices at first, and by twice
- * as many each time, up to half of it. Neighbours are not asked: what one thread's cache gives back when it is full is in
- * the slabs for the others.
+ * as many each time, up to half of it. Neighbours are not asked: what one thread's cache gives back when it is full is
+ * in the slabs for the others.
  */
 #ifndef VPMM_LIB_SLICES_H
 #define VPMM_LIB_SLICES_H

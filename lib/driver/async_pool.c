@@ -67,7 +67,9 @@ vpmm_status async_pool_init(struct async_pool *async, struct device *device)
 
 /* ---- records ---- */
 
-/* An event of what the stream has been given by now, made in the stream's own context. NULL: there is none to be had. */
+/*
+ * An event of what the stream has been given by now, made in the stream's own context. NULL: there is none to be had.
+ */
 static CUevent point_of(struct device *device, CUstream stream)
 {
     struct device_scope scope;

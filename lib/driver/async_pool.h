@@ -20,7 +20,8 @@
  *   freeing -> replaced        by a malloc that was given the address: so the free has taken effect, whatever is said
  *   live, refused -> gone      by a malloc that was given the address: so it was freed
  *
- * Who ends a record takes it out of count and bytes, and frees its own memory. So that is done once, whoever meets whom.
+ * Who ends a record takes it out of count and bytes, and frees its own memory. So that is done once, whoever meets
+ * whom.
  *
  * A free of a refused record must not meet an allocation that was given the address and is not yet in the map: it would
  * free that. `handing` is held shared from the driver's handing out an address until its record is in the map, and

@@ -5,8 +5,8 @@
  * driver that shuts down (`gone`). Only what is asked on a hit, and what is taken back where a failure is reported
  * already, is called directly. A device is lost when a call answers an error that no later call recovers from
  * (is_sticky), when the question about an event is answered by an error that is about the device and not about the call
- * (fence.c), and when the driver does not even say how much memory there is (device_probe). From then on no fence passes,
- * nothing is unmapped, and calls answer DRIVER.
+ * (fence.c), and when the driver does not even say how much memory there is (device_probe). From then on no fence
+ * passes, nothing is unmapped, and calls answer DRIVER.
  *
  * Driver calls are made between device_enter and device_leave, which
  *   - make a context of the device current if the thread has none of it (push and pop do not scale over threads, so
@@ -49,7 +49,9 @@ vpmm_status device_close(struct device *);
 vpmm_status device_enter(struct device *, struct device_scope *); /* DRIVER, OUT_OF_MEMORY: nothing is to be left */
 /* The same with one certain context current: for events, which belong to a context, and for stream 0 and its like. */
 vpmm_status device_enter_context(struct device *, CUcontext, struct device_scope *);
-/* The primary one, as far as the driver lets it: for who cannot turn back, and must still leave others' captures alone. */
+/*
+ * The primary one, as far as the driver lets it: for who cannot turn back, and must still leave others' captures alone.
+ */
 void device_enter_to_end(struct device *, struct device_scope *);
 void device_leave(struct device *, struct device_scope *); /* also of one that is all zeros */
 

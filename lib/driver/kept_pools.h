@@ -15,8 +15,8 @@
  *   made = in use + kept    so there are about as many kept ones, at most, as were in use at one time; a creation does
  *                           not see those that a destruction is looking at
  *
- * One that the driver answers for no more is forgotten, and so is one whose handle a new pool gets. A reset of the device
- * ends it too, unseen: if the program's own next pool there then has its handle, it is taken for the kept one.
+ * One that the driver answers for no more is forgotten, and so is one whose handle a new pool gets. A reset of the
+ * device ends it too, unseen: if the program's own next pool there then has its handle, it is taken for the kept one.
  *
  * Pools that may be shared with other processes are not kept: their handles would show the next owner's memory.
  *

@@ -1,9 +1,9 @@
 /*
  * allocations.c - what is live, one by one: for who looks for a leak, or has an address and asks whose it is.
  *
- * A look takes no lock and stops nobody. What it says of an allocation is of one life of it, for its word is read before
- * and after the rest, and each malloc and free of that memory changes it; but for the bytes that a region was asked for,
- * which a hit writes after the word: while its malloc is under way they may be those of the life before.
+ * A look takes no lock and stops nobody. What it says of an allocation is of one life of it, for its word is read
+ * before and after the rest, and each malloc and free of that memory changes it; but for the bytes that a region was
+ * asked for, which a hit writes after the word: while its malloc is under way they may be those of the life before.
  */
 #include "cache/slab.h"
 #include "pool/pool.h"
@@ -76,7 +76,7 @@ static void visit_cut(const struct arena *arena, uint32_t chunk, const struct lo
 {
     struct cut_run run = {.chunk = chunk};
     while (cut_next_run(arena, &run))
-        visit_regions(&arena->cut, run.granule, run.end, look);
+        visit_regions(&arena->cut, run.subpage, run.end, look);
 }
 
 static void visit_slices(const struct slabs *slabs, const struct look *look)
@@ -124,8 +124,8 @@ static bool find_region(const struct units *units, uint64_t unit, vpmm_allocatio
 static bool find(const struct arena *arena, CUdeviceptr address, vpmm_allocation *out)
 {
     uint64_t unit;
-    if (arena->cut_below && cut_granule_of(arena, address, &unit)) {
-        struct slab *slab = slab_of_granule(&arena->cut, unit);
+    if (arena->cut_below && cut_subpage_of(arena, address, &unit)) {
+        struct slab *slab = slab_of_subpage(&arena->cut, unit);
         const struct slice *slice = slab ? slab_slice_at(slab, address) : NULL;
         return slab ? slice && read_slice(slice, out) : find_region(&arena->cut.units, unit, out);
     }

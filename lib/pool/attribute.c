@@ -2,8 +2,8 @@
  * attribute.c - what of a pool can be read and changed while it is used: vpmm_pool_set_attribute, _get_attribute, and
  * _set_access.
  *
- * Each attribute is one atomic number, which calls read without a lock whenever they need it. access.h has the rights of
- * other devices.
+ * Each attribute is one atomic number, which calls read without a lock whenever they need it. access.h has the rights
+ * of other devices.
  */
 #include "pool/pool.h"
 #include "remap/access.h"

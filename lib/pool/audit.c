@@ -31,7 +31,7 @@ __attribute__((format(printf, 2, 3))) static vpmm_status violation(const struct 
     vsnprintf(what, sizeof what, format, arguments);
     va_end(arguments);
     return fail(VPMM_ERROR_INVALID_VALUE, "audit: region of %" PRIu64 " %s at %" PRIu64 ": %s", auditor->units,
-                auditor->space->level == SPACE_PAGES ? "pages" : "granules", auditor->first, what);
+                auditor->space->level == SPACE_PAGES ? "pages" : "subpages", auditor->first, what);
 }
 
 static struct unit *at(const struct auditor *auditor, uint64_t unit)
@@ -211,15 +211,15 @@ static vpmm_status check_slice(struct auditor *auditor, const struct slab *slab,
 
 static vpmm_status check_slab(struct auditor *auditor)
 {
-    struct slab *slab = slab_of_granule(auditor->space, auditor->first);
+    struct slab *slab = slab_of_subpage(auditor->space, auditor->first);
     uint32_t free = slab ? slab_free_bits(load_sc_u64(&slab->word)) : 0;
-    if (!slab || slab->granule != auditor->first)
+    if (!slab || slab->subpage != auditor->first)
         return violation(auditor, "it is cut, and is no slab's");
     if (slab_want(load_relaxed_u32(&slab->class)).units != auditor->units)
         return violation(auditor, "it has not the length of a slab of class %u", load_relaxed_u32(&slab->class));
     for (uint64_t i = 1; i < auditor->units; i++)
-        if (slab_of_granule(auditor->space, auditor->first + i) != slab)
-            return violation(auditor, "its granule %" PRIu64 " does not name the slab", i);
+        if (slab_of_subpage(auditor->space, auditor->first + i) != slab)
+            return violation(auditor, "its subpage %" PRIu64 " does not name the slab", i);
     if (free && !slab_is_listed(&auditor->arena->slabs, slab)) /* the other way about, the next search takes it out */
         return violation(auditor, "it has free slices, and its owner's tree does not have it");
     auditor->tally.cut += auditor->units;
@@ -230,15 +230,15 @@ static vpmm_status check_slab(struct auditor *auditor)
     return status;
 }
 
-static vpmm_status check_granules(struct auditor *auditor, enum unit_state state, enum unit_state left)
+static vpmm_status check_subpages(struct auditor *auditor, enum unit_state state, enum unit_state left)
 {
-    uint64_t a_page = auditor->space->page_granules;
+    uint64_t a_page = auditor->space->page_subpages;
     vpmm_status status = check_interior(auditor);
     if (status != VPMM_SUCCESS || state == UNIT_CUT)
         return status == VPMM_SUCCESS ? check_slab(auditor) : status;
     for (uint64_t i = 0; i < auditor->units; i++)
-        if (slab_of_granule(auditor->space, auditor->first + i))
-            return violation(auditor, "its granule %" PRIu64 " names a slab", i);
+        if (slab_of_subpage(auditor->space, auditor->first + i))
+            return violation(auditor, "its subpage %" PRIu64 " names a slab", i);
     switch (state) {
     case UNIT_LIVE:
     case UNIT_USED:
@@ -265,21 +265,21 @@ static vpmm_status check_granules(struct auditor *auditor, enum unit_state state
     }
 }
 
-/* The regions of granules from `page`'s first one, or from where the last one of the page before ended. */
-static vpmm_status check_cut_page(struct auditor *auditor, uint64_t granule, bool adjoins, enum unit_state *left)
+/* The regions of subpages from `page`'s first one, or from where the last one of the page before ended. */
+static vpmm_status check_cut_page(struct auditor *auditor, uint64_t subpage, bool adjoins, enum unit_state *left)
 {
-    uint64_t end = granule + auditor->space->page_granules, from = auditor->first + auditor->units;
-    if (adjoins && from > granule)
-        granule = from;
-    else if (!adjoins && from > granule && from < end)
+    uint64_t end = subpage + auditor->space->page_subpages, from = auditor->first + auditor->units;
+    if (adjoins && from > subpage)
+        subpage = from;
+    else if (!adjoins && from > subpage && from < end)
         return violation(auditor, "it reaches into a page that it is not of");
-    for (; granule < end; granule += auditor->units) {
-        uint64_t word = load_acquire_u64(&at(auditor, granule)->word);
-        auditor->first = granule;
+    for (; subpage < end; subpage += auditor->units) {
+        uint64_t word = load_acquire_u64(&at(auditor, subpage)->word);
+        auditor->first = subpage;
         auditor->units = word_units(word);
         if (!auditor->units)
             return violation(auditor, "no region begins here (state %d)", (int)word_state(word));
-        vpmm_status status = check_granules(auditor, word_state(word), *left);
+        vpmm_status status = check_subpages(auditor, word_state(word), *left);
         if (status != VPMM_SUCCESS)
             return status;
         *left = word_state(word);
@@ -287,10 +287,10 @@ static vpmm_status check_cut_page(struct auditor *auditor, uint64_t granule, boo
     return VPMM_SUCCESS;
 }
 
-/* Whether a region of granules ends with the last cut page of a run. */
-static vpmm_status check_run_end(const struct auditor *auditor, uint64_t granule)
+/* Whether a region of subpages ends with the last cut page of a run. */
+static vpmm_status check_run_end(const struct auditor *auditor, uint64_t subpage)
 {
-    return auditor->first + auditor->units > granule && auditor->first < granule
+    return auditor->first + auditor->units > subpage && auditor->first < subpage
                ? violation(auditor, "it reaches into a page that is not cut")
                : VPMM_SUCCESS;
 }
@@ -298,17 +298,17 @@ static vpmm_status check_run_end(const struct auditor *auditor, uint64_t granule
 static vpmm_status check_cut_chunk(struct auditor *auditor, uint32_t chunk)
 {
     const struct units *units = &auditor->arena->space.units;
-    uint64_t index = 0, a_page = auditor->space->page_granules;
+    uint64_t index = 0, a_page = auditor->space->page_subpages;
     enum unit_state left = UNIT_NONE;
     bool adjoins = false;
     vpmm_status status = VPMM_SUCCESS;
     for (uint64_t length; index < units->chunk_units && status == VPMM_SUCCESS; index += length) {
         uint64_t word = load_acquire_u64(&units->chunk[chunk].unit[index].word);
-        uint64_t granule = ((uint64_t)chunk << auditor->space->units.chunk_shift) + index * a_page;
+        uint64_t subpage = ((uint64_t)chunk << auditor->space->units.chunk_shift) + index * a_page;
         bool is_cut = word_state(word) == UNIT_CUT;
         length = word_units(word);
         left = adjoins ? left : UNIT_NONE;
-        status = is_cut ? check_cut_page(auditor, granule, adjoins, &left) : check_run_end(auditor, granule);
+        status = is_cut ? check_cut_page(auditor, subpage, adjoins, &left) : check_run_end(auditor, subpage);
         adjoins = is_cut;
     }
     return status;
@@ -375,16 +375,16 @@ static vpmm_status check_cut_tally(const struct auditor *auditor)
     const struct arena *arena = auditor->arena;
     const struct tally *tally = &auditor->tally;
     const struct pair pair[] = {
-        {"bytes of granules",
-         (tally->live + tally->free + tally->cached + tally->ending + tally->cut + tally->rest) * GRANULE_BYTES,
+        {"bytes of subpages",
+         (tally->live + tally->free + tally->cached + tally->ending + tally->cut + tally->rest) * SUBPAGE_BYTES,
          stats_sum(arena->stats, STAT_slab_bytes)},
-        {"live bytes of pieces", tally->live * GRANULE_BYTES + tally->slice_live_bytes,
+        {"live bytes of pieces", tally->live * SUBPAGE_BYTES + tally->slice_live_bytes,
          stats_sum(arena->stats, STAT_slab_live_bytes)},
-        {"cached bytes of pieces", tally->cached * GRANULE_BYTES + tally->slice_cached_bytes,
+        {"cached bytes of pieces", tally->cached * SUBPAGE_BYTES + tally->slice_cached_bytes,
          stats_sum(arena->stats, STAT_slab_cached_bytes)},
         {"whole free pages", tally->whole_pages, load_sc_u64(&arena->cut.whole)},
         {"empty slabs", tally->empty_slabs, load_sc_u64(&arena->slabs.empty)},
-        {"hinted free regions of granules", tally->free_regions, hinted_regions(&arena->cut)},
+        {"hinted free regions of subpages", tally->free_regions, hinted_regions(&arena->cut)},
     };
     return check_pairs(pair, sizeof pair / sizeof pair[0]);
 }
@@ -430,13 +430,13 @@ vpmm_status audit(struct arena *arena)
 {
     struct auditor pages = {.arena = arena, .space = &arena->space}, cut = {.arena = arena, .space = &arena->cut};
     vpmm_status status = audit_pages(&pages);
-    if (status == VPMM_SUCCESS && arena->cut.page_granules)
+    if (status == VPMM_SUCCESS && arena->cut.page_subpages)
         status = audit_cut(&cut);
     if (status == VPMM_SUCCESS)
         status = check_streams(arena);
     if (status != VPMM_SUCCESS)
         return status;
-    uint64_t ending = (pages.tally.ending << arena->space.units.unit_shift) + cut.tally.ending * GRANULE_BYTES +
+    uint64_t ending = (pages.tally.ending << arena->space.units.unit_shift) + cut.tally.ending * SUBPAGE_BYTES +
                       cut.tally.slice_ending_bytes;
     status = check_equal("ending bytes", ending, stats_sum(arena->stats, STAT_ending_bytes));
     if (status != VPMM_SUCCESS)
@@ -458,7 +458,7 @@ static void dump_span(const struct space *space, uint64_t unit, uint64_t end, co
     for (uint64_t first = unit, units; unit < end; unit += units) {
         uint64_t word = load_acquire_u64(&unit_at(&space->units, unit)->word);
         units = space_to_next(space, first, unit, word);
-        bool is_slab = word_state(word) == UNIT_CUT && space->level == SPACE_GRANULES;
+        bool is_slab = word_state(word) == UNIT_CUT && space->level == SPACE_SUBPAGES;
         if (word_state(word) != UNIT_NONE)
             fprintf(file, "%c%s%" PRIu64 "%c", brackets[0], is_slab ? "/" : sign[word_state(word)], units, brackets[1]);
     }
@@ -470,7 +470,7 @@ static void dump_cut(const struct arena *arena, uint32_t chunk, FILE *file)
 {
     struct cut_run run = {.chunk = chunk};
     while (cut_next_run(arena, &run))
-        dump_span(&arena->cut, run.granule, run.end, "()", file);
+        dump_span(&arena->cut, run.subpage, run.end, "()", file);
 }
 
 /* A line for each class that has slabs. */
@@ -500,8 +500,8 @@ void dump_regions(struct arena *arena, FILE *file)
     }
     if (!stats_sum(arena->stats, STAT_slab_bytes))
         return;
-    fprintf(file, "of live pages, those that are cut, in granules of %d bytes: (X) live, (-X) free, (/X) a slab\n",
-            GRANULE_BYTES);
+    fprintf(file, "of live pages, those that are cut, in subpages of %d bytes: (X) live, (-X) free, (/X) a slab\n",
+            SUBPAGE_BYTES);
     for (uint32_t chunk = 0; chunk < load_acquire_u32(&arena->cut.units.chunks); chunk++)
         dump_cut(arena, chunk, file);
     dump_slabs(&arena->slabs, file);

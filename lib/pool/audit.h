@@ -10,8 +10,8 @@
 
 /*
  * While no one else calls in. Walks every chunk: regions without gap or overlap, no interior unit with a state, hints
- * where they belong and nowhere else, neighbours merged, each mapped page of exactly one extent, the statistics equal to
- * what was walked, and each stream's fences in their order. INVALID_VALUE with the first violation.
+ * where they belong and nowhere else, neighbours merged, each mapped page of exactly one extent, the statistics equal
+ * to what was walked, and each stream's fences in their order. INVALID_VALUE with the first violation.
  */
 vpmm_status audit(struct arena *);
 

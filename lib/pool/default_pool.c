@@ -26,8 +26,8 @@ static vpmm_status make(int device)
 }
 
 /*
- * No mutex, which the child of a fork would find taken for ever: there the maker is a thread that it has not. Others wait
- * for the maker, who needs as long as a pool's creation, and look again.
+ * No mutex, which the child of a fork would find taken for ever: there the maker is a thread that it has not. Others
+ * wait for the maker, who needs as long as a pool's creation, and look again.
  */
 static vpmm_status make_or_wait(int device)
 {

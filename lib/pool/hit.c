@@ -4,14 +4,14 @@
  * a default stream of the current context. (free_hit may give older regions up to make room: it then marks the stream.)
  *
  *   vpmm_malloc ─┬─ a piece of a page ──> malloc_piece ─┬─ trusted ──────────> malloc_piece_at_once ─┬─ slices
- *                │                                      └─ checked: same id ─> malloc_piece_checked ─┘  or granules
+ *                │                                      └─ checked: same id ─> malloc_piece_checked ─┘  or subpages
  *                └─ pages ─┬─ trusted ───────────────────────────────────────> malloc_at_once ─────── pages
  *                          └─ checked: same id, or a default stream: current ─> malloc_checked ──────┘
  *
  *   vpmm_free ─┬─ a page of the first chunk is live there ─┬─ a default stream: current ─┬─> free_at_once ─── pages
  *              │                                           └─ any other ─────────────────┘
  *              └─ anything else ──> free_piece ─┬─ a default stream: current ─┬─> free_piece_at_once ─┬─ a slab ──> slices
- *                                               └─ any other ─────────────────┘                       └─ none ──> granules
+ *                                               └─ any other ─────────────────┘                       └─ none ──> subpages
  *
  * Whatever is not served so goes to slow_malloc or slow_free, or to slow_..._past if whose stream it is was seen on the
  * way (slow.h): they check the arguments.
@@ -113,12 +113,12 @@ static __attribute__((noinline)) vpmm_status malloc_checked(vpmm_pool *pool, siz
                                                : slow_malloc(pool, bytes, handle, out);
 }
 
-static __attribute__((noinline)) vpmm_status malloc_granules_at_once(vpmm_pool *pool, size_t bytes, CUstream handle,
+static __attribute__((noinline)) vpmm_status malloc_subpages_at_once(vpmm_pool *pool, size_t bytes, CUstream handle,
                                                                      CUdeviceptr *out, struct cache *cache)
 {
     bool look;
-    uint64_t granules = (bytes - 1) / GRANULE_BYTES + 1;
-    if (!regions_take_newest(cache, &pool->arena.cut.units, granules, bytes, out, &look))
+    uint64_t subpages = (bytes - 1) / SUBPAGE_BYTES + 1;
+    if (!regions_take_newest(cache, &pool->arena.cut.units, subpages, bytes, out, &look))
         return slow_malloc_past(pool, bytes, handle, out, cache);
     return look ? after_rise(cache) : VPMM_SUCCESS;
 }
@@ -129,7 +129,7 @@ static inline vpmm_status malloc_piece_at_once(vpmm_pool *pool, size_t bytes, CU
 {
     bool look;
     if (bytes > SLICE_MAX)
-        return malloc_granules_at_once(pool, bytes, handle, out, cache);
+        return malloc_subpages_at_once(pool, bytes, handle, out, cache);
     if (!slices_take_newest(cache, slice_class(bytes), bytes, out, &look))
         return slow_malloc_past(pool, bytes, handle, out, cache);
     return look ? after_rise(cache) : VPMM_SUCCESS;
@@ -177,8 +177,10 @@ static __attribute__((noinline)) vpmm_status after_first_slice(vpmm_pool *pool, 
     return cache_note(cache, CACHED_SLICES, class) ? VPMM_SUCCESS : slow_free(pool, address, handle);
 }
 
-/* What the hit is not made for, and the cache may still take, if need be in the place of older ones; else the long way. */
-static __attribute__((noinline)) vpmm_status free_granules_hit(vpmm_pool *pool, CUdeviceptr address, CUstream handle,
+/*
+ * What the hit is not made for, and the cache may still take, if need be in the place of older ones; else the long way.
+ */
+static __attribute__((noinline)) vpmm_status free_subpages_hit(vpmm_pool *pool, CUdeviceptr address, CUstream handle,
                                                                struct cache *cache)
 {
     if (!regions_give_told(cache, address) && !regions_give(cache, address))
@@ -194,8 +196,8 @@ static __attribute__((noinline)) vpmm_status free_slice_hit(vpmm_pool *pool, CUd
     return slices_give_told(cache, slice, address) ? VPMM_SUCCESS : slow_free_past(pool, address, handle, cache);
 }
 
-/* As vpmm_free, of a region of granules. */
-static __attribute__((noinline)) vpmm_status free_granules(vpmm_pool *pool, CUdeviceptr address, CUstream handle,
+/* As vpmm_free, of a region of subpages. */
+static __attribute__((noinline)) vpmm_status free_subpages(vpmm_pool *pool, CUdeviceptr address, CUstream handle,
                                                            struct cache *cache)
 {
     uint32_t unnoted;
@@ -205,20 +207,20 @@ static __attribute__((noinline)) vpmm_status free_granules(vpmm_pool *pool, CUde
     uint64_t word = load_acquire_u64(&first->word);
     if (word_state(word) != UNIT_LIVE ||
         !regions_give_newest(cache, &pool->arena.cut.units, address, first, word, &unnoted))
-        return free_granules_hit(pool, address, handle, cache);
+        return free_subpages_hit(pool, address, handle, cache);
     return unnoted != CACHE_BINS ? after_first_free(pool, address, handle, cache, unnoted) : VPMM_SUCCESS;
 }
 
 /* The same of a piece of a page, into a cache whose stream the handle is known to be. */
 static inline vpmm_status free_piece_at_once(vpmm_pool *pool, CUdeviceptr address, CUstream handle, struct cache *cache)
 {
-    const struct units *granules = &pool->arena.cut.units;
-    uint64_t granule = (address - granules->chunk[0].base) / GRANULE_BYTES;
-    if (granule >= granules->chunk_units)
+    const struct units *subpages = &pool->arena.cut.units;
+    uint64_t subpage = (address - subpages->chunk[0].base) / SUBPAGE_BYTES;
+    if (subpage >= subpages->chunk_units)
         return slow_free(pool, address, handle);
-    struct slab *slab = load_acquire_ptr(&granules->chunk[0].unit[granule].extent);
+    struct slab *slab = load_acquire_ptr(&subpages->chunk[0].unit[subpage].extent);
     if (!slab)
-        return free_granules(pool, address, handle, cache);
+        return free_subpages(pool, address, handle, cache);
     struct slice *slice = slab_slice_at(slab, address);
     unsigned unnoted;
     if (!slice)

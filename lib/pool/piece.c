@@ -9,9 +9,9 @@
 #include "remap/pass.h"
 #include "remap/slab_page.h"
 
-/* ---- a region of granules ---- */
+/* ---- a region of subpages ---- */
 
-/* What was found for a want: granules in the caller's hands, or whole pages where none can be cut. */
+/* What was found for a want: subpages in the caller's hands, or whole pages where none can be cut. */
 struct found_piece {
     struct region region;
     struct space *space;
@@ -21,7 +21,7 @@ struct found_piece {
 
 static uint64_t pages_for(const struct arena *arena, struct want want)
 {
-    return (want.units - 1) / arena->cut.page_granules + 1;
+    return (want.units - 1) / arena->cut.page_subpages + 1;
 }
 
 /* A region of pages that is at least long enough, as what was wanted. */
@@ -34,7 +34,7 @@ static struct found_piece cut_as_piece(struct arena *arena, struct region region
                : (struct found_piece){.region = region, .space = &arena->space};
 }
 
-static bool find_granules(struct arena *arena, struct want want, struct stream *stream, bool may_wait,
+static bool find_subpages(struct arena *arena, struct want want, struct stream *stream, bool may_wait,
                           struct found_piece *found)
 {
     return find_thoroughly(&arena->cut, stream, want, may_wait, &found->region) != REGION_NONE;
@@ -51,13 +51,13 @@ static bool cut_free_pages(struct arena *arena, struct want want, struct stream 
 }
 
 /*
- * Free granules that the stream may use without waiting, without asking anybody. What takes pages anyway is cut from
- * free ones sooner than free granules are joined for it, for which all of them are looked at, and than caches are
+ * Free subpages that the stream may use without waiting, without asking anybody. What takes pages anyway is cut from
+ * free ones sooner than free subpages are joined for it, for which all of them are looked at, and than caches are
  * emptied; what is smaller is not, so that few pages are cut.
  */
 static bool find_at_hand(struct arena *arena, struct want want, struct stream *stream, struct found_piece *found)
 {
-    if (want.units > arena->cut.page_granules)
+    if (want.units > arena->cut.page_subpages)
         return region_take(&arena->cut, stream, want, false, &found->region) != REGION_NONE ||
                cut_free_pages(arena, want, stream, found);
     return find_free(&arena->cut, stream, want, false, false, &found->region) != REGION_NONE;
@@ -70,20 +70,20 @@ static void publish_caches_of(struct arena *arena, const struct stream *stream)
     fronts_flush(arena->cut.fronts, stream, false);
 }
 
-/* Beyond the granules there are: pages beside them or by themselves, that the stream would not have to wait for. */
+/* Beyond the subpages there are: pages beside them or by themselves, that the stream would not have to wait for. */
 static bool find_at_once(struct arena *arena, struct want want, struct stream *stream, struct found_piece *found)
 {
-    if (cut_extend(arena, stream, want) && find_granules(arena, want, stream, false, found))
+    if (cut_extend(arena, stream, want) && find_subpages(arena, want, stream, false, found))
         return true;
     return cut_free_pages(arena, want, stream, found);
 }
 
-/* Granules that others have cached, or freed behind fences that the policy lets the stream wait for. */
+/* Subpages that others have cached, or freed behind fences that the policy lets the stream wait for. */
 static bool find_elsewhere(struct arena *arena, struct want want, struct stream *stream, struct found_piece *found)
 {
     fronts_flush(arena->cut.fronts, NULL, true);
     pass_refresh(arena, stream);
-    return find_granules(arena, want, stream, load_relaxed_u32(&arena->reuse) != VPMM_REUSE_COMPLETED, found);
+    return find_subpages(arena, want, stream, load_relaxed_u32(&arena->reuse) != VPMM_REUSE_COMPLETED, found);
 }
 
 /*
@@ -101,8 +101,8 @@ static uint64_t growth(const struct arena *arena)
 
 /*
  * Pages that are cut become free one by one, wherever the last piece of one was, so each has a handle of its own: it
- * can move by itself. (Where pages are smaller than the driver's handles, the shortest of these.) Where nothing moves it
- * need not.
+ * can move by itself. (Where pages are smaller than the driver's handles, the shortest of these.) Where nothing moves
+ * it need not.
  */
 static uint32_t longest_handle(const struct arena *arena)
 {
@@ -117,11 +117,11 @@ static bool find_at_last(struct arena *arena, struct want want, struct stream *s
         slab_page_give_up(arena);
         if (find_elsewhere(arena, want, stream, found) || cut_free_pages(arena, want, stream, found))
             return true;
-    } while (hands_try_again(arena, HANDS_GRANULES, &hands));
+    } while (hands_try_again(arena, HANDS_SUBPAGES, &hands));
     return false;
 }
 
-/* Pages, cut. What was taken back before there are none may have left granules instead. */
+/* Pages, cut. What was taken back before there are none may have left subpages instead. */
 static vpmm_status find_pages(struct arena *arena, struct want want, struct stream *stream, struct found_piece *found)
 {
     enum region_source source;
@@ -159,8 +159,8 @@ static vpmm_status find_piece(struct arena *arena, struct want want, struct stre
     *found = (struct found_piece){.space = &arena->cut};
     if (!find_at_hand(arena, want, stream, found)) {
         publish_caches_of(arena, stream);
-        if (!find_granules(arena, want, stream, false, found) &&
-            !(pass_refresh(arena, stream) && find_granules(arena, want, stream, false, found)))
+        if (!find_subpages(arena, want, stream, false, found) &&
+            !(pass_refresh(arena, stream) && find_subpages(arena, want, stream, false, found)))
             status = find_further(arena, want, stream, found);
     }
     if (status == VPMM_SUCCESS)
@@ -174,23 +174,23 @@ static void count_malloc(struct arena *arena, bool built)
     stats_count(arena->stats, built ? STAT_builds : STAT_hits_slab);
 }
 
-static vpmm_status malloc_granules(struct arena *arena, size_t bytes, struct stream *stream, CUdeviceptr *out)
+static vpmm_status malloc_subpages(struct arena *arena, size_t bytes, struct stream *stream, CUdeviceptr *out)
 {
-    uint64_t granules = (bytes - 1) / GRANULE_BYTES + 1, a_page = arena->cut.page_granules;
-    bool is_power = !(granules & (granules - 1)) && granules <= a_page;
+    uint64_t subpages = (bytes - 1) / SUBPAGE_BYTES + 1, a_page = arena->cut.page_subpages;
+    bool is_power = !(subpages & (subpages - 1)) && subpages <= a_page;
     struct cache *cache = front_cache(arena->cut.fronts, stream);
     struct found_piece found;
     CUdeviceptr address = 0;
     if (cache)
-        address = regions_take_or_steal(cache, granules, bytes);
+        address = regions_take_or_steal(cache, subpages, bytes);
     if (!address) {
-        vpmm_status status = find_piece(arena, (struct want){granules, is_power ? granules : 1}, stream, &found);
+        vpmm_status status = find_piece(arena, (struct want){subpages, is_power ? subpages : 1}, stream, &found);
         if (status != VPMM_SUCCESS)
             return status;
         count_malloc(arena, found.built);
         if (found.space == &arena->space)
-            granules = found.region.units; /* of pages: all of them */
-        address = region_hand_out(found.space, found.region, granules, bytes);
+            subpages = found.region.units; /* of pages: all of them */
+        address = region_hand_out(found.space, found.region, subpages, bytes);
     }
     *out = address;
     return VPMM_SUCCESS;
@@ -223,10 +223,10 @@ static CUdeviceptr make_slab(struct arena *arena, struct found_piece *found, str
                                            : region_keep_front(&arena->cut, found->region, want.units);
     if (slab_format(&arena->slabs, &found->region, stream, class))
         return 0;
-    return region_hand_out(&arena->cut, found->region, (bytes - 1) / GRANULE_BYTES + 1, bytes);
+    return region_hand_out(&arena->cut, found->region, (bytes - 1) / SUBPAGE_BYTES + 1, bytes);
 }
 
-/* A slice, or what a slab may be made of: free granules at hand sooner than a cache is emptied, that sooner than more.
+/* A slice, or what a slab may be made of: free subpages at hand sooner than a cache is emptied, that sooner than more.
  */
 static vpmm_status find_slice_or_slab(struct arena *arena, struct stream *stream, struct cache *cache, unsigned class,
                                       size_t bytes, CUdeviceptr *out, struct found_piece *found)
@@ -241,7 +241,7 @@ static vpmm_status find_slice_or_slab(struct arena *arena, struct stream *stream
     publish_caches_of(arena, stream);
     do {
         if ((*out = slices_find(slabs, stream, cache, class, bytes, false)) ||
-            find_granules(arena, want, stream, false, found))
+            find_subpages(arena, want, stream, false, found))
             return VPMM_SUCCESS;
     } while (!asked && (asked = pass_refresh(arena, stream)));
     vpmm_status status = find_further(arena, want, stream, found);
@@ -276,7 +276,7 @@ vpmm_status piece_malloc(struct arena *arena, size_t bytes, struct stream *strea
     CUdeviceptr address = 0;
     bool is_slice = bytes <= SLICE_MAX && !arena->is_graph; /* a slab's free slices are for one stream or wait */
     vpmm_status status =
-        is_slice ? malloc_slice(arena, bytes, stream, &address) : malloc_granules(arena, bytes, stream, &address);
+        is_slice ? malloc_slice(arena, bytes, stream, &address) : malloc_subpages(arena, bytes, stream, &address);
     if (status == VPMM_SUCCESS)
         *out = address;
     return status;
@@ -286,17 +286,17 @@ vpmm_status piece_malloc(struct arena *arena, size_t bytes, struct stream *strea
 
 bool piece_is_at(const struct arena *arena, CUdeviceptr address)
 {
-    uint64_t granule;
-    return cut_granule_of(arena, address, &granule);
+    uint64_t subpage;
+    return cut_subpage_of(arena, address, &subpage);
 }
 
-/* The slice that an address may be of; NULL: it may be a region of granules. False: it is neither. */
+/* The slice that an address may be of; NULL: it may be a region of subpages. False: it is neither. */
 static bool find_slice(const struct arena *arena, CUdeviceptr address, struct slice **slice)
 {
-    uint64_t granule;
-    if (!cut_granule_of(arena, address, &granule))
+    uint64_t subpage;
+    if (!cut_subpage_of(arena, address, &subpage))
         return false;
-    struct slab *slab = slab_of_granule(&arena->cut, granule);
+    struct slab *slab = slab_of_subpage(&arena->cut, subpage);
     *slice = slab ? slab_slice_at(slab, address) : NULL;
     return !slab || *slice;
 }

@@ -111,7 +111,7 @@ static vpmm_status init_fronts(struct vpmm_pool *pool)
     const vpmm_config *config = pool->paged ? &pool->config : NULL;
     const size_t FIRST_BYTES = (size_t)8 << 20, PIECES_BYTES = (size_t)64 << 20;
     const struct front_limits pages = {pool->config.page_size, FIRST_BYTES, SIZE_MAX};
-    const struct front_limits pieces = {GRANULE_BYTES, FIRST_BYTES, PIECES_BYTES};
+    const struct front_limits pieces = {SUBPAGE_BYTES, FIRST_BYTES, PIECES_BYTES};
     bool cuts = pool->paged && config->small == VPMM_SMALL_SLAB;
     vpmm_status status = fronts_init(&pool->fronts, &pool->arena.space, config, pages);
     if (status == VPMM_SUCCESS)
@@ -242,9 +242,9 @@ static uint64_t live_bytes(struct vpmm_pool *pool)
 }
 
 /*
- * Nothing is unmapped that the device may still use: where it cannot be waited for, the pool stays as it is. A graph uses
- * its memory in each replay, on whatever stream, so its pool waits for more than what was freed; and nothing is known to
- * have passed by that, for the graph may be replayed again if the pool stays.
+ * Nothing is unmapped that the device may still use: where it cannot be waited for, the pool stays as it is. A graph
+ * uses its memory in each replay, on whatever stream, so its pool waits for more than what was freed; and nothing is
+ * known to have passed by that, for the graph may be replayed again if the pool stays.
  */
 static vpmm_status wait_for_all(struct vpmm_pool *pool)
 {

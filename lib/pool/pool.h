@@ -12,7 +12,8 @@
  *   attribute.c   what a program changes while the pool runs
  *   observe.c     statistics, and what an exporter asks;   audit.c   every invariant, and the map
  *   reaper.c      the pool's own thread;   process.c   forks, and the process's exit
- *   config.c      settings, from fields and the environment;   default_pool.c   a device's default pool, never destroyed
+ *   config.c      settings, from fields and the environment;   default_pool.c   a device's default pool, never
+ *                 destroyed
  */
 #ifndef VPMM_LIB_POOL_H
 #define VPMM_LIB_POOL_H

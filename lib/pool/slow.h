@@ -15,8 +15,8 @@ vpmm_status slow_free(struct vpmm_pool *, CUdeviceptr, CUstream);
 vpmm_status slow_use(struct vpmm_pool *, CUdeviceptr, CUstream);
 
 /*
- * vpmm_malloc and vpmm_free past the thread's cache, which could not serve them at once. A malloc, and a free on a default
- * stream, have just seen that the handle is still that of the cache's stream, where that is looked at.
+ * vpmm_malloc and vpmm_free past the thread's cache, which could not serve them at once. A malloc, and a free on a
+ * default stream, have just seen that the handle is still that of the cache's stream, where that is looked at.
  */
 vpmm_status slow_malloc_past(struct vpmm_pool *, size_t bytes, CUstream, CUdeviceptr *, struct cache *);
 vpmm_status slow_free_past(struct vpmm_pool *, CUdeviceptr, CUstream, struct cache *);

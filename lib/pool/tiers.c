@@ -96,14 +96,14 @@ static bool refresh_and_find(struct arena *arena, const struct turn_request *req
 }
 
 /*
- * Tier 5 with the turn, or what became free meanwhile. Before the pool grows, the caches of all threads and streams give
- * what they have, and so do the pages that are cut.
+ * Tier 5 with the turn, or what became free meanwhile. Before the pool grows, the caches of all threads and streams
+ * give what they have, and so do the pages that are cut.
  *
  * Where many threads build the first plan, for what there is, is in vain in 60 to 85 of 100 builds. It is made all the
- * same. Without it where the build before had grown and threads have waited since, the second plan grows where the first
- * would have moved more: in virtual time (stress/policy.py) four threads held 1.059 for 1.051 times what was in use, and
- * the fourth pass of sixteen took 17 ms of driver time for 7. To flush the caches before it where threads wait, so that
- * it sees more, helps no more: 1.063 for 1.051, and 11 ms for 7.
+ * same. Without it where the build before had grown and threads have waited since, the second plan grows where the
+ * first would have moved more: in virtual time (stress/policy.py) four threads held 1.059 for 1.051 times what was in
+ * use, and the fourth pass of sixteen took 17 ms of driver time for 7. To flush the caches before it where threads
+ * wait, so that it sees more, helps no more: 1.063 for 1.051, and 11 ms for 7.
  */
 static vpmm_status build_at_turn(struct arena *arena, const struct turn_request *request, bool may_wait,
                                  struct build_limits *limits, struct turn_answer *answer)

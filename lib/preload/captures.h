@@ -1,5 +1,6 @@
 /*
- * captures.h - when the program captures: meanwhile, and while it begins to, nobody but a stream's own calls touches it.
+ * captures.h - when the program captures: meanwhile, and while it begins to, nobody but a stream's own calls touches
+ * it.
  *
  *   underway   captures that the program has begun, or is about to begin, and has not ended
  *   inside     threads that record on a stream which their request was not for (vpmm_capture_gate)
@@ -9,8 +10,9 @@
  * (all sequentially consistent): one of the two sees the other. Those inside wait for nobody, and are out after a few
  * calls of the driver.
  *
- * A capture that ends otherwise than by cuStreamEndCapture, with its stream or its context, counts for good: nobody comes
- * in any more, and all is as without a gate. So it is from where a stream's handle goes that vpmm has not let go of.
+ * A capture that ends otherwise than by cuStreamEndCapture, with its stream or its context, counts for good: nobody
+ * comes in any more, and all is as without a gate. So it is from where a stream's handle goes that vpmm has not let go
+ * of.
  */
 #ifndef VPMM_PRELOAD_CAPTURES_H
 #define VPMM_PRELOAD_CAPTURES_H

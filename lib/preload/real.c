@@ -28,9 +28,9 @@ static void set_function(void *function_pointer, void *symbol)
 }
 
 /*
- * By its version: dlvsym is not interposed, and does not find our own dlsym, which has none. The oldest of x86-64 and of
- * aarch64 first, which later glibc has as well: an attempt that fails allocates its error's text, and who takes malloc's
- * place may look malloc up by dlsym.
+ * By its version: dlvsym is not interposed, and does not find our own dlsym, which has none. The oldest of x86-64 and
+ * of aarch64 first, which later glibc has as well: an attempt that fails allocates its error's text, and who takes
+ * malloc's place may look malloc up by dlsym.
  */
 static dlsym_function find_dlsym(void)
 {

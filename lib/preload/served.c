@@ -155,7 +155,9 @@ static void take_over_attributes(const struct served *served)
     served_follow_reuse(served, 1);
 }
 
-/* Whether the user says that captures begin where they are not seen, as in a library that found the driver elsewhere. */
+/*
+ * Whether the user says that captures begin where they are not seen, as in a library that found the driver elsewhere.
+ */
 static bool captures_are_unseen(void)
 {
     vpmm_config said = vpmm_config_default();
@@ -294,7 +296,9 @@ struct served *served_of_context(CUcontext context, enum count *why)
 
 /* ---- the end of one ---- */
 
-/* The driver may refuse a call, and not the next one of the same kind: a pool that stays would use the context's end. */
+/*
+ * The driver may refuse a call, and not the next one of the same kind: a pool that stays would use the context's end.
+ */
 enum { END_TRIES = 3 };
 
 static void free_live(uint64_t start, struct allocation allocation, void *data)

@@ -4,9 +4,9 @@
  * A pool is made for the first request on a primary context, from vpmm's defaults, what the program has said of the
  * device's default pool, and the VPMM_* variables. Two defaults are others here, because the program does not know
  * vpmm: `captures` is on, for it will capture streams that nobody has released, with a gate that sees it coming
- * (captures.h); and `exportable` is off, for what a handle holds may be others' memory as well, and the driver's default
- * pool does not export either. And `streams` is not TRUSTED, for a program destroys streams as they capture, which cannot
- * be released before.
+ * (captures.h); and `exportable` is off, for what a handle holds may be others' memory as well, and the driver's
+ * default pool does not export either. And `streams` is not TRUSTED, for a program destroys streams as they capture,
+ * which cannot be released before.
  *
  *   primary   the context. A request is served if its stream's context, or the current one for a default stream, is one
  *   quiet     a stream of ours, non-blocking, which never has work of the program's, but may wait for some. Synchronous

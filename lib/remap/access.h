@@ -6,7 +6,8 @@
  *   placed   of an extent: its pages name it. Before that it is its builder's
  *
  *   (1) each placed extent has the rights of the list, or of the one before it while a change is under way, or where
- *       the driver has refused a change and then to take it back: then the pool is in doubt, and each later change is made
+ *       the driver has refused a change and then to take it back: then the pool is in doubt, and each later change is
+ *       made
  *
  * A change publishes the new list, then gives its rights to each placed extent. A build gives the rights of the list
  * that it has read to what it has mapped, and places it only if the list is still that one, under the lock; else it
@@ -24,9 +25,9 @@
  * is made under the pass lock: no other change, no park, and nothing that is mapped is unmapped meanwhile, old
  * addresses included. So an extent that a build moves meanwhile has a mapping at the address where it was found.
  *
- * A change is made in bursts (driver/burst.h), each in a turn of its own (turn.h): the driver's lock goes to whoever asks
- * again first. Without turns a change of thousands of extents kept those who build waiting for up to 1.2 s (two H200s).
- * Beside threads that build all the time a change takes longer for that, and no pass is made meanwhile.
+ * A change is made in bursts (driver/burst.h), each in a turn of its own (turn.h): the driver's lock goes to whoever
+ * asks again first. Without turns a change of thousands of extents kept those who build waiting for up to 1.2 s (two
+ * H200s). Beside threads that build all the time a change takes longer for that, and no pass is made meanwhile.
  */
 #ifndef VPMM_LIB_ACCESS_H
 #define VPMM_LIB_ACCESS_H

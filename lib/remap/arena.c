@@ -32,7 +32,7 @@ static void init_space(struct arena *arena, struct space *space, enum space_leve
 
 static vpmm_status init_cut(struct arena *arena, const vpmm_config *config)
 {
-    init_space(arena, &arena->cut, SPACE_GRANULES);
+    init_space(arena, &arena->cut, SPACE_SUBPAGES);
     vpmm_status status = cut_init(arena, config);
     return status == VPMM_SUCCESS ? slabs_init(&arena->slabs, &arena->cut) : status;
 }
@@ -221,9 +221,9 @@ static void free_chunk(struct giving_back *back, uint32_t chunk)
 }
 
 /*
- * Who ends a graph's pool has waited for all that uses it. That wait completed no fence, for the pool might have stayed.
- * Now that it goes they are completed here: a second wait might fail, for want of the byte that it needs. So pages of
- * which several streams have freed pieces are whole, even if the driver lets no later pass begin.
+ * Who ends a graph's pool has waited for all that uses it. That wait completed no fence, for the pool might have
+ * stayed. Now that it goes they are completed here: a second wait might fail, for want of the byte that it needs. So
+ * pages of which several streams have freed pieces are whole, even if the driver lets no later pass begin.
  */
 static void complete_all(struct arena *arena)
 {

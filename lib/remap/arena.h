@@ -2,8 +2,8 @@
  * arena.h - the shared state of a pool's pages, and the order in which its parts may be touched.
  *
  *   space      pages: regions, the hints of free ones, the caches             lock-free (space.h)
- *   cut        the same of granules                                           lock-free (cut.h)
- *   slabs      of slices, among the granules                                  lock-free (slab.h)
+ *   cut        the same of subpages                                           lock-free (cut.h)
+ *   slabs      of slices, among the subpages                                  lock-free (slab.h)
  *   streams    records of streams and of their fences                         lock-free (stream.h)
  *   holes      hints of HOLE regions                                          under the plan lock
  *   policy     where to build and of what                                     under the plan lock
@@ -11,7 +11,8 @@
  *   zombies    old addresses, pushed by builders, taken by the reaper         lock-free (queue.h)
  *   ending     freed memory, pushed by frees, taken by passes                 lock-free, and the event lock (ending.h)
  *   access     which devices may use the memory                               under a lock of its own (access.h)
- *   parked     whether a graph's pool is without its memory                   under the plan lock, read acquire (park.h)
+ *   parked     whether a graph's pool is without its memory                   under the plan lock, read acquire
+ *              (park.h)
  *
  * The plan lock is a lock over planning and bookkeeping alone: no driver call is made and nothing is waited for
  * while it is held. What a plan claims (FREE regions by exchange, holes by carving) belongs to its builder, who calls
@@ -67,7 +68,7 @@ struct arena {
     _Atomic(uint32_t) exportable, rdma; /* cleared if the device refuses the first handle for it */
 
     struct space space;       /* of pages */
-    struct space cut;         /* of granules (cut.h), */
+    struct space cut;         /* of subpages (cut.h), */
     struct slabs slabs;       /* and the slabs among them (slab.h) */
     size_t cut_below;         /* bytes: smaller requests may be cut from pages, if a page fits them badly; 0: none, */
     size_t cut_mask;          /* and not if these bits are all clear: whole pages. Both constant, as is the next */

@@ -624,19 +624,19 @@ static vpmm_status carry_out(struct build *build, struct build_limits *limits, s
     return status;
 }
 
-/* Under the plan lock. The granules of a chunk are numbered as its pages are, so both get it or neither. */
+/* Under the plan lock. The subpages of a chunk are numbered as its pages are, so both get it or neither. */
 static vpmm_status add_chunk(struct arena *arena, CUdeviceptr base)
 {
-    void *pages = NULL, *granules = NULL;
+    void *pages = NULL, *subpages = NULL;
     vpmm_status status = units_table_new(&arena->space.units, &pages);
     if (status == VPMM_SUCCESS && cut_takes_chunk(arena))
-        status = units_table_new(&arena->cut.units, &granules);
+        status = units_table_new(&arena->cut.units, &subpages);
     if (status != VPMM_SUCCESS) {
         units_table_free(&arena->space.units, pages);
         return status;
     }
-    if (granules)
-        units_add_chunk(&arena->cut.units, base, granules);
+    if (subpages)
+        units_add_chunk(&arena->cut.units, base, subpages);
     hole_add(arena, units_add_chunk(&arena->space.units, base, pages), arena->space.units.chunk_units);
     return VPMM_SUCCESS;
 }
@@ -826,8 +826,8 @@ static void begin_again(struct build *build)
 }
 
 /*
- * Under the plan lock, until it has something or there is nothing to be had. Other threads spoil plans by taking what was
- * seen free; each thereby makes progress. What is free by now comes first.
+ * Under the plan lock, until it has something or there is nothing to be had. Other threads spoil plans by taking what
+ * was seen free; each thereby makes progress. What is free by now comes first.
  */
 static enum claim_result find_or_claim(struct build *build, uint64_t pages, const struct build_limits *limits,
                                        struct region *found, enum region_source *source, vpmm_status *status)

@@ -34,7 +34,7 @@
  * is small (DECAY_EXTENTS), gives way to mallocs that are building, and takes only wholly free extents that wait for
  * nothing, as a trim does (give_back.h); mallocs and frees go on beside it, and keep what they claim first.
  *
- * What is kept beyond live memory for small requests (empty slabs, whole pages of granules, the rest of the page that
+ * What is kept beyond live memory for small requests (empty slabs, whole pages of subpages, the rest of the page that
  * slabs are cut from) is given up after an epoch without a malloc.
  *
  * There is something to wait for while mapped > floor, but for memory that was found to be in no extent that can go, as

@@ -19,7 +19,8 @@
 
 /*
  * Ends the use of the live region at an address, or of a slice there, at this point of a stream, among whose users the
- * caller is: it is published behind a fence, or ENDING. The stream is not marked yet. INVALID_POINTER: none is live there.
+ * caller is: it is published behind a fence, or ENDING. The stream is not marked yet. INVALID_POINTER: none is live
+ * there.
  */
 vpmm_status ending_free_region(struct arena *, struct space *, CUdeviceptr, struct stream *);
 vpmm_status ending_free_slice(struct arena *, struct slice *, CUdeviceptr, struct stream *);

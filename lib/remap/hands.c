@@ -13,8 +13,8 @@ static bool any_in_hands(const struct arena *arena, enum hands_units units)
 }
 
 /*
- * Blocking: such a release waits for visitors, who are through at once, and for marks of its stream, and no longer. Each
- * record by itself: of two releases the later one may end first. False: there was none.
+ * Blocking: such a release waits for visitors, who are through at once, and for marks of its stream, and no longer.
+ * Each record by itself: of two releases the later one may end first. False: there was none.
  */
 static bool await_releases(const struct streams *streams)
 {

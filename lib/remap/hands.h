@@ -1,15 +1,15 @@
 /*
- * hands.h - memory in other threads' hands: a region that one of them has taken is free but for what it needs of it, and
- * comes back in a moment; as does what lies in the caches of a stream that one of them is releasing.
+ * hands.h - memory in other threads' hands: a region that one of them has taken is free but for what it needs of it,
+ * and comes back in a moment; as does what lies in the caches of a stream that one of them is releasing.
  *
  * Who has found nothing, and is about to give up, tries again
  *
  *     while (hands_try_again(arena, units, &hands))
  *
  * until there was none in these units before the last try, and there is none after it, or 10 ms are over. Then it tries
- * once more if there was some at the last look, or when the releases that are at a stream's caches by then have ended. A
- * look goes over all regions: 3 to 6 ms for 50,000 of granules. What is taken and comes back during the last try alone is
- * missed, unless the caller has noticed and says so: had_none = false.
+ * once more if there was some at the last look, or when the releases that are at a stream's caches by then have ended.
+ * A look goes over all regions: 3 to 6 ms for 50,000 of subpages. What is taken and comes back during the last try
+ * alone is missed, unless the caller has noticed and says so: had_none = false.
  */
 #ifndef VPMM_LIB_HANDS_H
 #define VPMM_LIB_HANDS_H
@@ -24,10 +24,12 @@ struct hands { /* zero-filled: no look yet */
 
 enum hands_units {
     HANDS_PAGES,
-    HANDS_GRANULES, /* and pages, which may be about to be cut */
+    HANDS_SUBPAGES, /* and pages, which may be about to be cut */
 };
 
-/* Any thread, counted in with no stream but its call's own, without a lock: it sleeps for 100 us where there is some. */
+/*
+ * Any thread, counted in with no stream but its call's own, without a lock: it sleeps for 100 us where there is some.
+ */
 bool hands_try_again(const struct arena *, enum hands_units, struct hands *);
 
 #endif

@@ -32,8 +32,8 @@ static CUresult try_create(struct arena *arena, struct extent *extent, bool expo
 
 /*
  * A device may claim a property of handles by its attributes and refuse it all the same (in some virtual machines). The
- * first handle shows it; later ones are all alike. What is given up is what it was made without, so a refusal of another
- * kind changes nothing; of two first ones at once each finds out by itself.
+ * first handle shows it; later ones are all alike. What is given up is what it was made without, so a refusal of
+ * another kind changes nothing; of two first ones at once each finds out by itself.
  */
 CUresult mapping_create(struct arena *arena, struct extent *extent)
 {

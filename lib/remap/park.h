@@ -15,8 +15,8 @@
  * Who may do what
  *   park, wake    one at a time, under the pass lock, which keeps passes from zombies. It is held over the driver's
  *                 calls, and over no wait for the GPU: that is before it
- *   builds        none. `parked` is set under the plan lock, under which a build looks at it before it claims and counts
- *                 itself in (`builders`); who parks then waits until those counted in have committed or unwound
+ *   builds        none. `parked` is set under the plan lock, under which a build looks at it before it claims and
+ *                 counts itself in (`builders`); who parks then waits until those counted in have committed or unwound
  *   a malloc      looks at `parked` when it begins. One that began before it was set is served with free memory, as if
  *                 it had returned before; its memory is parked with the rest
  *   frees, uses   whenever: they change regions alone. So the extents are found by their pages (extents.h), not by

@@ -20,7 +20,7 @@ void pass_regions(struct arena *arena, bool any)
             continue; /* what is published behind it later sees that it has passed: see region_publish */
         arena->note[slot].moved_until = completed;
         region_pass(&arena->space, stream);
-        if (arena->cut.page_granules)
+        if (arena->cut.page_subpages)
             region_pass(&arena->cut, stream);
     }
     if (any || ending_came(arena)) /* else nothing of it ends now, and there may be much */

@@ -3,7 +3,7 @@
  *
  * A pass, under the pass lock:
  *   0 raises the peaks (stats.h)
- *   1 publishes what has lain untouched in front caches, and gives back pages of which all granules are free
+ *   1 publishes what has lain untouched in front caches, and gives back pages of which all subpages are free
  *   2 asks the driver which marks have passed, and publishes them (under the event lock)
  *   3 moves the regions behind those marks to the ones that wait for nothing, which also merges them across streams,
  *     publishes what several streams have used (ending.h), and gives deferred slices to their slabs (under the event

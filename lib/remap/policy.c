@@ -58,10 +58,10 @@
  *    llama_two_streams (both rules; the mean of two runs).
  * 11. Where much of what is mapped lies idle and could move, 10's price counts for less, and for nothing from a tenth
  *    on: or what lies in short handles, dearer to move then than as much new memory, is idle for good while the pool
- *    grows beside it. Threads that free 1,024 blocks of 2 MiB each, and then take 32 of 64 MiB, held 1.00, 1.96 and 1.94
- *    times what was in use (1, 4 and 16 of them), with this rule 1.00, 1.00 and 1.01, and four took 156 ms for 103.
- *    [without it, held of four threads dense 6.6 %, the worst trace 21 %, for 6.0 and 13 %; sixteen 8.6 and 31 % for 8.1
- *    and 24 %; of four with a GPU that lags 6.4 % for 6.2 %]
+ *    grows beside it. Threads that free 1,024 blocks of 2 MiB each, and then take 32 of 64 MiB, held 1.00, 1.96 and
+ *    1.94 times what was in use (1, 4 and 16 of them), with this rule 1.00, 1.00 and 1.01, and four took 156 ms for
+ *    103. [without it, held of four threads dense 6.6 %, the worst trace 21 %, for 6.0 and 13 %; sixteen 8.6 and 31 %
+ *    for 8.1 and 24 %; of four with a GPU that lags 6.4 % for 6.2 %]
  *    On an H200 four such threads held 1.05 for 1.97, in 2.7 s of mallocs for 2.5, and sixteen 1.00 for 1.32, in 13.4
  *    for 15.0.
  *

@@ -7,8 +7,8 @@
  *   run     a maximal run of mapped free pages that the request may use without waiting; or, where the caller lets a
  *           request wait, free pages that are behind another stream's fence
  *   extent  a physical handle that lies wholly inside one run, and so can be moved to another address
- *   step    pages of the shortest handle that the driver makes, its granularity; 1 unless pages are smaller. Extents and
- *           holes are whole steps and begin at one; runs need not
+ *   step    pages of the shortest handle that the driver makes, its granularity; 1 unless pages are smaller. Extents
+ *           and holes are whole steps and begin at one; runs need not
  *   stuck   pages of a run whose extent is partly live: they can be used where they stand, or extended, never moved
  *   hole    a run of unmapped pages
  *
@@ -94,8 +94,8 @@ struct policy {
 };
 
 /*
- * max_extent_pages 0: the policy decides; else it is whole steps. 1, where that is a step: the specification's mode, exact
- * and deterministic.
+ * max_extent_pages 0: the policy decides; else it is whole steps. 1, where that is a step: the specification's mode,
+ * exact and deterministic.
  */
 void policy_init(struct policy *, uint64_t page_size_bytes, uint32_t step_pages, uint32_t max_extent_pages);
 void policy_destroy(struct policy *);

@@ -2,7 +2,7 @@
 
 #include "base/assert.h"
 
-/* A rest is first:44 | granules:20. */
+/* A rest is first:44 | subpages:20. */
 enum { LENGTH_BITS = 20 };
 
 static uint64_t word_of(const struct region *rest)
@@ -61,7 +61,7 @@ bool slab_page_take(struct arena *arena, struct want want, struct region *region
 
 bool slab_page_is_due(const struct arena *arena)
 {
-    enum { FREE_SHARE = 16 }; /* the part of cut pages that is free granules, at most */
+    enum { FREE_SHARE = 16 }; /* the part of cut pages that is free subpages, at most */
     uint64_t cut = stats_sum(arena->stats, STAT_slab_bytes), live = stats_sum(arena->stats, STAT_slab_live_bytes);
     return cut >= arena->slab_pages_from * arena->space.units.unit_size && cut <= live + cut / FREE_SHARE &&
            load_sc_u64(&arena->slab_page) != SLAB_PAGE_BUSY;
@@ -92,8 +92,8 @@ void slab_page_give_up(struct arena *arena)
         region_publish(&arena->cut, rest_of(word));
 }
 
-bool slab_page_is_rest(const struct arena *arena, uint64_t granule, uint64_t granules)
+bool slab_page_is_rest(const struct arena *arena, uint64_t subpage, uint64_t subpages)
 {
     struct region rest = rest_of(load_sc_u64(&arena->slab_page));
-    return rest.first == granule && rest.units == granules;
+    return rest.first == subpage && rest.units == subpages;
 }

@@ -6,16 +6,16 @@
  * hold most pages. Side by side they hold few, and the pages of larger pieces become free (vpmm-fragment: 1.17 times
  * the peak in use for 1.33).
  *
- *   rest   what is left of the page: a region of granules that has passed, OWN, and so nobody else's. A pool has at
+ *   rest   what is left of the page: a region of subpages that has passed, OWN, and so nobody else's. A pool has at
  *          most one. The word is 0 where there is none
- *   (1) the word names a region  =>  its first granule is OWN with that length, and its fence has passed
+ *   (1) the word names a region  =>  its first subpage is OWN with that length, and its fence has passed
  *
  * Who makes the word SLAB_PAGE_BUSY has the rest until it stores another; others do meanwhile as if there were none.
  * Nobody waits or tries again here, and what is published is lock-free (region.h). ABA: a word that comes again names
- * the same granules, OWN and passed again, and nothing else is known of a rest.
+ * the same subpages, OWN and passed again, and nothing else is known of a rest.
  *
  * A pool begins a page for slabs only once SLAB_PAGES_FROM pages are cut, so that a page more is little, and only while
- * the cut pages are full: else free granules between pieces serve. The rest stays while the pool grows, and is given up
+ * the cut pages are full: else free subpages between pieces serve. The rest stays while the pool grows, and is given up
  * with other spares: after an epoch without a malloc (decay.h), for a trim, and before a request fails.
  */
 #ifndef VPMM_LIB_SLAB_PAGE_H
@@ -34,7 +34,7 @@ bool slab_page_take(struct arena *, struct want, struct region *);
 /* Whether the next slab is to begin a page of its own. */
 bool slab_page_is_due(const struct arena *);
 
-/* Keeps the first `units` granules of an owned, longer region. What follows becomes the rest, if the region has passed,
+/* Keeps the first `units` subpages of an owned, longer region. What follows becomes the rest, if the region has passed,
    or is published. */
 struct region slab_page_begin(struct arena *, struct region, uint64_t units);
 
@@ -48,6 +48,6 @@ static inline bool slab_page_is_kept(const struct arena *arena)
 }
 
 /* For the audit. */
-bool slab_page_is_rest(const struct arena *, uint64_t granule, uint64_t granules);
+bool slab_page_is_rest(const struct arena *, uint64_t subpage, uint64_t subpages);
 
 #endif

@@ -38,9 +38,9 @@
  * llama_four_threads and llama_two_streams held 1.30 times what they used for 1.11 in virtual time, where no stream
  * waits for another (VPMM_REUSE=completed).
  *
- * The turn is an order, no exclusion: all that a build shares with others is claimed by exchange or under the plan lock,
- * so builds may also run side by side. This bounds what a builder that the kernel has preempted costs the others: a
- * thread that has seen the same holder for TURN_PATIENCE_NS builds beside it, and from then on nobody who comes waits
+ * The turn is an order, no exclusion: all that a build shares with others is claimed by exchange or under the plan
+ * lock, so builds may also run side by side. This bounds what a builder that the kernel has preempted costs the others:
+ * a thread that has seen the same holder for TURN_PATIENCE_NS builds beside it, and from then on nobody who comes waits
  * for that holder. A build of any size ends sooner than that, but one whose policy waits for the GPU on the host, or
  * that has to stand in line beside who calls the driver for long (driver/burst.h).
  *

@@ -7,9 +7,9 @@
  *
  *   kept   a region that was claimed for a plan of which another run had changed. It stays in the builder's hands, and
  *          in the next view beside what is free, where its claim cannot fail; what has become free beside it may be one
- *          run with it by then, which fits. So each plan has less to lose than the one before it. (Beside fifteen threads
- *          on an H200 plans for 3.6 GiB were spoiled eight times in a row, for 3 ms, and then new memory was made beside
- *          enough that was free.) None is kept when the plan lock is let go
+ *          run with it by then, which fits. So each plan has less to lose than the one before it. (Beside fifteen
+ *          threads on an H200 plans for 3.6 GiB were spoiled eight times in a row, for 3 ms, and then new memory was
+ *          made beside enough that was free.) None is kept when the plan lock is let go
  */
 #ifndef VPMM_LIB_VIEW_H
 #define VPMM_LIB_VIEW_H
@@ -63,7 +63,9 @@ bool view_make(struct view *, struct arena *, const struct stream *, enum view_r
                uint64_t hole_pages);
 void view_free(struct view *);
 
-/* Takes a run as it was seen. False: some of it has changed; *region is what of it was taken before that, or no page. */
+/*
+ * Takes a run as it was seen. False: some of it has changed; *region is what of it was taken before that, or no page.
+ */
 bool view_claim_run(struct view *, struct arena *, uint32_t run, struct region *);
 
 /* Before regions are claimed that are to be kept: room for so many more. false: no host memory. */

@@ -13,8 +13,8 @@
  * handle, and takes the pages out of quarantine. Who gives an extent up puts them in before that.
  *
  * A zombie is made ahead of the driver calls that need it, so that nothing can fail once memory has moved. Any thread
- * pushes; the holder of the pass lock takes and retires. The driver serialises unmapping with everything else, so a call
- * takes at most ZOMBIE_MAPPINGS_A_CALL mappings, and a builder of the pool is let in after each.
+ * pushes; the holder of the pass lock takes and retires. The driver serialises unmapping with everything else, so a
+ * call takes at most ZOMBIE_MAPPINGS_A_CALL mappings, and a builder of the pool is let in after each.
  */
 #ifndef VPMM_LIB_ZOMBIE_H
 #define VPMM_LIB_ZOMBIE_H
@@ -53,8 +53,9 @@ void zombie_push(struct arena *, struct zombie *);
 bool zombie_let_go(struct arena *, struct zombie *);
 
 /*
- * Under the pass lock: unmaps what is due. True: a zombie was retired or advanced. gives_way: not while a thread builds,
- * unless much is pending; a request that is about to fail, and a trim, need what is unmapped sooner than another's build.
+ * Under the pass lock: unmaps what is due. True: a zombie was retired or advanced. gives_way: not while a thread
+ * builds, unless much is pending; a request that is about to fail, and a trim, need what is unmapped sooner than
+ * another's build.
  */
 bool zombies_retire(struct arena *, bool gives_way);
 

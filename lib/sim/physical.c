@@ -6,8 +6,8 @@
  * punched out of the file when it is freed: it costs nothing again, and the next owner finds zeroes, not old data that
  * happens to be right.
  *
- * A handle that is exported is a file with its name in it, for this process alone. Unlike the driver's, such a file does
- * not keep the memory: it is imported while a handle or a mapping of the exporter's does.
+ * A handle that is exported is a file with its name in it, for this process alone. Unlike the driver's, such a file
+ * does not keep the memory: it is imported while a handle or a mapping of the exporter's does.
  */
 #include "internal.h"
 

@@ -118,8 +118,8 @@ static void forget_context(struct streams *streams, CUcontext context)
 }
 
 /*
- * Frees the holder's block, which waits for its context. Refused, it is tried again another time: if the driver calls it
- * no allocation then, it was taken though the driver had said no.
+ * Frees the holder's block, which waits for its context. Refused, it is tried again another time: if the driver calls
+ * it no allocation then, it was taken though the driver had said no.
  */
 static CUresult free_block(struct streams *streams, struct wait_holder *holder)
 {
@@ -198,8 +198,8 @@ static struct wait_holder *holder_of(struct streams *streams, uint32_t slots, CU
 }
 
 /*
- * Under wait_lock, in the context. *kept: the holder that is to have the next block, if it has none for another context;
- * NULL: there is to be none.
+ * Under wait_lock, in the context. *kept: the holder that is to have the next block, if it has none for another
+ * context; NULL: there is to be none.
  */
 static vpmm_status wait_by_block(struct streams *streams, uint32_t slots, CUcontext context, struct wait_holder **kept)
 {
@@ -231,8 +231,8 @@ static void complete(struct waiting *waiting, CUcontext context)
 }
 
 /*
- * Waits for one context. With a context went its work. `waiting`: not if another thread's wait has shown what it is for;
- * and completes what was published on the context's streams before. NULL: for all, and nothing is completed.
+ * Waits for one context. With a context went its work. `waiting`: not if another thread's wait has shown what it is
+ * for; and completes what was published on the context's streams before. NULL: for all, and nothing is completed.
  */
 static vpmm_status wait_in_context(struct streams *streams, uint32_t slots, CUcontext context, struct waiting *waiting)
 {
@@ -291,8 +291,8 @@ vpmm_status streams_synchronise(struct streams *streams, pthread_mutex_t *event_
 }
 
 /*
- * The primary context, whose streams may use the memory of other contexts' default streams, and each that a stream was met
- * in, once. Its length is `slots` at most, of which one is no stream's. NULL: no host memory.
+ * The primary context, whose streams may use the memory of other contexts' default streams, and each that a stream was
+ * met in, once. Its length is `slots` at most, of which one is no stream's. NULL: no host memory.
  */
 static CUcontext *contexts_met(struct streams *streams, uint32_t slots, uint32_t *contexts)
 {

@@ -6,12 +6,12 @@
  * has what uses live memory, which vpmm_park waits for.
  *
  *   block    a byte of the driver's memory, whose cuMemFree waits for the context that it was made in. It is hard to
- *            have when it is needed, with the device full: so one is made with a pool whose streams may all leave memory
- *            unmarked, before the pool has memory of its own; where another such stream is first met, or, if another
- *            thread is at the blocks then, after the next wait for its context; and after each wait the next one. It
- *            goes with its context. Where there was no memory for one, it is made before the pool next takes memory of
- *            the device. A pool that fills the device, and then meets its first default stream, has none: it can be
- *            waited for when somebody has given memory back
+ *            have when it is needed, with the device full: so one is made with a pool whose streams may all leave
+ *            memory unmarked, before the pool has memory of its own; where another such stream is first met, or, if
+ *            another thread is at the blocks then, after the next wait for its context; and after each wait the next
+ *            one. It goes with its context. Where there was no memory for one, it is made before the pool next takes
+ *            memory of the device. A pool that fills the device, and then meets its first default stream, has none: it
+ *            can be waited for when somebody has given memory back
  *   holder   where a block stands: in a stream's record, whichever stream that is of, or in the registry
  *
  * Holders are under wait_lock, which is held over the driver calls, and taken before the event lock: only others who
@@ -47,8 +47,8 @@ vpmm_status streams_synchronise(struct streams *, pthread_mutex_t *event_lock);
 
 /*
  * Waits for all that was given to streams, known here or not, of the primary context and of each that a stream was met
- * in, and publishes nothing. A stream that is met meanwhile need not be. No capture is harmed. The first failure ends it.
- * HOST_MEMORY.
+ * in, and publishes nothing. A stream that is met meanwhile need not be. No capture is harmed. The first failure ends
+ * it. HOST_MEMORY.
  */
 vpmm_status streams_wait_for_all(struct streams *);
 

@@ -50,8 +50,8 @@ static bool captures_nothing(const struct streams *streams, const struct stream 
 }
 
 /*
- * Of an open stream, or one whose gate the caller is in: whether another than a call that was given it may record on it.
- * The caller is counted in.
+ * Of an open stream, or one whose gate the caller is in: whether another than a call that was given it may record on
+ * it. The caller is counted in.
  */
 static bool is_open_now(const struct streams *streams, const struct stream *stream)
 {
@@ -59,9 +59,9 @@ static bool is_open_now(const struct streams *streams, const struct stream *stre
 }
 
 /*
- * Of a stream that captures nothing, so that its id may be asked. A program that has destroyed it without a word may have
- * another one with its handle by now, which the gate lets in, or whose frees fill this one's cache; and the work of that
- * one says nothing of what the memory waits for. Not of an open one, whose end the program has to say.
+ * Of a stream that captures nothing, so that its id may be asked. A program that has destroyed it without a word may
+ * have another one with its handle by now, which the gate lets in, or whose frees fill this one's cache; and the work
+ * of that one says nothing of what the memory waits for. Not of an open one, whose end the program has to say.
  */
 static bool has_its_handle(const struct streams *streams, const struct stream *stream)
 {

@@ -16,8 +16,8 @@
  * Who may do what
  *   take, passed   any thread, lock-free
  *   mark           any thread, under the record's try-lock, `marking`: who loses it leaves, and the holder looks again
- *                  after unlocking. Two wait: a call on a gated stream of its own, until who marks that through the gate
- *                  is out, and stream_mark_all for each other marker
+ *                  after unlocking. Two wait: a call on a gated stream of its own, until who marks that through the
+ *                  gate is out, and stream_mark_all for each other marker
  *   wait           for no thread; on the host for the GPU
  *   complete       one thread at a time (the event lock, arena.h): alone asks for marks, and publishes completed
  *   Who takes, marks or waits is counted among the stream's users, so that the record and its events stay the stream's
@@ -37,8 +37,8 @@
  * reaper's, are over since the latest, or more than MARK_ALONE_BYTES and an eighth of what is mapped was freed. What
  * then stays unmarked as the program falls silent is marked by the reaper, or, of a private stream, lies as what is in
  * its caches does: until the stream's next call, one of another's through the gate, or a wait for its context. With a
- * mark at each free, training a ResNet under PyTorch recorded, and asked for, 320 events a step, and was 14 % slower (an
- * H200).
+ * mark at each free, training a ResNet under PyTorch recorded, and asked for, 320 events a step, and was 14 % slower
+ * (an H200).
  * `waiters` counts threads between the choice of an event and the end of their wait for it, for which the record stays
  * the stream's. Who marks for another records nothing while there are any: the place it would take may be one that a
  * waiter has chosen before it passed.

@@ -126,10 +126,10 @@ static bool right_of(const struct space *space, uint64_t unit, uint64_t units, s
     return word_state(right->word) == UNIT_FREE;
 }
 
-/* Of granules: how many whole pages a region that becomes FREE, or no longer is, gives back or takes. */
+/* Of subpages: how many whole pages a region that becomes FREE, or no longer is, gives back or takes. */
 static uint64_t whole_pages(const struct space *space, uint64_t unit, uint64_t units)
 {
-    uint64_t a_page = space->page_granules;
+    uint64_t a_page = space->page_subpages;
     if (units < a_page || !a_page)
         return 0;
     uint64_t first = (unit + a_page - 1) / a_page, end = (unit + units) / a_page;

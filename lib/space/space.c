@@ -17,7 +17,7 @@ void space_free(struct space *space)
     units_free(&space->units);
 }
 
-/* Pages that are no longer cut have no regions of granules, so from `first` on there may be none of these to go by. */
+/* Pages that are no longer cut have no regions of subpages, so from `first` on there may be none of these to go by. */
 uint64_t space_to_next(const struct space *space, uint64_t first, uint64_t unit, uint64_t word)
 {
     if (space->level == SPACE_PAGES)

@@ -2,7 +2,7 @@
  * space.h - what regions live in: a table of units, the hints of its FREE regions, and the caches in front of them.
  *
  * A pool has two. In the one, regions are runs of pages, and what becomes of physical memory is decided (build.h). In
- * the other they are runs of granules, the parts that pages are cut into for small requests (cut.h): the same states,
+ * the other they are runs of subpages, the parts that pages are cut into for small requests (cut.h): the same states,
  * fences, merging and caches at a finer grain. Both are of the same streams.
  *
  *   units      the truth about every region                                   by exchange of words (units.h)
@@ -21,12 +21,12 @@
 #include "space/stream.h"
 #include "space/units.h"
 
-enum { GRANULE_BYTES = 8192 };
+enum { SUBPAGE_BYTES = 8192 };
 
 struct fronts;
 
 struct space {
-    struct stats *stats; /* constant, as are all up to page_granules */
+    struct stats *stats; /* constant, as are all up to page_subpages */
     struct streams *streams;
     struct fronts *fronts;
     struct bell *bell;                 /* the reaper's: something was published */
@@ -34,11 +34,11 @@ struct space {
     const _Atomic(uint32_t) *reuse;    /* and its vpmm_reuse */
     enum space_level level;            /* which of a stream's hints are of this space */
     enum stat live_stat, cached_stat;  /* the levels of bytes handed out, and in caches */
-    uint64_t page_granules;            /* of granules: how many a page has; 0: of pages, or no page is ever cut */
+    uint64_t page_subpages;            /* of subpages: how many a page has; 0: of pages, or no page is ever cut */
     struct units units;
     struct hint_arena hint_arena;
     struct hints passed;
-    _Atomic(uint64_t) whole;        /* pages in FREE regions of granules, each region by itself */
+    _Atomic(uint64_t) whole;        /* pages in FREE regions of subpages, each region by itself */
     _Atomic(uint32_t) mixed;        /* set once: there may be regions whose spans have passed in part */
     _Atomic(uint64_t) publications; /* counts memory that became FREE: a search that saw it move looks again */
     struct await await;             /* threads that wait for some */

@@ -83,7 +83,7 @@ static struct stream *record_new(struct streams *streams)
 static bool is_at_rest(const struct stream *stream)
 {
     return peek_u64(&stream->completed) == peek_u64(&stream->published) && !peek_u32(&stream->caches[SPACE_PAGES]) &&
-           !peek_u32(&stream->caches[SPACE_GRANULES]) && !peek_u32(&stream->outstanding) && peek_u32(&stream->uses) < 2;
+           !peek_u32(&stream->caches[SPACE_SUBPAGES]) && !peek_u32(&stream->outstanding) && peek_u32(&stream->uses) < 2;
 }
 
 /*
@@ -289,8 +289,8 @@ static void end_release(struct streams *streams, struct stream *stream, bool mar
 }
 
 /*
- * Both waits end: whom they wait for goes, and nobody of that kind stays that comes later. (Some visitors count themselves
- * in before they look at the state, and out again at once.)
+ * Both waits end: whom they wait for goes, and nobody of that kind stays that comes later. (Some visitors count
+ * themselves in before they look at the state, and out again at once.)
  */
 static void await_given(const struct stream *stream)
 {
@@ -305,9 +305,10 @@ static void await_visitors(const struct stream *stream)
 }
 
 /*
- * First calls that were given the stream are waited for, and others take from its caches meanwhile what they need; then,
- * when it is CLOSING, who is at its caches. Whoever comes after that waits in stream_enter, or leaves the stream alone;
- * only hits of its caches go on, until these are closed by `flush`, and a free that hits then finds out (cache_note).
+ * First calls that were given the stream are waited for, and others take from its caches meanwhile what they need;
+ * then, when it is CLOSING, who is at its caches. Whoever comes after that waits in stream_enter, or leaves the stream
+ * alone; only hits of its caches go on, until these are closed by `flush`, and a free that hits then finds out
+ * (cache_note).
  */
 static bool empty_and_mark(struct streams *streams, struct stream *stream, void (*flush)(struct stream *, void *),
                            void *data)
@@ -359,7 +360,7 @@ vpmm_status stream_release(struct streams *streams, CUstream handle, void (*flus
 
 static bool has_caches(const struct stream *stream)
 {
-    return load_sc_u32(&stream->caches[SPACE_PAGES]) || load_sc_u32(&stream->caches[SPACE_GRANULES]);
+    return load_sc_u32(&stream->caches[SPACE_PAGES]) || load_sc_u32(&stream->caches[SPACE_SUBPAGES]);
 }
 
 static bool has_uses(const struct stream *stream)
@@ -386,7 +387,7 @@ static void retire_record(struct streams *streams, struct stream *stream)
         !has_uses(stream) && !load_sc_u32(&stream->waiters) &&
         load_sc_u64(&stream->published) == load_relaxed_u64(&stream->completed) &&
         !load_relaxed_u32(&stream->outstanding) && !hints_count(&stream->free[SPACE_PAGES]) &&
-        !hints_count(&stream->free[SPACE_GRANULES])) {
+        !hints_count(&stream->free[SPACE_SUBPAGES])) {
         thread_unref(stream->thread);
         stream->thread = NULL;
         store_sc_u32(&stream->state, STREAM_UNUSED);

@@ -27,12 +27,13 @@
  *                                         the same, and the driver bear with it: an event that is recorded in a capture
  *                                         does it no harm, but to ask it destroys the capture, and who waits for it is
  *                                         drawn in. So such an event is seen by nobody before it is known to be none
- *   through the gate                      (vpmm_capture_gate) of a gated stream, by any call, given another one or none:
- *                                         while it is inside the program neither destroys the stream nor captures, so
- *                                         its id is asked here too. The reaper, which is no call of the program's, stays
- *                                         outside: a program of one thread need not keep anything waiting
- *   private                               only calls that are given the stream use its handle (those of a gated one also
- *                                         as above), and they leave nothing unmarked behind:
+ *   through the gate                      (vpmm_capture_gate) of a gated stream, by any call, given another one or
+ *                                         none: while it is inside the program neither destroys the stream nor
+ *                                         captures, so its id is asked here too. The reaper, which is no call of the
+ *                                         program's, stays outside: a program of one thread need not keep anything
+ *                                         waiting
+ *   private                               only calls that are given the stream use its handle (those of a gated one
+ *                                         also as above), and they leave nothing unmarked behind:
  *                                           - with VPMM_STREAMS_EAGER every stream, since the program destroys it
  *                                             without a word;
  *                                           - CU_STREAM_PER_THREAD, on which only its thread can record
@@ -53,13 +54,13 @@
  *   enter, leave                any thread, lock-free but for the first sight of a stream, or of its handle's next one;
  *                               enter waits while the record is RELEASING or CLOSING
  *   orphan, a change of state   under the registry's lock
- *   release                     one thread at a time for a record: who finds it RELEASING or CLOSING waits. It makes the
- *                               record RELEASING, so that no call with the stream comes in any more, and waits until
- *                               no other such call is counted in; visitors take from the stream's caches, and mark it,
- *                               meanwhile, because a malloc that was given it may wait for the GPU for long, and for
- *                               them. Then it makes the record CLOSING, so that no visitor comes either, and waits for
- *                               these: from then on nobody moves addresses in the stream's caches, or takes a fence of
- *                               it. Who finds no memory meanwhile waits for its end (hands.h)
+ *   release                     one thread at a time for a record: who finds it RELEASING or CLOSING waits. It makes
+ *                               the record RELEASING, so that no call with the stream comes in any more, and waits
+ *                               until no other such call is counted in; visitors take from the stream's caches, and
+ *                               mark it, meanwhile, because a malloc that was given it may wait for the GPU for long,
+ *                               and for them. Then it makes the record CLOSING, so that no visitor comes either, and
+ *                               waits for these: from then on nobody moves addresses in the stream's caches, or takes a
+ *                               fence of it. Who finds no memory meanwhile waits for its end (hands.h)
  *   complete                    one thread at a time (the event lock, arena.h): it goes through all records, and takes
  *                               those out of use whose streams have ended
  */
@@ -81,7 +82,7 @@ enum { STREAM_MARKS = 64, STREAMS_MAX = 1 << 20, STREAMS_A_SEGMENT = 256 };
 #define STREAM_NONE ((uint32_t)STREAMS_MAX - 1)
 
 /* The two spaces of a pool: see space.h. */
-enum space_level { SPACE_PAGES, SPACE_GRANULES, SPACES };
+enum space_level { SPACE_PAGES, SPACE_SUBPAGES, SPACES };
 
 enum stream_state {
     STREAM_UNUSED,    /* may be taken for another stream */
@@ -271,8 +272,8 @@ void stream_finish(struct streams *, struct stream *);
 
 /*
  * Counts a thread in that takes memory out of the stream's caches, or the fence that ends a use, but was not given the
- * stream; until stream_end_visit. False: it is CLOSING, or was released: what is in its caches is the releasing thread's,
- * and its uses have their fence (use.h).
+ * stream; until stream_end_visit. False: it is CLOSING, or was released: what is in its caches is the releasing
+ * thread's, and its uses have their fence (use.h).
  */
 bool stream_enter_cached(struct stream *);
 
@@ -321,7 +322,9 @@ vpmm_status stream_release(struct streams *, CUstream, void (*flush)(struct stre
  */
 bool streams_complete(struct streams *);
 
-/* Whether any mark is outstanding, of another stream than this one (NULL: of any): the reaper has something to watch. */
+/*
+ * Whether any mark is outstanding, of another stream than this one (NULL: of any): the reaper has something to watch.
+ */
 bool streams_pending(const struct streams *, const struct stream *but);
 
 /* Whether anything freed has no mark and the calling thread may mark it: of gated streams the reaper may not. */

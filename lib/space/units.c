@@ -94,8 +94,8 @@ uint64_t units_to_next(const struct units *units, uint64_t first, uint64_t unit,
 }
 
 /*
- * Where a region was seen that is part of a longer one by now, that one's other units are met one by one, and after MOST
- * of them the look is over.
+ * Where a region was seen that is part of a longer one by now, that one's other units are met one by one, and after
+ * MOST of them the look is over.
  */
 bool units_any(const struct units *units, uint64_t first, uint64_t units_at_most, unit_question *is_so,
                const void *data)

@@ -1,7 +1,7 @@
 /*
  * units.h - the table of a space: one descriptor for every unit of reserved address space.
  *
- *   unit     what a space counts in: a page, or a granule of pages that are cut (space.h)
+ *   unit     what a space counts in: a page, or a subpage of pages that are cut (space.h)
  *   chunk    one cuMemAddressReserve of va_size bytes, and a table of descriptors for it. Chunks are added, never
  *            removed before the pool's end
  *   number   of a unit, in all chunks: chunk << shift | index in the chunk. A chunk has fewer units than 1 << shift, so
@@ -109,7 +109,7 @@ struct unit {
     _Atomic(uint64_t) where; /* on a hinted region's first unit its hint, on a USED one's its struct uses; the owner's,
                                     and of who has it NOTING */
     _Atomic(uint64_t) requested; /* on a LIVE region's first unit: bytes asked for */
-    _Atomic(void *) extent;      /* struct extent, of every mapped page; struct slab, of every granule of a slab */
+    _Atomic(void *) extent;      /* struct extent, of every mapped page; struct slab, of every subpage of a slab */
     _Atomic(uint32_t) span_units, span_stream; /* on the first unit of a span of a FREE region: see region.h */
     _Atomic(uint64_t) span_number;
 };
@@ -216,9 +216,9 @@ bool units_any_of_chunks(const struct units *, unit_question *, const void *data
 unit_question unit_is_owned; /* in a thread's hands */
 
 /*
- * How far it is from a unit with this word, where a region began when a look from `first` on came by, to the next region.
- * If the unit is part of a longer region by now, which began before it, that one's end is found from `first` on: the rest
- * of a hole may be millions of units.
+ * How far it is from a unit with this word, where a region began when a look from `first` on came by, to the next
+ * region. If the unit is part of a longer region by now, which began before it, that one's end is found from `first`
+ * on: the rest of a hole may be millions of units.
  */
 uint64_t units_to_next(const struct units *, uint64_t first, uint64_t unit, uint64_t word);
 

@@ -29,8 +29,8 @@ static struct fence *find_use(struct uses *uses, const struct stream *stream)
 }
 
 /*
- * Of a stream that has been released the last fence is known: the use waits for that, and its record for the use no more.
- * True: so it is from now on.
+ * Of a stream that has been released the last fence is known: the use waits for that, and its record for the use no
+ * more. True: so it is from now on.
  */
 static bool end_if_released(const struct streams *streams, struct fence *use)
 {
@@ -59,8 +59,9 @@ static bool drop_passed(const struct streams *streams, struct uses *uses)
 }
 
 /*
- * Room for one more. Where a list is full what has passed is dropped first: else an allocation that lives long would keep
- * the record of each stream that has ever used it. False: there is no host memory; what is at *place stands for the same.
+ * Room for one more. Where a list is full what has passed is dropped first: else an allocation that lives long would
+ * keep the record of each stream that has ever used it. False: there is no host memory; what is at *place stands for
+ * the same.
  */
 static bool make_room(struct space *space, struct uses **place)
 {

@@ -65,7 +65,7 @@ static void expect_one(struct world *w, CUdeviceptr address, size_t requested)
         cr_expect_eq(in.address, address + at.bytes);
 }
 
-/* Slices, granules, some pages that a whole number of them fits badly, and pages. */
+/* Slices, subpages, some pages that a whole number of them fits badly, and pages. */
 static const size_t sizes[] = {1,       256,      1000, 5000,         60000,    100000,
                                1500000, PAGE - 1, PAGE, 2 * PAGE + 1, 3 * PAGE, 20 * PAGE};
 enum { SIZES = sizeof sizes / sizeof sizes[0], EACH = 5 };

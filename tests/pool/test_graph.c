@@ -4,9 +4,9 @@
  */
 #include "support.h"
 
-enum { PAGES = 4, GRANULES = 100 << 10, SMALL = 300 };
+enum { PAGES = 4, SUBPAGES = 100 << 10, SMALL = 300 };
 
-static const size_t kinds[] = {PAGES * PAGE, GRANULES, SMALL};
+static const size_t kinds[] = {PAGES * PAGE, SUBPAGES, SMALL};
 
 #define EACH_KIND(bytes) for (const size_t *bytes = kinds; bytes < kinds + sizeof kinds / sizeof kinds[0]; bytes++)
 

@@ -141,7 +141,7 @@ Test(host_memory, a_quiet_pair_costs_a_kilobyte, .timeout = 300)
 
 /* --- cut pages --- */
 
-enum { CUTS = 512, PIECES = 2 * CUTS, DESCRIPTORS = 16384 /* bytes for a page's granules */ };
+enum { CUTS = 512, PIECES = 2 * CUTS, DESCRIPTORS = 16384 /* bytes for a page's subpages */ };
 
 /* Half a page each, so that each page is cut, and nothing else is needed for them. */
 static void cut_pages_of(struct world *w, CUdeviceptr p[PIECES], CUstream s)
@@ -272,7 +272,7 @@ static void generations_go_on(struct world *w, uint64_t above, bool forgets)
     give(w, again, s);
 }
 
-Test(host_memory, no_word_of_a_granule_comes_again)
+Test(host_memory, no_word_of_a_subpage_comes_again)
 {
     needs_simulator();
     struct setup setup = without_races();

@@ -465,7 +465,7 @@ Test(limits, a_page_above_every_request)
     served_by_the_driver_s_pool(&setup);
 }
 
-Test(limits, a_page_of_many_granules)
+Test(limits, a_page_of_many_subpages)
 {
     struct setup setup = setup_default();
     setup.pool.page_size = 8 * PAGE;
@@ -744,7 +744,7 @@ Test(limits, a_shortage_blames_others_for_what_they_hold)
     world_close(&w);
 }
 
-/* What is counted of a page that is cut has 20 bits, in granules. */
+/* What is counted of a page that is cut has 20 bits, in subpages. */
 Test(limits, pages_that_are_too_long_are_not_cut)
 {
     needs_simulator();

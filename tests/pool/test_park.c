@@ -6,7 +6,7 @@
 
 #include "pool/pool.h"
 
-enum { PAGES = 4, GRANULES = 100 << 10, HELD = 6 };
+enum { PAGES = 4, SUBPAGES = 100 << 10, HELD = 6 };
 
 /* Live and free memory of two streams, whole pages and pieces, made by several handles. */
 struct parking {
@@ -26,7 +26,7 @@ static void open_parking_of(struct parking *k, struct setup setup)
     k->s = world_stream(&k->w);
     k->t = world_stream(&k->w);
     for (int i = 0; i < HELD; i++)
-        k->held[i] = i % 3 == 2 ? take_bytes(&k->w, GRANULES, k->s) : take(&k->w, PAGES, i % 2 ? k->t : k->s);
+        k->held[i] = i % 3 == 2 ? take_bytes(&k->w, SUBPAGES, k->s) : take(&k->w, PAGES, i % 2 ? k->t : k->s);
     give(&k->w, take(&k->w, 2 * PAGES, k->t), k->t);
     k->before = stats_of(&k->w);
 }
@@ -166,7 +166,7 @@ Test(park, mallocs_are_refused_and_frees_are_not)
     must_work(vpmm_park(k.w.pool));
     CUdeviceptr p = 0;
     must_fail(VPMM_ERROR_NOT_SUPPORTED, vpmm_malloc(k.w.pool, PAGES * PAGE, k.s, &p));
-    must_fail(VPMM_ERROR_NOT_SUPPORTED, vpmm_malloc(k.w.pool, GRANULES, k.s, &p));
+    must_fail(VPMM_ERROR_NOT_SUPPORTED, vpmm_malloc(k.w.pool, SUBPAGES, k.s, &p));
     must_fail(VPMM_ERROR_NOT_SUPPORTED, vpmm_malloc(k.w.pool, 256 * PAGE, k.s, &p));
     cr_expect_eq(p, 0);
     cr_expect_eq(stats_of(&k.w).failed_not_supported, 3);

@@ -147,7 +147,7 @@ Test(peaks, hits_of_regions_count_as_requested_and_as_rounded)
 {
     peaks_of_hits(3 * PAGE - 4096, 3 * PAGE, 9);
 }
-Test(peaks, hits_of_granules_count)
+Test(peaks, hits_of_subpages_count)
 {
     peaks_of_hits(200 << 10, 0, 24);
 }

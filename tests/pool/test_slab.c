@@ -1016,7 +1016,7 @@ Test(slab, slices_on_a_default_stream_are_hit_in_its_own_context_only)
     default_streams_are_hit(1000);
 }
 
-Test(slab, granules_on_a_default_stream_are_hit_in_its_own_context_only)
+Test(slab, subpages_on_a_default_stream_are_hit_in_its_own_context_only)
 {
     needs_simulator();
     default_streams_are_hit(200 * KIB);
@@ -1315,7 +1315,7 @@ Test(slab, a_deferred_slice_is_waited_for_before_a_request_fails)
 }
 
 /* A slab becomes empty when there is no more to be had. */
-Test(slab, granules_of_an_emptied_slab_are_taken_before_a_request_fails)
+Test(slab, subpages_of_an_emptied_slab_are_taken_before_a_request_fails)
 {
     needs_simulator();
     struct shelf s;
@@ -1384,7 +1384,7 @@ Test(slab, a_slab_that_is_adopted_is_counted)
     world_close(&w);
 }
 
-/* Neither a page of free granules nor an empty slab stands beside a page that is built. */
+/* Neither a page of free subpages nor an empty slab stands beside a page that is built. */
 static void page_after_a_piece(size_t bytes)
 {
     struct setup setup = slab_setup();
@@ -1400,7 +1400,7 @@ static void page_after_a_piece(size_t bytes)
     world_close(&w);
 }
 
-Test(slab, free_granules_are_pages_before_the_pool_grows)
+Test(slab, free_subpages_are_pages_before_the_pool_grows)
 {
     page_after_a_piece(100 * KIB);
     page_after_a_piece(1000);
@@ -1473,7 +1473,7 @@ static CUstream open_where_two_pages_can_be_cut(struct world *w)
     cr_assert_eq(stats_of(w).mapped_bytes, 0);
     struct space *cut = &w->pool->arena.cut;
     units_that_can_be_cut = cut->units.chunk_units;
-    cut->units.chunk_units = 2 * cut->page_granules;
+    cut->units.chunk_units = 2 * cut->page_subpages;
     return s;
 }
 
@@ -1510,8 +1510,8 @@ Test(slab, behind_what_can_be_cut_small_requests_get_pages)
     close_where_two_pages_can_be_cut(&w);
 }
 
-/* Granules at the end are not extended by pages that cannot be cut. */
-Test(slab, behind_what_can_be_cut_no_page_extends_granules)
+/* Subpages at the end are not extended by pages that cannot be cut. */
+Test(slab, behind_what_can_be_cut_no_page_extends_subpages)
 {
     struct world w;
     CUstream s = open_where_two_pages_can_be_cut(&w);

@@ -103,8 +103,8 @@ Test(slab_page, few_small_requests_have_no_page_of_their_own, .timeout = 60)
     world_close(&w);
 }
 
-/* Where cut pages have many free granules, these serve. */
-Test(slab_page, free_granules_come_first, .timeout = 60)
+/* Where cut pages have many free subpages, these serve. */
+Test(slab_page, free_subpages_come_first, .timeout = 60)
 {
     struct world w;
     struct setup setup = setup_default();

@@ -1,7 +1,7 @@
 /*
  * vpmm_use: memory that further streams use, from the word about it to the end of its use on all of them.
  *
- * What is done to pages is done to granules and slices as well: each of the three has descriptors of its own.
+ * What is done to pages is done to subpages and slices as well: each of the three has descriptors of its own.
  */
 #include "base/clock.h"
 #include "pool/pool.h"
@@ -9,9 +9,9 @@
 
 #include <pthread.h>
 
-enum { PAGES = 4, GRANULES = 100 << 10, SLICE = 1024 };
+enum { PAGES = 4, SUBPAGES = 100 << 10, SLICE = 1024 };
 
-static const size_t kinds[] = {PAGES * PAGE, GRANULES, SLICE};
+static const size_t kinds[] = {PAGES * PAGE, SUBPAGES, SLICE};
 
 #define EACH_KIND(bytes) for (const size_t *bytes = kinds; bytes < kinds + sizeof kinds / sizeof kinds[0]; bytes++)
 

@@ -109,17 +109,17 @@ PLAY(open_parked)
     park_pool();
 }
 
-/* With pages, with granules. */
+/* With pages, with subpages. */
 #define SCHEDULES_OF_BOTH(name, words, ...)                                                                            \
     SCHEDULES(name##_of_pages)                                                                                         \
     {                                                                                                                  \
         bytes = 2 * PAGE;                                                                                              \
         explore_play(words ", pages", 0, (struct exploration){__VA_ARGS__});                                           \
     }                                                                                                                  \
-    SCHEDULES(name##_of_granules)                                                                                      \
+    SCHEDULES(name##_of_subpages)                                                                                      \
     {                                                                                                                  \
         bytes = 100 << 10;                                                                                             \
-        explore_play(words ", granules", 0, (struct exploration){__VA_ARGS__});                                        \
+        explore_play(words ", subpages", 0, (struct exploration){__VA_ARGS__});                                        \
     }
 
 SCHEDULES_OF_BOTH(park_against_a_hit, "park, hit", .open = open_with_free_memory, .close = close_parked_or_awake,

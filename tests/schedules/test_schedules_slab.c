@@ -11,7 +11,7 @@
 #include "remap/pass.h"
 #include "remap/slab_page.h"
 
-enum { BIG = 64 << 10, A_SLAB = 2, SMALL = 256, GRANULES = 100 << 10 };
+enum { BIG = 64 << 10, A_SLAB = 2, SMALL = 256, SUBPAGES = 100 << 10 };
 
 static struct slabs *slabs(void)
 {
@@ -21,9 +21,9 @@ static struct slabs *slabs(void)
 /* The slab of a slice. */
 static struct slab *slab_at_slice(CUdeviceptr at)
 {
-    uint64_t granule = 0;
-    explore_check(cut_granule_of(&inside()->arena, at, &granule), "no slice is there");
-    return slab_of_granule(&inside()->arena.cut, granule);
+    uint64_t subpage = 0;
+    explore_check(cut_subpage_of(&inside()->arena, at, &subpage), "no slice is there");
+    return slab_of_subpage(&inside()->arena.cut, subpage);
 }
 
 static void hold(int n, size_t bytes, CUstream stream)
@@ -248,7 +248,7 @@ PLAY(trim_and_cache_another_class)
 {
     trim_now();
     run_stream(play.s); /* nothing is pending: who waits lets the others go on */
-    meet_slices(BIG - GRANULE_BYTES, play.s);
+    meet_slices(BIG - SUBPAGE_BYTES, play.s);
 }
 SCHEDULES(hit_against_a_record_that_is_used_again)
 {
@@ -285,7 +285,7 @@ SCHEDULES(malloc_against_dissolve_and_trim)
 PLAY(put_first_and_get_another_class)
 {
     put(play.p[0], play.s);
-    get_bytes(BIG - GRANULE_BYTES, play.s);
+    get_bytes(BIG - SUBPAGE_BYTES, play.s);
 }
 SCHEDULES(malloc_against_a_record_that_is_used_again)
 {
@@ -317,7 +317,7 @@ PLAY(use_the_record_at_another_place)
     run_stream(play.s);
     trim_now(); /* nothing is pending after it: who waits lets the others go on */
     for (int i = 0; i < A_SLAB; i++)
-        get_bytes(BIG - GRANULE_BYTES, play.s);
+        get_bytes(BIG - SUBPAGE_BYTES, play.s);
 }
 SCHEDULES(wrong_free_against_a_record_that_is_used_again)
 {
@@ -436,29 +436,29 @@ SCHEDULES(deferred_slice_against_malloc_on_its_stream)
                                       .act = {put_first_on_t, pair_of_big_on_t, put_second}});
 }
 
-/* ---- granules ---- */
+/* ---- subpages ---- */
 
-/* Three pages' worth of granules, of which two are kept. */
-PLAY(open_granules)
+/* Three pages' worth of subpages, of which two are kept. */
+PLAY(open_subpages)
 {
     open_world();
-    hold(3, PAGE - GRANULE_BYTES, play.s);
+    hold(3, PAGE - SUBPAGE_BYTES, play.s);
     put(play.p[1], play.s);
     put(play.p[2], play.s);
 }
-PLAY(get_granules)
+PLAY(get_subpages)
 {
-    get_bytes(GRANULES, play.s);
+    get_bytes(SUBPAGES, play.s);
 }
-SCHEDULES(pages_given_back_against_malloc_of_granules)
+SCHEDULES(pages_given_back_against_malloc_of_subpages)
 {
-    explore_play("granules: given back, malloc", 0,
-                 (struct exploration){.open = open_granules, .close = close_plain, .act = {put_first, get_granules}});
+    explore_play("subpages: given back, malloc", 0,
+                 (struct exploration){.open = open_subpages, .close = close_plain, .act = {put_first, get_subpages}});
 }
 SCHEDULES(pages_given_back_twice)
 {
-    explore_play("granules: given back, trim", 0,
-                 (struct exploration){.open = open_granules, .close = close_plain, .act = {put_first, trim}});
+    explore_play("subpages: given back, trim", 0,
+                 (struct exploration){.open = open_subpages, .close = close_plain, .act = {put_first, trim}});
 }
 
 /* ---- streams that go ---- */
@@ -469,7 +469,7 @@ PLAY(destroy_released)
     world_stream_destroy(&play.w, play.s);
 }
 /* The full cache of a front gives up half of what it has of all its streams, one of which another thread releases. */
-PLAY(fill_with_granules_of_t)
+PLAY(fill_with_subpages_of_t)
 {
     hold(3, PAGE / 5 * 2, play.t);
     meet_slices(BIG, play.s);
@@ -481,7 +481,7 @@ SCHEDULES(release_against_a_front_that_is_full)
     explore_play("slices: release, halve", 1,
                  (struct exploration){.open = open_plain,
                                       .close = close_plain,
-                                      .prepare = {fill_with_granules_of_t},
+                                      .prepare = {fill_with_subpages_of_t},
                                       .act = {put_first_on_t, destroy_released}});
 }
 PLAY(hold_one_on_t)
@@ -569,9 +569,9 @@ SCHEDULES(slabs_of_a_page_and_a_trim)
 
 /* ---- the pool's last page ---- */
 
-PLAY(get_granules_on_t)
+PLAY(get_subpages_on_t)
 {
-    get_bytes(GRANULES, play.t);
+    get_bytes(SUBPAGES, play.t);
 }
 PLAY(open_with_a_free_page)
 {
@@ -584,14 +584,14 @@ PLAY(open_with_a_free_page)
 SCHEDULES(two_mallocs_from_the_last_page)
 {
     play.cap = 1;
-    explore_play("granules, granules on another stream", 0,
+    explore_play("subpages, subpages on another stream", 0,
                  (struct exploration){
-                     .open = open_with_a_free_page, .close = close_plain, .act = {get_granules, get_granules_on_t}});
+                     .open = open_with_a_free_page, .close = close_plain, .act = {get_subpages, get_subpages_on_t}});
 }
-SCHEDULES(slice_and_granules_from_the_last_page)
+SCHEDULES(slice_and_subpages_from_the_last_page)
 {
     play.cap = 1;
     explore_play(
-        "granules, slice on another stream", 0,
-        (struct exploration){.open = open_with_a_free_page, .close = close_plain, .act = {get_granules, get_big_on_t}});
+        "subpages, slice on another stream", 0,
+        (struct exploration){.open = open_with_a_free_page, .close = close_plain, .act = {get_subpages, get_big_on_t}});
 }

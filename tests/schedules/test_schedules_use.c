@@ -3,7 +3,7 @@
  * preemptions, and then in random ones (explore.h says how, and how to have more of them or one of them again). play.h
  * says what is looked at after each: memory that is handed out too early makes a race that the simulator finds.
  *
- * Each is played with a page, with granules and with a slice.
+ * Each is played with a page, with subpages and with a slice.
  */
 #include "play.h"
 
@@ -112,17 +112,17 @@ PLAY(close_after_the_free)
     close_with_nothing_ending_now();
 }
 
-/* With a page, with granules, with a slice. */
+/* With a page, with subpages, with a slice. */
 #define SCHEDULES_OF_EACH(name, words, caches, ...)                                                                    \
     SCHEDULES(name##_of_a_page)                                                                                        \
     {                                                                                                                  \
         bytes = PAGE;                                                                                                  \
         explore_play(words ", a page", caches, (struct exploration){__VA_ARGS__});                                     \
     }                                                                                                                  \
-    SCHEDULES(name##_of_granules)                                                                                      \
+    SCHEDULES(name##_of_subpages)                                                                                      \
     {                                                                                                                  \
         bytes = 100 << 10;                                                                                             \
-        explore_play(words ", granules", caches, (struct exploration){__VA_ARGS__});                                   \
+        explore_play(words ", subpages", caches, (struct exploration){__VA_ARGS__});                                   \
     }                                                                                                                  \
     SCHEDULES(name##_of_a_slice)                                                                                       \
     {                                                                                                                  \

@@ -707,7 +707,7 @@ Test(stopped_thread, while_it_empties_the_caches_of_a_stream_that_is_released, .
 /* --- pieces ---------------------------------------------------------------------------------------------------------
  */
 
-enum { BIG = 64 << 10, SMALL = 256, GRANULES = 100 << 10, A_SLAB = 2, A_BIN = 4 };
+enum { BIG = 64 << 10, SMALL = 256, SUBPAGES = 100 << 10, A_SLAB = 2, A_BIN = 4 };
 
 static vpmm_status pair_of_bytes(struct actor *a, size_t bytes, CUstream stream)
 {
@@ -732,10 +732,10 @@ static vpmm_status give_big(struct actor *a, const CUdeviceptr *p, int n, CUstre
     return status;
 }
 
-/* Slices of two classes and granules, on the stopped thread's stream and on another. */
+/* Slices of two classes and subpages, on the stopped thread's stream and on another. */
 static void *go_on_with_pieces(void *argument)
 {
-    static const size_t sizes[] = {BIG, SMALL, GRANULES};
+    static const size_t sizes[] = {BIG, SMALL, SUBPAGES};
     struct actor *a = argument;
     for (int i = 0; i < PAIRS && a->status == VPMM_SUCCESS; i++)
         a->status = pair_of_bytes(a, sizes[i / 2 % 3], i % 2 ? a->own : a->other);
@@ -748,9 +748,9 @@ static vpmm_status pair_of_slices(struct actor *a)
     return pair_of_bytes(a, BIG, a->stream);
 }
 
-static vpmm_status pair_of_granules(struct actor *a)
+static vpmm_status pair_of_subpages(struct actor *a)
 {
-    return pair_of_bytes(a, GRANULES, a->stream);
+    return pair_of_bytes(a, SUBPAGES, a->stream);
 }
 
 /* A bin is filled again when it is empty, and gives half back when it is full. */
@@ -811,7 +811,7 @@ static void stop_among_pieces(vpmm_status (*act)(struct actor *), size_t cache_p
     CUstream own = world_stream(&w), other = world_stream(&w);
     struct actor a = {.w = &w, .own = own, .other = other, .act = act, .stream = own};
     pthread_t stopped = start_actor(&a);
-    CUdeviceptr held = 0, wall = take_bytes(&w, GRANULES, own); /* a page that stays cut */
+    CUdeviceptr held = 0, wall = take_bytes(&w, SUBPAGES, own); /* a page that stays cut */
     for (uint64_t point = 1;; point++) {
         if (adopts)
             leave_for_adoption(&w, own, &held);
@@ -849,9 +849,9 @@ Test(stopped_thread, while_it_takes_and_gives_a_slice, .timeout = 300)
 {
     stop_among_pieces(pair_of_slices, 0, false);
 }
-Test(stopped_thread, while_it_takes_and_gives_granules, .timeout = 300)
+Test(stopped_thread, while_it_takes_and_gives_subpages, .timeout = 300)
 {
-    stop_among_pieces(pair_of_granules, 0, false);
+    stop_among_pieces(pair_of_subpages, 0, false);
 }
 Test(stopped_thread, while_its_bin_of_slices_is_filled_and_overflows, .timeout = 300)
 {
@@ -1172,8 +1172,8 @@ static vpmm_status destroy(struct actor *a)
     return status;
 }
 
-/* Free granules of whole pages, freed on two streams, and known to have passed: a pass gives them back. */
-static void leave_free_granules(struct world *w, CUstream s, CUstream t)
+/* Free subpages of whole pages, freed on two streams, and known to have passed: a pass gives them back. */
+static void leave_free_subpages(struct world *w, CUstream s, CUstream t)
 {
     enum { PIECES = 40 };
     CUdeviceptr p[PIECES];
@@ -1198,7 +1198,7 @@ Test(stopped_thread, while_it_destroys_the_pool, .timeout = 300)
         world_open(&w, &setup);
         struct actor a = {.w = &w, .act = destroy, .pages = 1, .stream = world_stream(&w)};
         pthread_t stopped = start_actor(&a);
-        leave_free_granules(&w, a.stream, world_stream(&w));
+        leave_free_subpages(&w, a.stream, world_stream(&w));
         uint64_t cut = stats_of(&w).slab_bytes;
         require(stop_at(point), "only %llu points", (unsigned long long)point);
         must_work(vpmm_poll(w.pool));
