@@ -4,8 +4,9 @@
  * Such hashes are slow by design, so the credentials that passed last are known again by a keyed digest of them: each
  * scrape costs microseconds, and no password is kept. Others are hashed, at most so many a second that guessing keeps
  * the exporter's one thread from nobody; a wrong user costs the same time as a wrong password. Where hashes are so slow
- * that these would take all of its time, it rests after each as long again. And so that guessing keeps nobody out either,
- * the last of a second's hashes, and the first after a rest, are for addresses whose latest password was not wrong.
+ * that these would take all of its time, it rests after each as long again. And so that guessing keeps nobody out
+ * either, the last of a second's hashes, and the first after a rest, are for addresses whose latest password was not
+ * wrong.
  *
  * Threads: auth_check_hash any; the rest the exporter's thread alone.
  */
@@ -35,7 +36,9 @@ struct auth {
     uint64_t hashed_ns, slow_ns; /* when the latest hash was made, and how long it took if that was too long */
 };
 
-/* Whether the text is a whole hash, of a method that AUTH_METHODS names. INVALID_VALUE, HOST_MEMORY: without a message. */
+/*
+ * Whether the text is a whole hash, of a method that AUTH_METHODS names. INVALID_VALUE, HOST_MEMORY: without a message.
+ */
 vpmm_status auth_check_hash(const char *hash);
 
 /* user NULL: none is asked for. false: no host memory, or no random numbers. */

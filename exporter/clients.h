@@ -3,8 +3,8 @@
  *
  *   client    an open connection: its socket, its address, and when it must end, whatever it does
  *   address   of a client: IPv4 whole, IPv6 by its /64, which is what one customer of a network is given
- *   bucket    of an address: the requests that it may still make, filled at the limit's rate up to a second's worth, and
- *             whether its latest password was wrong
+ *   bucket    of an address: the requests that it may still make, filled at the limit's rate up to a second's worth,
+ *             and whether its latest password was wrong
  *
  * Whoever connects is let in, and the oldest connection (of the address, if it has its share) is shut down for it: who
  * hangs on loses, who asks at once is answered. A socket is shut down here and closed by the HTTP library, which then

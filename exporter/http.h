@@ -11,8 +11,8 @@
  * keep a connection for ever. epoll, because a process with a GPU has more descriptors than select can tell.
  *
  * Threads: http_start, http_stop: the caller's. Everything else is the thread's from start to stop, but for `ends` and
- * the pools, which have their lock. The thread blocks every signal. A fork takes `round`, and the pools' lock after it: so
- * each socket that there is when the process is copied is a client's, and is known to the child, which closes it.
+ * the pools, which have their lock. The thread blocks every signal. A fork takes `round`, and the pools' lock after it:
+ * so each socket that there is when the process is copied is a client's, and is known to the child, which closes it.
  */
 #ifndef VPMM_EXPORTER_HTTP_H
 #define VPMM_EXPORTER_HTTP_H

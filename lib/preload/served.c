@@ -338,29 +338,44 @@ static bool enter_served(const vpmm_driver *driver, struct device *device)
            driver->cuCtxPushCurrent(device->served.primary) == CUDA_SUCCESS;
 }
 
+/* Where it has no pool, and none is made meanwhile: whatever waits in the lanes, a reset of it does not. */
+static bool reset_unserved(int number, CUresult(CUDAAPI *reset)(CUdevice), CUresult *result)
+{
+    struct device *device = device_at(number);
+    pthread_mutex_lock(&making);
+    bool is_unserved = !published(device) || device->process != getpid();
+    if (is_unserved)
+        *result = reset(number);
+    pthread_mutex_unlock(&making);
+    return is_unserved;
+}
+
 /*
  * The work is waited for before the lanes are shut as well: it may need another thread that is about to enter them.
- * Captures in the context end there, which the reset would do. Where the context is not to be had the driver refuses
- * the reset too, and all stays as it is. The lanes are shut where there is no pool, for a thread may be making one.
+ * Captures in the context end there, which the reset would do. Where the context is not to be had, as in a host
+ * function, the driver refuses the reset too, and all stays as it is: nobody is waited for there.
  */
 CUresult served_end(int number, CUresult(CUDAAPI *reset)(CUdevice))
 {
     CUcontext left;
+    CUresult result;
     struct device *device = device_at(number);
     const vpmm_driver *driver = vpmm_driver_cuda();
+    if (reset_unserved(number, reset, &result))
+        return result;
     lane_enter();
-    bool is_served = enter_served(driver, device);
+    bool is_entered = enter_served(driver, device);
     lane_leave();
-    if (is_served) {
-        driver->cuCtxSynchronize();
-        driver->cuCtxPopCurrent(&left);
-    }
+    if (!is_entered) /* else another thread's reset has ended it */
+        return reset_unserved(number, reset, &result) ? result : reset(number);
+    driver->cuCtxSynchronize();
+    driver->cuCtxPopCurrent(&left);
     lane_shut();
     if (enter_served(driver, device)) {
         end_served(driver, device);
         driver->cuCtxPopCurrent(&left);
     }
-    CUresult result = reset(number);
+    result = reset(number);
     lane_open();
     return result;
 }

@@ -477,6 +477,43 @@ Test(settle, a_trim_beside_a_build_gives_back_what_has_passed, .timeout = 60)
     world_close(&w);
 }
 
+/* The bound is of bytes that nobody has here: they are said to be pending. */
+Test(settle, old_addresses_wait_for_a_build_until_there_are_16_gib_of_them)
+{
+    enum { PIECES = 8 };
+    const uint64_t below = UINT64_C(15) << 30, rest = UINT64_C(1) << 30;
+    struct setup setup = setup_default();
+    struct world w;
+    CUdeviceptr piece[PIECES];
+    setup.pool.extent_size = PAGE;
+    setup.pool.max_mapped = 2 * PIECES * PAGE;
+    setup.pool.reaper = false;
+    setup.pool.decay_ms = VPMM_DECAY_NEVER;
+    world_open(&w, &setup);
+    CUstream s = world_stream(&w);
+    for (int i = 0; i < PIECES; i++)
+        piece[i] = take(&w, 2, s);
+    for (int i = 0; i < PIECES; i += 2)
+        give(&w, piece[i], s);
+    CUdeviceptr moved = take(&w, PIECES, s);
+    uint64_t pending = stats_of(&w).pending_unmap_bytes;
+    cr_assert_geq(pending, PIECES * PAGE);
+    world_step(&w);
+    atomic_fetch_add(&w.pool->arena.builders, 1);
+    stats_add(&w.pool->stats, STAT_pending_unmap_bytes, below);
+    must_work(vpmm_poll(w.pool));
+    cr_expect_eq(stats_of(&w).pending_unmap_bytes, below + pending);
+    stats_add(&w.pool->stats, STAT_pending_unmap_bytes, rest);
+    must_work(vpmm_poll(w.pool));
+    cr_expect_lt(stats_of(&w).pending_unmap_bytes, below + rest + pending);
+    stats_sub(&w.pool->stats, STAT_pending_unmap_bytes, below + rest);
+    atomic_fetch_sub(&w.pool->arena.builders, 1);
+    give(&w, moved, s);
+    for (int i = 1; i < PIECES; i += 2)
+        give(&w, piece[i], s);
+    world_close(&w);
+}
+
 /* ---- by context: two who ask, and one beside them, who makes passes as the pool's thread does ---- */
 
 Test(settle, a_wait_for_a_context_keeps_nobody_waiting, .timeout = 60)

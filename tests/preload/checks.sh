@@ -64,6 +64,7 @@ declare -A settings=(
   [peers]=VPMM_PRELOAD_SYNC=on
   [stream_of_another]="FAKE_DEVICES=2 FAKE_MEMORY=67108864"
   [threshold]="VPMM_DECAY_MS=50 VPMM_CAPTURES=off"
+  [reset_unserved]=FAKE_DEVICES=2
   [threshold_beside_first]="VPMM_DECAY_MS=50 VPMM_CAPTURES=off"
 )
 cases=(serve drivers capture beside_capture left_behind left_alone recaptured joined unreleased pools
@@ -71,7 +72,7 @@ cases=(serve drivers capture beside_capture left_behind left_alone recaptured jo
   unreleased_memory peers stream_of_another questions threshold dependencies constructor constructor_thread memory
   full trimmed kept race_for_memory other_device reset_beside destroyed_in_capture destroyed_and_followed
   released_wholly released_after_reset refused failing short reset streams default_stream threads at_once unused fork
-  fork_beside fork_beside_first threshold_beside_first reset_beside_first child names)
+  fork_beside fork_beside_first threshold_beside_first reset_beside_first reset_unserved reset_on_host child names)
 
 for name in "${cases[@]}"; do
   [ -z "$only" ] || [ "$only" = "$name" ] || continue

@@ -1523,6 +1523,55 @@ static void case_reset_beside_first(void)
     OK(cu.stream_create(&stream, CU_STREAM_DEFAULT));
 }
 
+/* ---- a reset beside a free that waits for work which goes on only after it ---- */
+
+static void *free_at_once(void *memory)
+{
+    OK(cu.set_current(context));
+    OK(cu.free(*(CUdeviceptr *)memory));
+    return NULL;
+}
+
+static pthread_t wait_in_free(CUhostFn work, CUdeviceptr *memory)
+{
+    pthread_t thread;
+    *memory = served(1000, stream);
+    OK(cu.launch(stream, work, NULL));
+    EXPECT(pthread_create(&thread, NULL, free_at_once, memory) == 0);
+    usleep(300000);
+    return thread;
+}
+
+/* Of a device without a pool of vpmm's: it waits for no other device's work, as without vpmm. */
+static void case_reset_unserved(void)
+{
+    CUdeviceptr memory;
+    CUcontext other;
+    OK(cu.retain(&other, 1));
+    pthread_t thread = wait_in_free(wait_on_host, &memory);
+    alarm(20);
+    OK(cu.reset(1));
+    atomic_store(&goes_on, true);
+    EXPECT(pthread_join(thread, NULL) == 0);
+}
+
+static void CUDA_CB reset_on_host(void *unused)
+{
+    wait_on_host(unused);
+    cu.reset(0);
+}
+
+/* The driver refuses it, and all stays as it is. */
+static void case_reset_on_host(void)
+{
+    CUdeviceptr memory;
+    pthread_t thread = wait_in_free(reset_on_host, &memory);
+    alarm(20);
+    atomic_store(&goes_on, true);
+    EXPECT(pthread_join(thread, NULL) == 0);
+    OK(cu.free_async(served(1000, stream), stream));
+}
+
 /* A child that ends as programs do. */
 static void case_child(void)
 {
@@ -1634,6 +1683,8 @@ static const struct {
     {"fork_beside_first", case_fork_beside_first, true},
     {"threshold_beside_first", case_threshold_beside_first, true},
     {"reset_beside_first", case_reset_beside_first, true},
+    {"reset_unserved", case_reset_unserved, true},
+    {"reset_on_host", case_reset_on_host, true},
     {"child", case_child, true},
     {"names", case_names, false},
 };

@@ -168,3 +168,15 @@ Test(stats, each_failure_is_in_the_sum)
         cr_expect_eq(after.failures - before.failures, 1, "%s", vpmm_status_name((vpmm_status)status));
     }
 }
+
+/* What has been a thread's own is no later thread's, however many there are: it adds without a locked instruction. */
+Test(stats, no_later_thread_has_an_own_stripe)
+{
+    unsigned taken[STATS_STRIPES] = {0};
+    for (int i = 0; i < 5 * STATS_STRIPES; i++)
+        taken[stats_take_stripe()]++;
+    for (unsigned i = 0; i < STATS_OWN_STRIPES; i++)
+        cr_expect_leq(taken[i], 1);
+    for (unsigned i = STATS_OWN_STRIPES; i < STATS_STRIPES; i++)
+        cr_expect_gt(taken[i], 1);
+}
