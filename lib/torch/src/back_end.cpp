@@ -478,7 +478,9 @@ class BackEnd final : public WithoutExpandableSegments<back_end::CUDAAllocator> 
           !keep || !device.pools.may_any_capture(),
           "vpmm: what a memory pool holds is not kept while a graph is captured, or as use_mem_pool begins: the "
           "wait for the device would end the capture");
-      await_uses_elsewhere(device, pool);
+      TORCH_CHECK(await_uses_elsewhere(device, pool),
+                  "vpmm: what another device does with a memory pool cannot be "
+                  "waited for now, so nothing has changed");
       auto end = c10::make_scope_exit([&] { // also where the driver would not take all back
         if (pool.parking.is_parked())
           end_exports(pool);
@@ -578,8 +580,8 @@ class BackEnd final : public WithoutExpandableSegments<back_end::CUDAAllocator> 
     TORCH_CHECK(found, "vpmm: there is no memory pool (", id.first, ", ", id.second, ")");
   }
 
-  /* What streams of others do with the pool's memory, live, shelved or freed. */
-  void await_uses_elsewhere(Device& device, Pool& pool) {
+  /* What streams of others do with the pool's memory, live, shelved or freed. False: it cannot be waited for now. */
+  bool await_uses_elsewhere(Device& device, Pool& pool) {
     std::vector<Allocation> used;
     allocations_.each([&](void*, const Allocation& allocation) {
       if (allocation.pool.get() == &pool && !allocation.used.empty())
@@ -588,9 +590,9 @@ class BackEnd final : public WithoutExpandableSegments<back_end::CUDAAllocator> 
     for (auto& [address, allocation] : pool.wanted.shelved())
       used.push_back(std::move(allocation));
     for (const Allocation& allocation : used)
-      await_other_devices(allocation);
-    device.frees.try_again();
-    device.frees.await_uses(pool);
+      if (!await_other_devices(allocation))
+        return false;
+    return device.frees.await_all(pool);
   }
 
   /* Other handles will be behind what lives. */

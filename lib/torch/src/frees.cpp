@@ -78,9 +78,10 @@ bool Frees::have_passed(Freed& freed, std::vector<Use>* slow) {
   if (freed.events.empty() && !record_events(freed))
     return false;
   for (size_t i = 0; i < freed.events.size(); i++) {
-    if (succeeds(cudaEventQuery(freed.events[i])))
+    cudaError_t answer = cudaEventQuery(freed.events[i]);
+    if (succeeds(answer))
       continue;
-    if (slow)
+    if (slow && answer == cudaErrorNotReady)
       slow->push_back(allocation.used[i]);
     return false;
   }
@@ -97,8 +98,8 @@ static bool is_used_on_another_device(const Allocation& allocation) {
 }
 
 /*
- * What was recorded on a slow stream later than what has not passed there has not passed either. Out of order it is asked
- * for by a later walk.
+ * What was recorded on a slow stream later than what has not passed there has not passed either. What was recorded before it
+ * and stands behind it is asked for when that has passed.
  */
 static bool is_used_by_any(const Allocation& allocation, const std::vector<Use>& streams) {
   return std::any_of(allocation.used.begin(), allocation.used.end(),
@@ -153,12 +154,13 @@ class Frees::Walk {
   Frees& frees_;
 };
 
-void Frees::keep(std::list<Freed> freed) {
+/* A new one comes last; those that were in hand come before what was freed meanwhile: in the order of their events. */
+void Frees::keep(std::list<Freed> freed, bool is_new) {
   std::lock_guard<std::mutex> guard(lock_);
   for (const Freed& one : freed)
     if (one.point.capture)
       joining_.store(true, std::memory_order_relaxed);
-  kept_.splice(kept_.end(), freed);
+  kept_.splice(is_new ? kept_.end() : kept_.begin(), freed);
   later_.store(kept_.size(), std::memory_order_relaxed);
 }
 
@@ -176,6 +178,8 @@ void Frees::note_point(Freed& freed) {
 /* The thread need not be the one that began the capture: this meets no stream but the one that it works on. */
 void Frees::free_all_joined(const Pool& pool, cudaStream_t stream) {
   Walk walk(*this);
+  if (pauses_.load())
+    return;
   std::list<Freed> mine;
   bool others = false;
   {
@@ -202,6 +206,47 @@ void Frees::free_all_joined(const Pool& pool, cudaStream_t stream) {
     keep(std::move(mine));
 }
 
+void Frees::await_events(const Freed& freed) {
+  RelaxedMode relaxed;
+  waits_.fetch_add(1);
+  for (cudaEvent_t event : freed.events)
+    (void)succeeds(cudaEventSynchronize(event));
+  waits_.fetch_sub(1);
+}
+
+/* Who has some in hand keeps them again, or has freed them; who takes some from now on takes none. */
+std::list<Frees::Freed> Frees::take_all(const Pool& pool) {
+  std::list<Freed> mine;
+  pauses_.fetch_add(1);
+  for (bool is_all = false; !is_all; std::this_thread::yield()) {
+    std::lock_guard<std::mutex> guard(lock_);
+    is_all = !walks_.load();
+    for (auto it = kept_.begin(); it != kept_.end();) {
+      auto freed = it++;
+      if (freed->allocation.pool.get() == &pool)
+        mine.splice(mine.end(), kept_, freed);
+    }
+    later_.store(kept_.size(), std::memory_order_relaxed);
+  }
+  pauses_.fetch_sub(1);
+  return mine;
+}
+
+bool Frees::await_all(const Pool& pool) {
+  std::list<Freed> mine = take_all(pool);
+  Walk walk(*this);
+  bool have_ended = true;
+  for (auto it = mine.begin(); it != mine.end();) {
+    await_events(*it);
+    if (it->events.empty())
+      have_ended = await_other_devices(it->allocation) && have_ended;
+    it = finish(*it) ? mine.erase(it) : std::next(it);
+  }
+  if (!mine.empty())
+    keep(std::move(mine));
+  return have_ended;
+}
+
 void Frees::await_uses(const Pool& pool) {
   Walk walk(*this);
   std::list<Freed> mine;
@@ -216,11 +261,7 @@ void Frees::await_uses(const Pool& pool) {
     later_.store(kept_.size(), std::memory_order_relaxed);
   }
   for (auto it = mine.begin(); it != mine.end();) {
-    {
-      RelaxedMode relaxed;
-      for (cudaEvent_t event : it->events)
-        (void)succeeds(cudaEventSynchronize(event));
-    }
+    await_events(*it);
     it = finish(*it) ? mine.erase(it) : std::next(it);
   }
   if (!mine.empty())
@@ -252,7 +293,7 @@ void Frees::free(void* address, Allocation&& allocation) {
     note_point(freed);
   std::list<Freed> one;
   one.push_back(std::move(freed));
-  keep(std::move(one));
+  keep(std::move(one), true);
 }
 
 /* What waits is looked through only by who may free it. */
@@ -261,6 +302,8 @@ void Frees::try_all() {
     return;
   pools_.leave();
   Walk walk(*this);
+  if (pauses_.load())
+    return;
   std::list<Freed> kept;
   {
     std::lock_guard<std::mutex> guard(lock_);
@@ -280,10 +323,13 @@ void Frees::try_all() {
  */
 void Frees::try_hard(const Pool& pool) {
   constexpr auto PATIENCE = std::chrono::milliseconds(100);
-  const auto end = std::chrono::steady_clock::now() + PATIENCE;
+  auto end = std::chrono::steady_clock::now() + PATIENCE;
   try_all();
-  while (walks_.load() && std::chrono::steady_clock::now() < end)
+  while (walks_.load() && std::chrono::steady_clock::now() < end) {
+    if (waits_.load()) // as this thread would: for the device, and for no lock
+      end = std::chrono::steady_clock::now() + PATIENCE;
     std::this_thread::yield();
+  }
   try_all();
   await_uses(pool);
 }

@@ -60,6 +60,13 @@ class Frees {
    */
   void await_uses(const Pool& pool);
 
+  /*
+   * Before the pool's memory is unmapped: waits for what streams of other devices do with what was freed, also where no
+   * event could be recorded, or another thread has it in hand. False: it cannot be waited for now. Without Python's
+   * lock, as other threads may wait for that. Never throws.
+   */
+  bool await_all(const Pool& pool);
+
   /* A capture or another use of a pool has ended. */
   void end() {
     order_.forget();
@@ -87,14 +94,18 @@ class Frees {
   void try_all();
   void note_point(Freed& freed);
   void free_all_joined(const Pool& pool, cudaStream_t stream);
-  void keep(std::list<Freed> freed);
+  void keep(std::list<Freed> freed, bool is_new = false);
+  std::list<Freed> take_all(const Pool& pool);
+  void await_events(const Freed& freed);
 
   Pools& pools_;
   std::atomic<size_t> later_{0};     // how many are kept
   std::atomic<bool> joining_{false}; // whether one of them may be joining
   std::mutex lock_;
-  std::list<Freed> kept_;     // waiting, ending and joining
-  std::atomic<int> walks_{0}; // how many threads have some of them in hand
+  std::list<Freed> kept_;      // waiting, ending and joining
+  std::atomic<int> walks_{0};  // how many threads have some of them in hand
+  std::atomic<int> waits_{0};  // how many of these wait for events, and for no lock
+  std::atomic<int> pauses_{0}; // threads that would see all of a pool: nobody else takes some to try them meanwhile
   CaptureOrder order_;
 };
 

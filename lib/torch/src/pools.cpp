@@ -37,24 +37,29 @@ void check(vpmm_status status, const char* what) {
   TORCH_CHECK(false, "vpmm: ", what, ": ", words);
 }
 
-/* What cannot be waited for is not, as at the process's end. */
-static void await_elsewhere(const Use& use) {
+/* Frees wait for the context, and spare captures in it. */
+static bool await_context() {
+  void* byte = nullptr;
+  return succeeds(cudaMalloc(&byte, 1)) && succeeds(cudaFree(byte));
+}
+
+/*
+ * A stream that cannot be asked, as the default one beside a capture of a stream that waits for it, may be at work too;
+ * and so may one that begins to capture just now. Where there is no device, as at the process's end, nothing is.
+ */
+static bool await_elsewhere(const Use& use) {
   OnDevice on(use.device);
   RelaxedMode relaxed;
   cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
-  void* byte = nullptr;
-  if (!on.is_on() || !succeeds(cudaStreamIsCapturing(use.stream, &capture)))
-    return;
-  if (capture == cudaStreamCaptureStatusNone)
-    (void)succeeds(cudaStreamSynchronize(use.stream));
-  else if (succeeds(cudaMalloc(&byte, 1)))
-    (void)succeeds(cudaFree(byte));
+  if (!on.is_on())
+    return true;
+  bool may_wait = succeeds(cudaStreamIsCapturing(use.stream, &capture)) && capture == cudaStreamCaptureStatusNone;
+  return (may_wait && succeeds(cudaStreamSynchronize(use.stream))) || await_context();
 }
 
-void await_other_devices(const Allocation& allocation) {
-  for (const Use& use : allocation.used)
-    if (use.device != allocation.device)
-      await_elsewhere(use);
+bool await_other_devices(const Allocation& allocation) {
+  return std::all_of(allocation.used.begin(), allocation.used.end(),
+                     [&](const Use& use) { return use.device == allocation.device || await_elsewhere(use); });
 }
 
 vpmm_stats Pool::stats() const {
@@ -80,11 +85,12 @@ bool Pool::end() {
     return true;
   if (live.load(std::memory_order_acquire)) // a checkpoint has freed meanwhile, and it is not done yet
     return false;
-  for (const auto& [address, allocation] : wanted.shelved())
-    if (wanted.unshelve(address)) {
-      await_other_devices(allocation);
+  for (const auto& [address, allocation] : wanted.shelved()) {
+    if (!await_other_devices(allocation))
+      return false;
+    if (wanted.unshelve(address))
       vpmm_free(pool, reinterpret_cast<CUdeviceptr>(address), allocation.stream);
-    }
+  }
   parking.end();
   metrics_remove(pool);
   vpmm_status status = vpmm_pool_destroy(pool);

@@ -238,9 +238,10 @@ class Pools {
 
 /*
  * Waits for what streams of other devices do with an allocation, as record_stream has said: vpmm waits for its own. A stream
- * that captures is waited for with all of its device, which leaves the capture as it is.
+ * that captures is waited for with all of its device, which leaves the capture as it is. False: that has no byte to
+ * spare, and they may be at work still.
  */
-void await_other_devices(const Allocation& allocation);
+bool await_other_devices(const Allocation& allocation);
 
 /* What vpmm has said of a call, as an error of Python. */
 void check(vpmm_status status, const char* what);

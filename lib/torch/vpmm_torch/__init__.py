@@ -20,11 +20,12 @@ def enable():
 
     del torch
     if _library is None:
-        _library = ctypes.CDLL(_path)
-        for function in (_library.vpmm_torch_enable, _library.vpmm_torch_park, _library.vpmm_torch_wake):
+        library = ctypes.CDLL(_path)
+        for function in (library.vpmm_torch_enable, library.vpmm_torch_park, library.vpmm_torch_wake):
             function.restype = ctypes.c_char_p
-        _library.vpmm_torch_park.argtypes = [ctypes.c_uint64, ctypes.c_uint64, ctypes.c_bool]
-        _library.vpmm_torch_wake.argtypes = [ctypes.c_uint64, ctypes.c_uint64]
+        library.vpmm_torch_park.argtypes = [ctypes.c_uint64, ctypes.c_uint64, ctypes.c_bool]
+        library.vpmm_torch_wake.argtypes = [ctypes.c_uint64, ctypes.c_uint64]
+        _library = library  # whole: another thread may enable it meanwhile
     _raise(_library.vpmm_torch_enable())
     _is_enabled = True
 

@@ -1458,7 +1458,8 @@ static void parks_behind_another_device_s_stream(Back& back, Memory memory) {
   REQUIRE(gate.is_open && vpmm_sim_races(simulated.sim) == 0);
   opener.join();
   REQUIRE(!vpmm_torch_wake(7, 6));
-  pool.memory[0].clear(); // while there is the stream
+  checkpoint.reset(); // while there is the stream, as the next
+  pool.memory[0].clear();
   CUcontext context;
   DRIVE(cuCtxPopCurrent(&context));
 }
@@ -1470,10 +1471,11 @@ static void ends_behind_another_device_s_stream(Back& back) {
   Gate gate;
   PeerStream peer;
   DRIVE(cuCtxPushCurrent(simulated.context));
+  std::shared_ptr<c10::cuda::CUDACachingAllocator::AllocatorState> checkpoint; // kept to the pool's end
   {
     InPool in(back, id);
     c10::DataPtr used = back.allocate(64 << 20);
-    auto checkpoint = back.getCheckpointState(0, id);
+    checkpoint = back.getCheckpointState(0, id);
     DRIVE(cuCtxSynchronize());
     gate.stand_before(peer.stream);
     back.recordStream(used, torch_stream(peer.stream, 1));
@@ -1493,7 +1495,11 @@ static void ends_behind_another_device_s_stream(Back& back) {
 /* A capture of that stream by another thread is none of the pool's. */
 static void parks_beside_another_device_s_capture(Back& back) {
   ParkedPool pool(back);
+  DRIVE(cuCtxSynchronize());
+  Gate gate;
   PeerStream peer;
+  gate.stand_before(peer.stream);
+  peer.write(pool.memory[0].get());
   back.recordStream(pool.memory[0], torch_stream(peer.stream, 1));
   std::atomic<bool> captures{false}, parked{false};
   std::thread capturer([&] {
@@ -1509,11 +1515,151 @@ static void parks_beside_another_device_s_capture(Back& back) {
   while (!captures)
     usleep(1000);
   DRIVE(cuCtxPushCurrent(simulated.context));
+  std::thread opener([&] {
+    usleep(20000);
+    gate.is_open = true;
+  });
   REQUIRE(!vpmm_torch_park(7, 6, false));
+  REQUIRE(gate.is_open);
+  opener.join();
   parked = true;
   capturer.join();
   REQUIRE(!vpmm_torch_wake(7, 6));
   pool.memory[0].clear();
+  CUcontext context;
+  DRIVE(cuCtxPopCurrent(&context));
+}
+
+/* Another thread's, of a stream of its own, of this device as PyTorch captures, or of the peer as a program does. */
+class OtherCapture {
+ public:
+  OtherCapture(Back& back, bool is_peers) : thread_([this, &back, is_peers] { capture(back, is_peers); }) {
+    while (!has_begun_)
+      usleep(500);
+  }
+
+  ~OtherCapture() {
+    is_over_ = true;
+    thread_.join();
+  }
+
+ private:
+  void capture(Back& back, bool is_peers) {
+    CUstream stream = nullptr;
+    CUgraph graph = nullptr;
+    DRIVE(cuCtxSetCurrent(is_peers ? simulated.peer_context : simulated.context));
+    DRIVE(cuStreamCreate(&stream,
+                         is_peers ? CU_STREAM_DEFAULT : CU_STREAM_NON_BLOCKING)); // the default stream waits for it
+    std::optional<InPool> in;
+    if (!is_peers)
+      in.emplace(back, MempoolId_t{7, 41});
+    DRIVE(cuStreamBeginCapture(stream, CU_STREAM_CAPTURE_MODE_GLOBAL));
+    has_begun_ = true;
+    while (!is_over_)
+      usleep(500);
+    DRIVE(cuStreamEndCapture(stream, &graph));
+    DRIVE(cuGraphDestroy(graph));
+    in.reset();
+    DRIVE(cuStreamDestroy(stream));
+  }
+
+  std::atomic<bool> has_begun_{false}, is_over_{false};
+  std::thread thread_;
+};
+
+/* A pool whose memory a peer's stream uses behind a gate, which opens in a while. */
+struct UsedByPeer {
+  ParkedPool pool;
+  Gate gate;
+  PeerStream peer;
+  std::thread opener;
+
+  UsedByPeer(Back& back, bool by_default_stream) : pool(back) {
+    CUstream stream = by_default_stream ? nullptr : peer.stream;
+    DRIVE(cuCtxPushCurrent(simulated.context));
+    DRIVE(cuCtxSynchronize());
+    DRIVE(cuCtxPopCurrent(&context));
+    gate.stand_before(stream);
+    DRIVE(cuMemsetD8Async(pool.at(0), 1, 100, stream));
+    back.recordStream(pool.memory[0], torch_stream(stream, 1));
+    DRIVE(cuCtxPushCurrent(simulated.context));
+  }
+
+  void park() {
+    opener = std::thread([&] {
+      usleep(20000);
+      gate.is_open = true;
+    });
+    REQUIRE(!vpmm_torch_park(7, 6, false));
+    REQUIRE(gate.is_open && vpmm_sim_races(simulated.sim) == 0);
+  }
+
+  ~UsedByPeer() {
+    opener.join();
+    REQUIRE(!vpmm_torch_wake(7, 6));
+    pool.memory[0].clear();
+    DRIVE(cuCtxPopCurrent(&context));
+  }
+
+ private:
+  CUcontext context;
+};
+
+/* No event can be recorded at the free, as another thread captures. */
+static void parks_what_was_freed_beside_a_capture(Back& back) {
+  OtherCapture other(back, false);
+  UsedByPeer used(back, false);
+  used.pool.memory[0].clear();
+  used.park();
+}
+
+/* The default stream cannot be asked whether it captures while a stream does that it waits for. */
+static void parks_beside_a_capture_that_the_default_stream_waits_for(Back& back) {
+  UsedByPeer used(back, true);
+  OtherCapture other(back, true);
+  used.park();
+}
+
+/* Another thread has what waits in hand at most times. */
+static void parks_beside_who_looks_through_the_frees(Back& back) {
+  UsedByPeer used(back, false);
+  used.pool.memory[0].clear();
+  std::atomic<bool> is_over{false};
+  std::thread walker([&] {
+    DRIVE(cuCtxSetCurrent(simulated.context));
+    while (!is_over)
+      back.allocate(1000).clear();
+  });
+  used.park();
+  is_over = true;
+  walker.join();
+}
+
+/* What one thread waits for as it empties the cache another one's request waits for, too. */
+static void asks_beside_who_empties_the_cache(Back& back) {
+  const size_t most = vpmm_sim_config_default().memory_bytes / 4 * 3;
+  back.emptyCache({0, 0});
+  Gate gate;
+  PeerStream peer;
+  gate.stand_before(peer.stream);
+  DRIVE(cuCtxPushCurrent(simulated.context));
+  {
+    c10::DataPtr used = back.allocate(most);
+    back.recordStream(used, torch_stream(peer.stream, 1));
+  }
+  std::thread opener([&] {
+    usleep(300000); // more than a request's patience with those that have frees in hand
+    gate.is_open = true;
+  });
+  std::thread emptier([&] {
+    DRIVE(cuCtxSetCurrent(simulated.context));
+    back.emptyCache({0, 0});
+  });
+  usleep(20000);
+  back.allocate(most).clear();
+  emptier.join();
+  opener.join();
+  back.emptyCache({0, 0});
   CUcontext context;
   DRIVE(cuCtxPopCurrent(&context));
 }
@@ -1661,6 +1807,10 @@ void check_cases(Back& back) {
   parks_behind_another_device_s_stream(back, Memory::SHELVED);
   ends_behind_another_device_s_stream(back);
   parks_beside_another_device_s_capture(back);
+  parks_what_was_freed_beside_a_capture(back);
+  parks_beside_a_capture_that_the_default_stream_waits_for(back);
+  parks_beside_who_looks_through_the_frees(back);
+  asks_beside_who_empties_the_cache(back);
   ends_while_parked(back);
   keeps_what_is_shelved(back);
   parks_no_other_pools(back);
