@@ -29,6 +29,8 @@ failed=0
 # A sanitizer's runtime comes first, where the library is built with it. Pools and the simulator live until the process
 # ends, so what they hold is no leak.
 export ASAN_OPTIONS=${ASAN_OPTIONS:+$ASAN_OPTIONS:}detect_leaks=0
+# A child of a process with threads makes a pool of its own, with its thread.
+export TSAN_OPTIONS=${TSAN_OPTIONS:+$TSAN_OPTIONS:}die_after_fork=0
 runtime=$(ldd "$preload" | awk '/lib[at]san/ { print $3 }')
 
 # check <what> [<variable>=<value>...] <command>...: under the preload; what it says is shown where it fails.
