@@ -150,13 +150,10 @@ static void set_ours(const struct served *served, CUmemPool_attribute attribute,
     if (attribute == CU_MEMPOOL_ATTR_REUSE_ALLOW_INTERNAL_DEPENDENCIES) {
         int may_wait;
         memcpy(&may_wait, value, sizeof may_wait);
-        vpmm_pool_set_attribute(served->pool, VPMM_ATTRIBUTE_REUSE,
-                                may_wait ? VPMM_REUSE_WAIT_DEVICE : VPMM_REUSE_COMPLETED);
-        served_follow_reuse(served, may_wait);
+        served_set_reuse(served, may_wait);
     } else if (attribute == CU_MEMPOOL_ATTR_RELEASE_THRESHOLD) {
         memcpy(&number, value, sizeof number);
-        vpmm_pool_set_attribute(served->pool, VPMM_ATTRIBUTE_RELEASE_THRESHOLD, number);
-        served_follow_threshold(served, number);
+        served_set_threshold(served, number);
     } else if (attribute == CU_MEMPOOL_ATTR_RESERVED_MEM_HIGH) {
         vpmm_pool_set_attribute(served->pool, VPMM_ATTRIBUTE_PEAK_MAPPED, 0);
     } else if (attribute == CU_MEMPOOL_ATTR_USED_MEM_HIGH) {

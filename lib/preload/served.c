@@ -121,38 +121,45 @@ void served_unrelax(CUstreamCaptureMode mode)
  * What is set is set at the driver's pool first, and then here, by threads that may overtake each other in between: so
  * each sets it once more until it is what the driver's is.
  */
-void served_follow_threshold(const struct served *served, cuuint64_t set)
+void served_set_threshold(const struct served *served, cuuint64_t threshold)
 {
-    cuuint64_t theirs = 0;
-    while (REAL(pool_get_attribute, served->standard, CU_MEMPOOL_ATTR_RELEASE_THRESHOLD, &theirs) == CUDA_SUCCESS &&
-           theirs != set) {
-        set = theirs;
-        vpmm_pool_set_attribute(served->pool, VPMM_ATTRIBUTE_RELEASE_THRESHOLD, set);
-    }
+    cuuint64_t theirs = threshold;
+    do {
+        threshold = theirs;
+        vpmm_pool_set_attribute(served->pool, VPMM_ATTRIBUTE_RELEASE_THRESHOLD, threshold);
+    } while (REAL(pool_get_attribute, served->standard, CU_MEMPOOL_ATTR_RELEASE_THRESHOLD, &theirs) == CUDA_SUCCESS &&
+             theirs != threshold);
 }
 
-void served_follow_reuse(const struct served *served, int set)
+void served_set_reuse(const struct served *served, int may_wait)
 {
-    int theirs = 1;
-    while (REAL(pool_get_attribute, served->standard, CU_MEMPOOL_ATTR_REUSE_ALLOW_INTERNAL_DEPENDENCIES, &theirs) ==
-               CUDA_SUCCESS &&
-           theirs != set) {
-        set = theirs;
+    int theirs = may_wait;
+    do {
+        may_wait = theirs;
         vpmm_pool_set_attribute(served->pool, VPMM_ATTRIBUTE_REUSE,
-                                set ? VPMM_REUSE_WAIT_DEVICE : VPMM_REUSE_COMPLETED);
-    }
+                                may_wait ? VPMM_REUSE_WAIT_DEVICE : VPMM_REUSE_COMPLETED);
+    } while (REAL(pool_get_attribute, served->standard, CU_MEMPOOL_ATTR_REUSE_ALLOW_INTERNAL_DEPENDENCIES, &theirs) ==
+                 CUDA_SUCCESS &&
+             theirs != may_wait);
 }
 
 /*
- * What the program has said of the default pool before there was one of ours; the driver's defaults are nothing that it
- * has said. After it is published, so that what is said meanwhile is said to it or seen here.
+ * What the program has said of the default pool before there was one of ours. After it is published, so that what is
+ * said meanwhile is said to it or seen here.
  */
 static void take_over_attributes(const struct served *served)
 {
+    cuuint64_t threshold = 0;
+    int may_wait = 1;
     if (!served->standard)
         return;
-    served_follow_threshold(served, 0);
-    served_follow_reuse(served, 1);
+    if (REAL(pool_get_attribute, served->standard, CU_MEMPOOL_ATTR_RELEASE_THRESHOLD, &threshold) == CUDA_SUCCESS &&
+        threshold)
+        served_set_threshold(served, threshold);
+    if (REAL(pool_get_attribute, served->standard, CU_MEMPOOL_ATTR_REUSE_ALLOW_INTERNAL_DEPENDENCIES, &may_wait) ==
+            CUDA_SUCCESS &&
+        !may_wait)
+        served_set_reuse(served, may_wait);
 }
 
 /*

@@ -49,9 +49,9 @@ struct served *served_find(CUcontext);
 struct served *served_on(int device);
 struct served *served_by_standard(CUmemoryPool);
 
-/* The pool has this of its default one, `set` of late: unless it is another by now. */
-void served_follow_threshold(const struct served *, cuuint64_t set);
-void served_follow_reuse(const struct served *, int set);
+/* What the default pool was told a moment ago: the pool has it too, or what that was told since. */
+void served_set_threshold(const struct served *, cuuint64_t threshold);
+void served_set_reuse(const struct served *, int may_wait);
 
 /* Whether another pool than its default one serves the device. */
 bool served_elsewhere(const struct served *);
