@@ -232,9 +232,8 @@ std::list<Frees::Freed> Frees::take_all(const Pool& pool) {
   return mine;
 }
 
-bool Frees::await_all(const Pool& pool) {
-  std::list<Freed> mine = take_all(pool);
-  Walk walk(*this);
+/* By events, or where there are none by all that the streams of other devices have been given. */
+bool Frees::await_each(std::list<Freed> mine) {
   bool have_ended = true;
   for (auto it = mine.begin(); it != mine.end();) {
     await_events(*it);
@@ -245,6 +244,12 @@ bool Frees::await_all(const Pool& pool) {
   if (!mine.empty())
     keep(std::move(mine));
   return have_ended;
+}
+
+bool Frees::await_all(const Pool& pool) {
+  std::list<Freed> mine = take_all(pool);
+  Walk walk(*this);
+  return await_each(std::move(mine));
 }
 
 void Frees::await_uses(const Pool& pool) {
@@ -260,12 +265,7 @@ void Frees::await_uses(const Pool& pool) {
     }
     later_.store(kept_.size(), std::memory_order_relaxed);
   }
-  for (auto it = mine.begin(); it != mine.end();) {
-    await_events(*it);
-    it = finish(*it) ? mine.erase(it) : std::next(it);
-  }
-  if (!mine.empty())
-    keep(std::move(mine));
+  await_each(std::move(mine));
 }
 
 /* Of the main pool, and of nothing that is used elsewhere: as try_one does it, without a record. */

@@ -97,6 +97,7 @@ class Frees {
   void keep(std::list<Freed> freed, bool is_new = false);
   std::list<Freed> take_all(const Pool& pool);
   void await_events(const Freed& freed);
+  bool await_each(std::list<Freed> mine);
 
   Pools& pools_;
   std::atomic<size_t> later_{0};     // how many are kept

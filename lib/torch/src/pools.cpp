@@ -229,8 +229,8 @@ void Pools::allow(int peer) {
 
 std::shared_ptr<Pool> Pools::main() {
   if (!has_main_.load(std::memory_order_acquire)) {
-    std::lock_guard<std::mutex> make_guard(
-        allow_lock_); // its gate takes the tables' lock below locks of the pool's own
+    // Not under the tables' lock: the pool's gate takes that below locks of the pool's own.
+    std::lock_guard<std::mutex> make_guard(allow_lock_);
     if (!main_) {
       std::shared_ptr<Pool> made = make({0, 0});
       std::lock_guard<std::mutex> guard(lock_);
