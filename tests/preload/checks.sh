@@ -86,6 +86,7 @@ for name in "${cases[@]}"; do
   done
 done
 [ -z "$only" ] || exit "$failed"
+check "left_behind, of work that goes on" FAKE_STEPPED=1 "$here/preload_loaded" asked left_behind
 check "memory, without captures" FAKE_MEMORY=67108864 VPMM_CAPTURES=off "$here/preload_loaded" asked memory
 check "questions, without captures" VPMM_CAPTURES=off "$here/preload_loaded" asked questions
 

@@ -20,7 +20,7 @@
 
 #include <vpmm/sim.h>
 
-enum { DEVICES = 8, PLAIN = 256, STREAMS = 16, POOLS = 64 };
+enum { DEVICES = 8, PLAIN = 256, STREAMS = 64, POOLS = 64 };
 
 static vpmm_sim *sim;
 static vpmm_driver table;             /* the simulator's, but for what is counted here */
@@ -30,10 +30,11 @@ static struct plain {
     CUdeviceptr at;
     size_t bytes;
 } plains[PLAIN]; /* of cuMemAlloc */
-static struct passing {
+static struct noted {
     CUstream stream;
-    size_t events; /* queued on it, and nothing before them; of a stream that never has work, as vpmm's own */
-} passing[STREAMS];
+    uint64_t records; /* that the driver has made on it */
+    size_t events;    /* queued on it, and nothing before them; of a stream that never has work, as vpmm's own */
+} noted[STREAMS];
 static struct {
     CUmemoryPool pool;
     int device;
@@ -101,15 +102,14 @@ static CUresult CUDAAPI note_pool(CUmemoryPool *pool, const CUmemPoolProps *prop
     return result;
 }
 
-/* Under the lock. NULL: there are too many. */
-static struct passing *passing_of(CUstream stream)
+/* Under the lock. The last has what is more than these. */
+static struct noted *noted_of(CUstream stream)
 {
-    for (int i = 0; i < STREAMS; i++)
-        if (passing[i].stream == stream || !passing[i].stream) {
-            passing[i].stream = stream;
-            return &passing[i];
-        }
-    return NULL;
+    int i = 0;
+    while (i < STREAMS - 1 && noted[i].stream && noted[i].stream != stream)
+        i++;
+    noted[i].stream = stream;
+    return &noted[i];
 }
 
 static _Atomic(const char *) held; /* calls of this name wait: */
@@ -124,10 +124,20 @@ static void wait_if_held(const char *call)
         usleep(100);
 }
 
+static void note_record(CUstream stream, CUresult result)
+{
+    if (result == CUDA_SUCCESS)
+        noted_of(stream)->records++;
+}
+
 static CUresult CUDAAPI record_when_let(CUevent event, CUstream stream)
 {
     wait_if_held("cuEventRecord");
-    return vpmm_sim_driver(sim)->cuEventRecord(event, stream);
+    CUresult result = vpmm_sim_driver(sim)->cuEventRecord(event, stream);
+    pthread_mutex_lock(&lock);
+    note_record(stream, result);
+    pthread_mutex_unlock(&lock);
+    return result;
 }
 
 static CUresult CUDAAPI create_when_let(CUstream *stream, unsigned int flags)
@@ -143,13 +153,14 @@ static CUresult CUDAAPI answer_when_let(CUmemoryPool pool, CUmemPool_attribute a
     return result;
 }
 
-static CUresult CUDAAPI note_record(CUevent event, CUstream stream)
+static CUresult CUDAAPI record_stepped(CUevent event, CUstream stream)
 {
     pthread_mutex_lock(&lock);
-    struct passing *of = passing_of(stream);
+    struct noted *of = noted_of(stream);
     size_t pending = vpmm_sim_pending(sim, stream);
     CUresult result = vpmm_sim_driver(sim)->cuEventRecord(event, stream);
-    if (of && pending <= of->events)
+    note_record(stream, result);
+    if (pending <= of->events)
         of->events = pending + 1;
     pthread_mutex_unlock(&lock);
     return result;
@@ -158,12 +169,10 @@ static CUresult CUDAAPI note_record(CUevent event, CUstream stream)
 static CUresult CUDAAPI pass_when_asked(CUstream stream)
 {
     pthread_mutex_lock(&lock);
-    struct passing *of = passing_of(stream);
+    struct noted *of = noted_of(stream);
     CUresult result = vpmm_sim_driver(sim)->cuStreamQuery(stream);
-    if (of) {
-        vpmm_sim_step(sim, stream, of->events);
-        of->events = 0;
-    }
+    vpmm_sim_step(sim, stream, of->events);
+    of->events = 0;
     pthread_mutex_unlock(&lock);
     return result;
 }
@@ -187,7 +196,7 @@ static void start(void)
     table.cuStreamCreate = create_when_let;
     table.cuEventRecord = record_when_let;
     if (config.stepped) {
-        table.cuEventRecord = note_record;
+        table.cuEventRecord = record_stepped;
         table.cuStreamQuery = pass_when_asked;
     }
 }
@@ -500,6 +509,17 @@ uint64_t fake_calls(const char *call)
 {
     driver();
     return vpmm_sim_calls(sim, call);
+}
+
+CONTROL uint64_t fake_records_but(CUstream stream);
+uint64_t fake_records_but(CUstream stream)
+{
+    uint64_t records = 0;
+    pthread_mutex_lock(&lock);
+    for (int i = 0; i < STREAMS; i++)
+        records += noted[i].stream == stream ? 0 : noted[i].records;
+    pthread_mutex_unlock(&lock);
+    return records;
 }
 
 CONTROL uint64_t fake_pending(CUstream stream);
