@@ -278,9 +278,9 @@ typedef struct vpmm_config {
 vpmm_config vpmm_config_default(void);
 
 /*
- * Overrides fields from the environment variables named above. Sizes are decimal bytes with an optional K, M, G or T
- * (powers of 1024). INVALID_VALUE: a variable's text is not of its form; the message names the variable, its value
- * and what is allowed, and the configuration is unchanged.
+ * Overrides fields from the environment variables named above; one that is set to nothing counts as not set. Sizes are
+ * decimal bytes with an optional K, M, G or T (powers of 1024). INVALID_VALUE: a variable's text is not of its form;
+ * the message names the variable, its value and what is allowed, and the configuration is unchanged.
  */
 vpmm_status vpmm_config_from_env(vpmm_config *);
 

@@ -237,7 +237,7 @@ vpmm_status vpmm_config_from_env(vpmm_config *config)
     vpmm_config result = *config;
     for (size_t i = 0; i < SETTINGS; i++) {
         const char *text = getenv(settings[i].variable);
-        if (text && !parse(&settings[i], text, &result))
+        if (text && *text && !parse(&settings[i], text, &result))
             return fail(VPMM_ERROR_INVALID_VALUE, "%s is \"%.100s\"; allowed: %s", settings[i].variable, text,
                         settings[i].allowed);
     }

@@ -7,7 +7,6 @@
 #include "streams.h"
 
 #include <algorithm>
-#include <cstdlib>
 
 #include <c10/cuda/CUDAException.h>
 #include <c10/cuda/CUDAStream.h>
@@ -147,15 +146,12 @@ constexpr vpmm_reuse REUSE = VPMM_REUSE_COMPLETED;
 
 vpmm_config configuration(int device, bool is_private) {
   vpmm_config config = vpmm_config_default();
+  config.cache_bytes = CACHE_BYTES;
+  config.page_size = PAGE_BYTES;
+  config.reuse = REUSE;
   check(vpmm_config_from_env(&config), "its environment variables");
   TORCH_CHECK(config.streams != VPMM_STREAMS_EAGER, "vpmm: VPMM_STREAMS=eager is not for PyTorch: checked or trusted");
   config.device = device;
-  if (!std::getenv("VPMM_CACHE_BYTES"))
-    config.cache_bytes = CACHE_BYTES;
-  if (!std::getenv("VPMM_PAGE_SIZE"))
-    config.page_size = PAGE_BYTES;
-  if (!std::getenv("VPMM_REUSE"))
-    config.reuse = REUSE;
   config.small = VPMM_SMALL_SLAB;
   config.reaper = true;
   config.captures = !is_private;
