@@ -81,17 +81,10 @@ struct stream *cache_enter_again(struct cache *cache)
     return NULL;
 }
 
-/* The bits are taken before the stream is looked at: bits of what was cached for a later stream come with that stream.
- */
-bool cache_flush(struct cache *cache, bool mark)
+static bool flush(struct cache *cache, const uint64_t bins[CACHED_KINDS], bool mark)
 {
-    uint64_t bins[CACHED_KINDS];
-    bool any = false;
-    if (!cache_noted(cache))
-        return false;
-    for (enum cached kind = 0; kind < CACHED_KINDS; kind++)
-        bins[kind] = take_noted(cache, kind);
     struct stream *stream = cache_enter(cache);
+    bool any = false;
     if (!stream)
         return false;
     for (enum cached kind = 0; kind < CACHED_KINDS; kind++)
@@ -100,6 +93,32 @@ bool cache_flush(struct cache *cache, bool mark)
         stream_mark_by_other(cache->front->fronts->space->streams, stream);
     stream_end_visit(stream);
     return any;
+}
+
+/* The bits are taken before the stream is looked at: bits of what was cached for a later stream come with that stream.
+ */
+bool cache_flush(struct cache *cache, bool mark)
+{
+    uint64_t bins[CACHED_KINDS];
+    if (!cache_noted(cache))
+        return false;
+    for (enum cached kind = 0; kind < CACHED_KINDS; kind++)
+        bins[kind] = take_noted(cache, kind);
+    return flush(cache, bins, mark);
+}
+
+/* Of a kind that this cache may have. */
+static uint64_t every_bin(const struct cache *cache, enum cached kind)
+{
+    return cache_set(cache, kind) ? UINT64_MAX >> (64 - kinds[kind]->bins) : 0;
+}
+
+void cache_flush_every(struct cache *cache)
+{
+    uint64_t bins[CACHED_KINDS];
+    for (enum cached kind = 0; kind < CACHED_KINDS; kind++)
+        bins[kind] = every_bin(cache, kind);
+    flush(cache, bins, true);
 }
 
 bool cache_noted(const struct cache *cache)
@@ -116,8 +135,7 @@ void cache_empty(struct cache *cache, struct stream *stream)
 {
     for (enum cached kind = 0; kind < CACHED_KINDS; kind++) {
         take_noted(cache, kind);
-        if (cache_set(cache, kind))
-            flush_bins(cache, stream, kind, UINT64_MAX >> (64 - kinds[kind]->bins));
+        flush_bins(cache, stream, kind, every_bin(cache, kind));
     }
 }
 

@@ -316,6 +316,13 @@ bool fronts_flush(struct fronts *fronts, const struct stream *stream, bool mark)
     return any;
 }
 
+void fronts_flush_every(struct fronts *fronts)
+{
+    for (struct front *front = load_acquire_ptr(&fronts->first); front; front = front->next)
+        for (struct cache *cache = load_acquire_ptr(&front->caches); cache; cache = cache->next)
+            cache_flush_every(cache);
+}
+
 void fronts_flush_own(struct fronts *fronts)
 {
     const struct front *front = own_front(fronts);

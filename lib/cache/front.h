@@ -183,6 +183,12 @@ void fronts_disable(struct fronts *);
  */
 bool fronts_flush(struct fronts *, const struct stream *, bool mark);
 
+/*
+ * The same, marked, of what any thread has cached, noted or not: another one that has taken the noted bits, and gets no
+ * processor, keeps nothing from who is about to fail. It looks at each bin of each cache.
+ */
+void fronts_flush_every(struct fronts *);
+
 /* The same of what the calling thread has cached, for all its streams, with marks. */
 void fronts_flush_own(struct fronts *);
 
@@ -239,6 +245,9 @@ static inline struct bin_set *cache_set(const struct cache *cache, enum cached k
 
 /* Publishes what is in the noted bins; `mark`: with an event. Any thread. True: there was something. */
 bool cache_flush(struct cache *, bool mark);
+
+/* The same of every bin, noted or not, with an event. */
+void cache_flush_every(struct cache *);
 
 /* The same, unmarked, of every bin, by a thread that is counted among the stream's users. */
 void cache_empty(struct cache *, struct stream *);

@@ -270,8 +270,12 @@ static vpmm_status find_in_hands(struct arena *arena, const struct turn_request 
                                  struct build_limits *limits, struct turn_answer *answer, vpmm_status status)
 {
     struct hands hands = {0};
-    while (is_shortage(status) && hands_try_again(arena, HANDS_PAGES, &hands))
+    while (is_shortage(status) && hands_try_again(arena, HANDS_PAGES, &hands)) {
+        fronts_flush_every(arena->space.fronts);
+        fronts_flush_every(arena->cut.fronts);
+        cut_flush(arena);
         status = find_or_build(arena, request, may_wait, limits, answer);
+    }
     return status;
 }
 

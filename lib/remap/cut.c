@@ -286,19 +286,26 @@ bool cut_has_spares(const struct arena *arena)
     return slab_page_is_kept(arena) || cut_noted(arena);
 }
 
+struct pieces_look {
+    const struct arena *arena;
+    struct owned_look pages, subpages;
+};
+
 /* Of a page, whether it or one of its subpages is. The subpages of a page's chunk are there, if any of it was cut. */
 static bool is_page_owned(uint64_t page, uint64_t word, const void *data)
 {
-    const struct arena *arena = data;
-    return unit_is_owned(page, word, NULL) ||
+    const struct pieces_look *look = data;
+    const struct arena *arena = look->arena;
+    return unit_is_owned(page, word, &look->pages) ||
            (word_state(word) == UNIT_CUT &&
             units_any(&arena->cut.units, first_subpage(arena, page), word_units(word) * arena->cut.page_subpages,
-                      unit_is_owned, NULL));
+                      unit_is_owned, &look->subpages));
 }
 
-bool cut_any_owned(const struct arena *arena)
+bool cut_any_owned(const struct arena *arena, struct region_seen *seen)
 {
-    return units_any_of_chunks(&arena->space.units, is_page_owned, arena);
+    struct pieces_look look = {arena, {&arena->space.units, seen}, {&arena->cut.units, seen}};
+    return units_any_of_chunks(&arena->space.units, is_page_owned, &look);
 }
 
 static bool is_page_cut(const struct units *pages, uint64_t page)

@@ -3,13 +3,34 @@
 #include "base/clock.h"
 #include "remap/cut.h"
 
-enum { MOST_NS = 10 * 1000 * 1000, SLEEP_US = 100 };
+enum {
+    MOST_NS = 10 * 1000 * 1000,
+    HELD_UP_NS = 2 * 1000 * 1000,
+    LONGEST_NS = 1000 * 1000 * 1000,
+    SLEEP_US = 100,
+    SLEEP_HELD_UP_US = 1000,
+};
 
-static bool any_in_hands(const struct arena *arena, enum hands_units units)
+static bool any_owned(const struct arena *arena, enum hands_units units, struct region_seen *seen)
 {
-    return load_sc_u32(&arena->builders) || load_sc_u32(&arena->streams.closing) ||
-           (units == HANDS_PAGES ? units_any_of_chunks(&arena->space.units, unit_is_owned, NULL)
-                                 : cut_any_owned(arena));
+    struct owned_look look = {&arena->space.units, seen};
+    return units == HANDS_PAGES ? units_any_of_chunks(&arena->space.units, unit_is_owned, &look)
+                                : cut_any_owned(arena, seen);
+}
+
+/* A region that is still in the same hands is looked at alone, so that it is known for how long. */
+static bool any_in_hands(const struct arena *arena, enum hands_units units, struct hands *hands)
+{
+    if (region_is_as_seen(&hands->seen))
+        return true;
+    hands->seen_ns = clock_now_ns();
+    bool any = any_owned(arena, units, &hands->seen);
+    return any || load_sc_u32(&arena->builders) || load_sc_u32(&arena->streams.closing);
+}
+
+static bool is_held_up(const struct hands *hands, uint64_t now)
+{
+    return region_is_as_seen(&hands->seen) && now - hands->seen_ns >= HELD_UP_NS;
 }
 
 /*
@@ -29,7 +50,12 @@ static bool await_releases(const struct streams *streams)
 bool hands_try_again(const struct arena *arena, enum hands_units units, struct hands *hands)
 {
     uint64_t now = clock_now_ns();
-    if (!hands->until_ns)
+    if (!hands->until_ns) {
+        hands->until_ns = now + MOST_NS;
+        hands->at_most_ns = now + LONGEST_NS;
+    }
+    bool held_up = is_held_up(hands, now) && now < hands->at_most_ns;
+    if (held_up)
         hands->until_ns = now + MOST_NS;
     if (now >= hands->until_ns) {
         if (hands->is_over)
@@ -38,8 +64,8 @@ bool hands_try_again(const struct arena *arena, enum hands_units units, struct h
         return await_releases(&arena->streams) || !hands->had_none; /* which may have come back since that look */
     }
     bool had_none = hands->had_none;
-    hands->had_none = !any_in_hands(arena, units);
+    hands->had_none = !any_in_hands(arena, units, hands);
     if (!hands->had_none)
-        clock_sleep_us(SLEEP_US);
+        clock_sleep_us(held_up ? SLEEP_HELD_UP_US : SLEEP_US);
     return !had_none || !hands->had_none;
 }

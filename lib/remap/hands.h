@@ -10,6 +10,11 @@
  * once more if there was some at the last look, or when the releases that are at a stream's caches by then have ended.
  * A look goes over all regions: 3 to 6 ms for 50,000 of subpages. What is taken and comes back during the last try
  * alone is missed, unless the caller has noticed and says so: had_none = false.
+ *
+ * In a container with few processors a thread may have none for 100 ms, with a region in its hands. So the 10 ms begin
+ * anew while a region is held up, that is the same one, seen by its word (units.h), is in the same hands for 2 ms; for
+ * at most 1 s in all. Where threads take and give regions all the time, and there is no memory, each has its region for
+ * less than that, and the request fails after 10 ms.
  */
 #ifndef VPMM_LIB_HANDS_H
 #define VPMM_LIB_HANDS_H
@@ -18,8 +23,11 @@
 
 struct hands { /* zero-filled: no look yet */
     uint64_t until_ns;
-    bool had_none; /* before the last try */
-    bool is_over;  /* the last try is made */
+    uint64_t at_most_ns;
+    struct region_seen seen; /* in another thread's hands, by the last looks */
+    uint64_t seen_ns;        /* when it was seen first */
+    bool had_none;           /* before the last try */
+    bool is_over;            /* the last try is made */
 };
 
 enum hands_units {
@@ -28,7 +36,8 @@ enum hands_units {
 };
 
 /*
- * Any thread, counted in with no stream but its call's own, without a lock: it sleeps for 100 us where there is some.
+ * Any thread, counted in with no stream but its call's own, without a lock: it sleeps for 100 us where there is some, or
+ * 1 ms while that is held up.
  */
 bool hands_try_again(const struct arena *, enum hands_units, struct hands *);
 

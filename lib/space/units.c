@@ -123,6 +123,9 @@ bool units_any_of_chunks(const struct units *units, unit_question *is_so, const 
 
 bool unit_is_owned(uint64_t unit, uint64_t word, const void *data)
 {
-    (void)unit, (void)data;
-    return word_state(word) == UNIT_OWN;
+    const struct owned_look *look = data;
+    if (word_state(word) != UNIT_OWN)
+        return false;
+    *look->seen = (struct region_seen){unit_at(look->units, unit), word};
+    return true;
 }

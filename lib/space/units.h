@@ -213,7 +213,24 @@ typedef bool unit_question(uint64_t unit, uint64_t word, const void *data);
 bool units_any(const struct units *, uint64_t first, uint64_t units_at_most, unit_question *, const void *data);
 bool units_any_of_chunks(const struct units *, unit_question *, const void *data);
 
-unit_question unit_is_owned; /* in a thread's hands */
+/* A region as a look saw it: its first unit has another word as soon as its state or its length has changed. */
+struct region_seen {
+    const struct unit *first; /* NULL: none */
+    uint64_t word;
+};
+
+static inline bool region_is_as_seen(const struct region_seen *seen)
+{
+    return seen->first && load_acquire_u64(&seen->first->word) == seen->word;
+}
+
+/* What unit_is_owned has found is stored in `seen`. */
+struct owned_look {
+    const struct units *units;
+    struct region_seen *seen;
+};
+
+unit_question unit_is_owned; /* in a thread's hands; of a struct owned_look */
 
 /*
  * How far it is from a unit with this word, where a region began when a look from `first` on came by, to the next

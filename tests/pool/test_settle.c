@@ -75,6 +75,13 @@ static struct setup running(void)
     return setup;
 }
 
+static struct setup caching(void)
+{
+    struct setup setup = running();
+    setup.pool.cache_bytes = 64 * PAGE;
+    return setup;
+}
+
 static void stage_open(struct stage *t, struct setup setup)
 {
     needs_simulator();
@@ -345,9 +352,7 @@ static void await_state(const struct stream *stream, enum stream_state state)
 /* A release of t->a that has come as far as it can beside a visitor, which the caller ends; two pages are in its hands. */
 static struct stream *open_and_release(struct stage *t, struct releaser *releaser, pthread_t *thread)
 {
-    struct setup setup = running();
-    setup.pool.cache_bytes = 64 * PAGE;
-    stage_open(t, setup);
+    stage_open(t, caching());
     struct stream *stream = record_of(&t->w, t->a);
     *releaser = (struct releaser){&t->w, t->a, {t->page[1], t->page[5]}, false};
     stream_visit(stream);
@@ -416,6 +421,105 @@ Test(settle, what_was_in_hands_at_the_last_look_is_looked_for_once_more)
     cr_expect(!hands_try_again(&w.pool->arena, HANDS_PAGES, &some));
     cr_expect(!hands_try_again(&w.pool->arena, HANDS_PAGES, &none));
     world_close(&w);
+}
+
+/* A thread that gets no processor, for longer than requests look for what changes hands, has a page in its hands. */
+Test(settle, what_is_in_hands_that_are_held_up_is_waited_for, .timeout = 60)
+{
+    struct stage t;
+    struct region region;
+    struct malloc_thread asker;
+    stage_open(&t, running());
+    struct space *space = &t.w.pool->arena.space;
+    give(&t.w, t.page[1], t.a);
+    world_drain(&t.w);
+    struct stream *stream = record_of(&t.w, t.a);
+    stream_visit(stream);
+    cr_assert_neq(region_take(space, stream, (struct want){1, 1}, true, &region), REGION_NONE);
+    stream_end_visit(stream);
+    start_and_wait(&asker, &t.w, t.asks, 1, 1);
+    clock_sleep_us(20000);
+    cr_expect(!atomic_load(&asker.done), "%s", vpmm_status_name(asker.status));
+    region_publish(space, region);
+    pthread_join(asker.thread, NULL);
+    cr_assert_eq(asker.status, VPMM_SUCCESS, "%s", vpmm_status_name(asker.status));
+    give(&t.w, asker.pointer, t.asks);
+    give(&t.w, t.page[4], t.a);
+    give(&t.w, t.page[5], t.a);
+    free_others_and_close(&t);
+}
+
+/* Where memory comes and goes all the time, and none is left, a request fails soon. */
+Test(settle, what_changes_hands_keeps_no_request_that_fails)
+{
+    struct setup setup = setup_default();
+    struct world w;
+    world_open(&w, &setup);
+    CUstream s = world_stream(&w);
+    CUdeviceptr page = take(&w, 1, s);
+    struct unit *first = unit_at_address(&w.pool->arena.space.units, page);
+    unsigned tries = 0;
+    struct hands hands = {0};
+    uint64_t live = load_relaxed_u64(&first->word), began = clock_now_ns();
+    do {
+        clock_sleep_us(3000);         /* a try takes longer than who is held up has a region */
+        unit_set(first, UNIT_OWN, 1); /* but it is in other hands at each look */
+    } while (hands_try_again(&w.pool->arena, HANDS_PAGES, &hands) && ++tries < 100);
+    cr_expect_lt(tries, 100);
+    cr_expect_geq(clock_now_ns() - began, 10000000);
+    store_relaxed_u64(&first->word, live);
+    give(&w, page, s);
+    world_close(&w);
+}
+
+/* As who is about to empty all caches, and gets no processor before it does. */
+static void take_noted_bits(const struct fronts *fronts)
+{
+    for (uint32_t i = 0; i < load_relaxed_u32(&fronts->caches); i++)
+        exchange_sc_u64(&fronts->cache[i].regions.noted, 0);
+}
+
+Test(settle, what_another_is_about_to_empty_serves_a_request, .timeout = 60)
+{
+    struct stage t;
+    struct malloc_thread asker;
+    stage_open(&t, caching());
+    give(&t.w, t.page[1], t.a);
+    take_noted_bits(t.w.pool->arena.space.fronts);
+    malloc_thread_start(&asker, &t.w, t.asks, 1);
+    pthread_join(asker.thread, NULL);
+    cr_assert_eq(asker.status, VPMM_SUCCESS, "%s", vpmm_status_name(asker.status));
+    give(&t.w, asker.pointer, t.asks);
+    give(&t.w, t.page[4], t.a);
+    give(&t.w, t.page[5], t.a);
+    free_others_and_close(&t);
+}
+
+/* The same of the subpages of a page: for one as long as they are, and for the page. */
+Test(settle, subpages_that_another_is_about_to_empty_serve_a_request, .timeout = 60)
+{
+    enum { PIECES = 4 };
+    struct stage t;
+    struct malloc_thread asker;
+    CUdeviceptr piece[PIECES], other;
+    stage_open(&t, caching());
+    give(&t.w, t.page[1], t.a);
+    for (int i = 0; i < PIECES; i++)
+        must_work(vpmm_malloc(t.w.pool, PAGE / PIECES, t.a, &piece[i]));
+    must_work(vpmm_free(t.w.pool, piece[0], t.a));
+    take_noted_bits(t.w.pool->arena.cut.fronts);
+    must_work(vpmm_malloc(t.w.pool, PAGE / PIECES, t.asks, &other));
+    must_work(vpmm_free(t.w.pool, other, t.asks));
+    for (int i = 1; i < PIECES; i++)
+        must_work(vpmm_free(t.w.pool, piece[i], t.a));
+    take_noted_bits(t.w.pool->arena.cut.fronts);
+    malloc_thread_start(&asker, &t.w, t.asks, 1);
+    pthread_join(asker.thread, NULL);
+    cr_assert_eq(asker.status, VPMM_SUCCESS, "%s", vpmm_status_name(asker.status));
+    give(&t.w, asker.pointer, t.asks);
+    give(&t.w, t.page[4], t.a);
+    give(&t.w, t.page[5], t.a);
+    free_others_and_close(&t);
 }
 
 static struct gate at_create;
