@@ -129,13 +129,15 @@
 
 /*
  * Between a sequentially consistent store and a later load of what others store plainly. x86-64 orders the two as they
- * are; on aarch64 the store is ordered with later acquiring loads alone. ThreadSanitizer knows no fences, and runs on
- * x86-64.
+ * are; on aarch64 the store is ordered with later sequentially consistent loads alone. ThreadSanitizer knows no fences:
+ * under it there is the processor's, where there has to be one.
  */
 static inline void fence_sc(void)
 {
 #ifndef VPMM_TSAN
     atomic_thread_fence(memory_order_seq_cst);
+#elif defined __aarch64__
+    __asm__ volatile("dmb ish" ::: "memory");
 #endif
 }
 

@@ -18,11 +18,13 @@ void *reserve_zeros(size_t bytes)
     return NULL;
 }
 
+/* The host's pages that lie wholly in it: with pages of 64 KiB there are several descriptions in one. */
 void reserve_forget(void *at, size_t bytes)
 {
-    uintptr_t whole = (uintptr_t)sysconf(_SC_PAGESIZE) - 1;
-    if (!(((uintptr_t)at | bytes) & whole))
-        madvise(at, bytes, MADV_DONTNEED); /* refused, where the process locks its memory: it stays as it is */
+    uintptr_t less = (uintptr_t)sysconf(_SC_PAGESIZE) - 1;
+    uintptr_t from = ((uintptr_t)at + less) & ~less, end = ((uintptr_t)at + bytes) & ~less;
+    if (from < end)
+        madvise((void *)from, end - from, MADV_DONTNEED); /* refused, where the process locks its memory: it stays */
 }
 
 void reserve_free(void *at, size_t bytes)

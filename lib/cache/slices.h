@@ -74,7 +74,8 @@ static inline bool slices_take_newest(struct cache *cache, unsigned class, size_
 }
 
 /* True: freed; *unnoted: the class, if cache_note is due for it, else SLICE_CLASSES. */
-static inline bool slices_give_newest(struct cache *cache, struct slice *slice, CUdeviceptr address, unsigned *unnoted)
+static inline __attribute__((always_inline)) bool slices_give_newest(struct cache *cache, struct slice *slice,
+                                                                     CUdeviceptr address, unsigned *unnoted)
 {
     struct slice_cache *slices = load_relaxed_ptr(&cache->slices);
     uint64_t word;

@@ -1185,6 +1185,46 @@ static const quote piled_quotes[] = {
     {"lib/pool/reaper.c", "    store_sc_u32(&arena->bell.asleep, 1);\n    fence_sc();"},
     {0, 0}};
 
+/*
+ * A record is put into the registry and found there (queue.c, object_map_put, over a relaxed store of ck_hs's, and
+ * stream.c, enter_known): who finds it reads its key and counts itself in before it looks at the state.
+ */
+struct registered : rl::test_suite<registered, 2> {
+    enum { UNUSED, ACTIVE };
+    word slot, users, state;
+    rl::var<int> key;
+
+    void before()
+    {
+        store(slot, 0, mo_relaxed);
+        store(users, 7, mo_relaxed); /* what was in the memory before */
+        store(state, UNUSED, mo_relaxed);
+    }
+
+    void thread(unsigned index)
+    {
+        if (index == 0) {
+            store(users, 0, mo_relaxed);
+            key($) = 1;
+            store(state, ACTIVE, mo_seq_cst);
+            if (FAULT != 1)
+                fence(mo_release);
+            store(slot, 1, mo_relaxed);
+        } else if (load(slot, unless(2, mo_acquire, mo_relaxed))) {
+            RL_ASSERT((int)key($) == 1);
+            RL_ASSERT(fetch_add(users, 1, mo_seq_cst) == 0);
+            RL_ASSERT(load(state, mo_seq_cst) == ACTIVE);
+        }
+    }
+};
+
+static const quote registered_quotes[] = {
+    {"lib/base/queue.c", "    ck_pr_fence_release(); /* nothing on x86-64 */"},
+    {"lib/base/queue.c", "    handed_over(map);\n    writing = map;\n    bool done = ck_hs_put_unique("},
+    {"lib/space/stream.c", "    store_sc_u32(&stream->state, STREAM_ACTIVE); /* pairs with enter_known's load"},
+    {"lib/space/stream.c", "    fetch_add_sc_u32(&stream->users, 1);\n    if (load_sc_u32(&stream->state) == STREAM_ACTIVE"},
+    {0, 0}};
+
 /* The bit of a bin from which one thread removes the last hint while another enters one (hints.c). */
 struct bits : rl::test_suite<bits, 2> {
     word count, bit;
@@ -1338,6 +1378,7 @@ static const model models[] = {
     {"served", 5, holds_in_all<served>, served_quotes},
     {"asleep", 5, holds_in_all<asleep>, asleep_quotes},
     {"piled", 2, holds_in_all<piled>, piled_quotes},
+    {"registered", 2, holds_in_all<registered>, registered_quotes},
     {"bits", 5, holds_in_all<bits>, bits_quotes},
     {"pushed", 2, holds_in_all<pushed>, pushed_quotes},
     {"records", 6, holds_in_all<records>, records_quotes},
