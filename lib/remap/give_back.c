@@ -163,7 +163,7 @@ static enum giving release_one(struct arena *arena, uint64_t keep_pages, bool mo
 static bool goes_on(const struct arena *arena, enum giving giving, uint64_t published, struct hands *hands)
 {
     if (giving == GIVEN)
-        *hands = (struct hands){0};
+        *hands = (struct hands){.is_brief = true};
     if (load_sc_u64(&arena->space.publications) != published)
         hands->had_none = false;
     return giving == GIVEN || (giving == GIVEN_NONE && hands_try_again(arena, HANDS_PAGES, hands));
@@ -172,7 +172,7 @@ static bool goes_on(const struct arena *arena, enum giving giving, uint64_t publ
 vpmm_status give_back_down_to(struct arena *arena, uint64_t keep_pages, uint64_t *released_pages)
 {
     vpmm_status status = VPMM_SUCCESS;
-    struct hands hands = {0};
+    struct hands hands = {.is_brief = true};
     enum giving giving;
     uint64_t published;
     do { /* others may build between two extents */

@@ -54,7 +54,7 @@ bool hands_try_again(const struct arena *arena, enum hands_units units, struct h
         hands->until_ns = now + MOST_NS;
         hands->at_most_ns = now + LONGEST_NS;
     }
-    bool held_up = is_held_up(hands, now) && now < hands->at_most_ns;
+    bool held_up = !hands->is_brief && is_held_up(hands, now) && now < hands->at_most_ns;
     if (held_up)
         hands->until_ns = now + MOST_NS;
     if (now >= hands->until_ns) {

@@ -13,15 +13,16 @@
  *
  * In a container with few processors a thread may have none for 100 ms, with a region in its hands. So the 10 ms begin
  * anew while a region is held up, that is the same one, seen by its word (units.h), is in the same hands for 2 ms; for
- * at most 1 s in all. Where threads take and give regions all the time, and there is no memory, each has its region for
- * less than that, and the request fails after 10 ms.
+ * at most 1 s in all, and not for who does not fail without it (is_brief). Where threads take and give regions all the
+ * time, and there is no memory, each has its region for less than that, and the request fails after 10 ms.
  */
 #ifndef VPMM_LIB_HANDS_H
 #define VPMM_LIB_HANDS_H
 
 #include "remap/arena.h"
 
-struct hands { /* zero-filled: no look yet */
+struct hands {     /* zero-filled, but for is_brief: no look yet */
+    bool is_brief; /* the caller's: what is held up is waited for no longer than other hands */
     uint64_t until_ns;
     uint64_t at_most_ns;
     struct region_seen seen; /* in another thread's hands, by the last looks */

@@ -558,7 +558,7 @@ struct closed : rl::test_suite<closed, 2> {
 static const quote closed_quotes[] = {
     {"lib/cache/cache.c", "    if (load_sc_ptr(&cache->handle) == CACHE_CLOSED)\n        return !undo_give(cache, kind, index);"},
     {"lib/cache/front.c", "        close_cache(cache);\n        cache_empty(cache, stream);"},
-    {"lib/cache/cache.c", "        take_noted(cache, kind);\n        if (cache_set(cache, kind))\n            flush_bins("},
+    {"lib/cache/cache.c", "        take_noted(cache, kind);\n        flush_bins(cache, stream, kind, every_bin(cache, kind));"},
     {"lib/cache/cache.c", "    fence_sc(); /* after the store of the noted bits, before the slots"},
     {0, 0}};
 
