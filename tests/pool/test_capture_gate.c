@@ -216,7 +216,7 @@ Test(capture_gate, the_pool_s_own_thread_does_not_enter)
     give(&scene.w, take(&scene.w, 1, scene.t), scene.t);
     leave_in_cache(&scene.w, scene.s, 4);
     int entered = scene.gate.entered;
-    for (int i = 0; i < 100 && stats_of(&scene.w).cached_bytes; i++)
+    for (int i = 0; i < 2000 && stats_of(&scene.w).cached_bytes; i++)
         sleep_ms(10);
     cr_expect_eq(stats_of(&scene.w).cached_bytes, 0);
     sleep_ms(20);

@@ -80,7 +80,7 @@ Test(default_pool, a_wrong_environment_is_said)
 static void ask_in_child(void)
 {
     vpmm_pool *pool;
-    alarm(5);
+    alarm(30);
     vpmm_pool_default(0, &pool);
     _exit(0);
 }

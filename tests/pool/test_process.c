@@ -28,6 +28,14 @@ static int thread_count(void)
     return count;
 }
 
+/* Who has joined a thread may still see it for a while. */
+static bool comes_down_to(int threads)
+{
+    for (int i = 0; i < 20000 && thread_count() > threads; i++)
+        usleep(1000);
+    return thread_count() <= threads;
+}
+
 /* --- what runs in a process of its own; the exit status is 0 or the line that failed --------------------------------
  */
 
@@ -197,7 +205,7 @@ static void no_thread_before_one_is_asked_for(void)
     child_needs(thread_count() == 1);
     struct child_world busy = child_world(true, true);
     child_needs(thread_count() == 2);
-    child_needs(vpmm_pool_destroy(busy.pool) == VPMM_ERROR_BUSY || thread_count() == 1);
+    child_needs(vpmm_pool_destroy(busy.pool) == VPMM_ERROR_BUSY || comes_down_to(1));
     exit(0);
 }
 
@@ -440,7 +448,7 @@ Test(process, the_audit_answers_in_a_child_whose_parent_was_polling, .timeout = 
         usleep(100);
     pid_t pid = fork();
     if (pid == 0) {
-        alarm(5);
+        alarm(30);
         clear_words();
         _exit(refused_with_words(vpmm_check(w.pool)) ? 0 : 1);
     }
@@ -478,10 +486,10 @@ Test(process, two_hundred_pools_with_a_reaper, .timeout = 60)
         give(&w, q, s);
         must_work(vpmm_pool_destroy(w.pool));
         w.pool = NULL;
-        if (i == 0) /* by now the driver has its own */
+        if (i == 0) /* by now the driver has its own; the first reaper may be seen still */
             threads = thread_count();
     }
-    cr_expect_eq(thread_count(), threads, "the reapers stay behind");
+    cr_expect(comes_down_to(threads), "the reapers stay behind: %d threads, not %d", thread_count(), threads);
     world_close(&w);
 }
 

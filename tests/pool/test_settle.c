@@ -14,7 +14,7 @@
 
 enum { LOOK_US = 50 };
 
-#define LONGEST_NS (5 * UINT64_C(1000000000))
+#define LONGEST_NS (15 * UINT64_C(1000000000))
 
 /* ---- work that ends when the test says so ---- */
 
@@ -156,6 +156,15 @@ static void start_and_wait(struct malloc_thread *asker, struct world *w, CUstrea
     clock_sleep_us(20000);
 }
 
+/* Returns when a thread waits for an event on the host. */
+static void await_waiter(const struct world *w)
+{
+    const struct streams *streams = &w->pool->arena.streams;
+    for (bool waits = false; !waits; clock_sleep_us(LOOK_US))
+        for (uint32_t slot = 1; slot < load_acquire_u32(&streams->slots); slot++)
+            waits = waits || load_sc_u32(&stream_at(streams, slot)->waiters);
+}
+
 /* ---- whichever is first ---- */
 
 Test(settle, who_is_served_by_short_work_does_not_wait_for_long_work, .timeout = 60)
@@ -235,7 +244,8 @@ Test(settle, what_is_freed_meanwhile_is_not_waited_for, .timeout = 60)
     hold(&t.w, t.a, &early);
     quarantine(&t, &t.page[3], t.a);
     fill_up(&t);
-    start_and_wait(&asker, &t.w, t.asks, CAP, 1);
+    malloc_thread_start(&asker, &t.w, t.asks, CAP);
+    await_waiter(&t.w); /* by then it knows what it waits for */
     hold(&t.w, t.last, &late);
     give(&t.w, t.page[0], t.last);
     cr_expect(!atomic_load(&asker.done), "it did not wait for what was freed before");
@@ -714,14 +724,6 @@ Test(settle, who_is_served_does_not_wait_for_a_trim, .timeout = 60)
 }
 
 /* ---- what others do with streams beside a thread that waits on the host ---- */
-
-static void await_waiter(const struct world *w)
-{
-    const struct streams *streams = &w->pool->arena.streams;
-    for (bool waits = false; !waits; clock_sleep_us(LOOK_US))
-        for (uint32_t slot = 1; slot < load_acquire_u32(&streams->slots); slot++)
-            waits = waits || load_sc_u32(&stream_at(streams, slot)->waiters);
-}
 
 /* The header's promise: a release waits for calls that were given the stream, and not for the stream. */
 Test(settle, a_release_does_not_wait_for_work_that_others_wait_for, .timeout = 60)

@@ -36,7 +36,7 @@ runtime=$(ldd "$preload" | awk '/lib[at]san/ { print $3 }')
 # check <what> [<variable>=<value>...] <command>...: under the preload; what it says is shown where it fails.
 check() {
   local status=0
-  timeout --kill-after=5 120 env LD_LIBRARY_PATH="$here" LD_PRELOAD="${runtime:+$runtime:}$preload" "${@:2}" \
+  timeout --kill-after=5 300 env LD_LIBRARY_PATH="$here" LD_PRELOAD="${runtime:+$runtime:}$preload" "${@:2}" \
     >"$work/said" 2>&1 </dev/null || status=$?
   if [ "$status" -eq 0 ]; then
     echo "ok: $1"
@@ -62,7 +62,10 @@ declare -A settings=(
   [at_once]="VPMM_PRELOAD_SYNC=on FAKE_STEPPED=1"
   [first_beside_capture]=VPMM_PRELOAD_SYNC=on
   [given_threshold]="VPMM_DECAY_MS=50 VPMM_CAPTURES=off VPMM_RELEASE_THRESHOLD=1G"
-  [freed_for_all]=VPMM_CAPTURES=on
+  [created]=VPMM_DECAY_MS=never
+  [unreleased_memory]=VPMM_DECAY_MS=never
+  [trimmed]=VPMM_DECAY_MS=never
+  [freed_for_all]="VPMM_CAPTURES=on VPMM_DECAY_MS=never"
   [peers]=VPMM_PRELOAD_SYNC=on
   [stream_of_another]="FAKE_DEVICES=2 FAKE_MEMORY=67108864"
   [threshold]="VPMM_DECAY_MS=50 VPMM_CAPTURES=off"
