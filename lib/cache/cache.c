@@ -18,11 +18,13 @@ static uint64_t bytes_of(const struct cache *cache, enum cached kind, uint64_t c
 static bool flush_slots(const struct cache *cache, struct stream *stream, enum cached kind, uint32_t index,
                         uint32_t slots)
 {
-    const struct bin *bin = set_bin(cache_set(cache, kind), index);
+    const struct bin_set *set = cache_set(cache, kind);
+    uint32_t number = load_relaxed_u16(&set->bin[index]);
+    const struct bin *bin = bin_at(set->base, number);
     uint64_t claimed[BIN_SLOTS];
     unsigned n = 0;
     vpmm_assert(slots <= BIN_SLOTS && peek_u32(&stream->users) > 0);
-    for (uint32_t i = 0; i < slots; i++) {
+    for (uint32_t i = 0; i < slots && number != EMPTY_BIN; i++) { /* which is all zeros */
         claimed[n] = load_acquire_u64(&bin->slot[i]); /* pairs with the release of who filled it with a slice */
         n += claimed[n] && kinds[kind]->claim(cache, stream, index, claimed[n]);
     }

@@ -9,6 +9,7 @@ enum {
     LONGEST_NS = 1000 * 1000 * 1000,
     SLEEP_US = 100,
     SLEEP_HELD_UP_US = 1000,
+    SLEEPS_HELD_UP = 10,
 };
 
 static bool any_owned(const struct arena *arena, enum hands_units units, struct region_seen *seen)
@@ -23,14 +24,25 @@ static bool any_in_hands(const struct arena *arena, enum hands_units units, stru
 {
     if (region_is_as_seen(&hands->seen))
         return true;
-    hands->seen_ns = clock_now_ns();
     bool any = any_owned(arena, units, &hands->seen);
+    hands->seen_ns = clock_now_ns(); /* after the look, which may take longer than HELD_UP_NS */
     return any || load_sc_u32(&arena->builders) || load_sc_u32(&arena->streams.closing);
 }
 
 static bool is_held_up(const struct hands *hands, uint64_t now)
 {
     return region_is_as_seen(&hands->seen) && now - hands->seen_ns >= HELD_UP_NS;
+}
+
+/* Until the region has come back, or anything else has, or it is time to try again all the same. */
+static void sleep_while_held_up(const struct arena *arena, const struct hands *hands)
+{
+    uint64_t published = load_sc_u64(&arena->space.publications);
+    for (int i = 0; i < SLEEPS_HELD_UP && region_is_as_seen(&hands->seen); i++) {
+        clock_sleep_us(SLEEP_HELD_UP_US);
+        if (load_sc_u64(&arena->space.publications) != published)
+            return;
+    }
 }
 
 /*
@@ -55,8 +67,10 @@ bool hands_try_again(const struct arena *arena, enum hands_units units, struct h
         hands->at_most_ns = now + LONGEST_NS;
     }
     bool held_up = !hands->is_brief && is_held_up(hands, now) && now < hands->at_most_ns;
-    if (held_up)
+    if (held_up) {
         hands->until_ns = now + MOST_NS;
+        hands->is_over = false; /* the last try is to come after these again */
+    }
     if (now >= hands->until_ns) {
         if (hands->is_over)
             return false;
@@ -65,7 +79,9 @@ bool hands_try_again(const struct arena *arena, enum hands_units units, struct h
     }
     bool had_none = hands->had_none;
     hands->had_none = !any_in_hands(arena, units, hands);
-    if (!hands->had_none)
-        clock_sleep_us(held_up ? SLEEP_HELD_UP_US : SLEEP_US);
+    if (held_up)
+        sleep_while_held_up(arena, hands);
+    else if (!hands->had_none)
+        clock_sleep_us(SLEEP_US);
     return !had_none || !hands->had_none;
 }

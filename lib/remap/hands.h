@@ -12,9 +12,10 @@
  * alone is missed, unless the caller has noticed and says so: had_none = false.
  *
  * In a container with few processors a thread may have none for 100 ms, with a region in its hands. So the 10 ms begin
- * anew while a region is held up, that is the same one, seen by its word (units.h), is in the same hands for 2 ms; for
- * at most 1 s in all, and not for who does not fail without it (is_brief). Where threads take and give regions all the
- * time, and there is no memory, each has its region for less than that, and the request fails after 10 ms.
+ * anew while a region is held up, that is the same one, seen by its word (units.h), is in the same hands for 2 ms. That
+ * is for at most 1 s in all (a piece waits so for pages, and then for subpages), and not for who does not fail without
+ * it (is_brief). Where threads take and give regions all the time, and there is no memory, each has its region for less
+ * than 2 ms, and the request fails after 10. Slices are not looked at: one that is in other hands is missed.
  */
 #ifndef VPMM_LIB_HANDS_H
 #define VPMM_LIB_HANDS_H
@@ -38,7 +39,7 @@ enum hands_units {
 
 /*
  * Any thread, counted in with no stream but its call's own, without a lock: it sleeps for 100 us where there is some, or
- * 1 ms while that is held up.
+ * for 1 to 10 ms while that is held up.
  */
 bool hands_try_again(const struct arena *, enum hands_units, struct hands *);
 

@@ -411,11 +411,11 @@ void vpmm_schedule_wait(void *lock)
     hand_over(self, to);
 }
 
-/* Time goes on by that much; what may end it is that another actor goes on. */
+/* A sleep takes its time. Who waits for a signal may wait however long: what ends it is that another actor goes on. */
 void vpmm_schedule_sleep(const void *object, uint64_t ns)
 {
-    (void)object;
-    run.clock += ns;
+    if (!object)
+        run.clock += ns;
     vpmm_schedule_wait(NULL);
 }
 
