@@ -77,6 +77,12 @@ class Allocations {
   }
 
   bool take(void* address, Allocation& out) {
+    return take(address, out, [](const Allocation&) {});
+  }
+
+  /* `note` is called before others find that it is gone; it allocates and frees nothing. */
+  template <typename Note>
+  bool take(void* address, Allocation& out, Note note) {
     Shard& shard = shard_of(address);
     std::lock_guard<std::mutex> guard(shard.lock);
     auto found = shard.live.find(address);
@@ -84,6 +90,7 @@ class Allocations {
       return false;
     out = std::move(found->second);
     shard.live.erase(found);
+    note(out);
     return true;
   }
 

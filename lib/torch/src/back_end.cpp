@@ -36,6 +36,7 @@
 #include <cstdlib>
 #include <iterator>
 #include <map>
+#include <thread>
 #include <tuple>
 
 namespace vpmm_torch {
@@ -51,6 +52,9 @@ constexpr size_t EXBIBYTE = size_t{1} << 60;
 
 /* Whether this thread was seen with a context current, or was given one. */
 static __thread bool thread_has_looked __attribute__((tls_model("initial-exec"))) = false;
+
+/* Frees that the thread is in of what further streams used: who is told of one may make calls of its own. */
+static __thread int frees_underway __attribute__((tls_model("initial-exec"))) = 0;
 
 class BackEnd final : public WithoutExpandableSegments<back_end::CUDAAllocator> {
  public:
@@ -501,7 +505,7 @@ class BackEnd final : public WithoutExpandableSegments<back_end::CUDAAllocator> 
       pool.hold(); // it may be idle itself
       auto let_go = c10::make_scope_exit([&] { pool.let_go(); });
       pool.parking.wake(pool.pool, [&] {
-        device.frees.try_again();
+        device.frees.try_hard(Pool()); // as before a request to the main pool fails, which need not have been made
         mapped_history_.end_idle(device, nullptr);
         for (const auto& other : device.pools.all())
           if (!other->is_lent())
@@ -582,13 +586,20 @@ class BackEnd final : public WithoutExpandableSegments<back_end::CUDAAllocator> 
 
   /* What streams of others do with the pool's memory, live, shelved or freed. False: it cannot be waited for now. */
   bool await_uses_elsewhere(Device& device, Pool& pool) {
+    if (frees_underway) // it may be of this pool, and would be waited for by the thread that makes it
+      return false;
     std::vector<Allocation> used;
     allocations_.each([&](void*, const Allocation& allocation) {
       if (allocation.pool.get() == &pool && !allocation.used.empty())
         used.push_back(allocation);
     });
-    for (auto& [address, allocation] : pool.wanted.shelved())
-      used.push_back(std::move(allocation));
+    while (pool.leaving.load()) // who frees tells of it first, and may wait for Python's lock
+      std::this_thread::yield();
+    {
+      std::lock_guard<std::mutex> guard(pool.end_lock); // a checkpoint that goes has freed all of its own, or none yet
+      for (auto& [address, allocation] : pool.wanted.shelved())
+        used.push_back(std::move(allocation));
+    }
     for (const Allocation& allocation : used)
       if (!await_other_devices(allocation))
         return false;
@@ -819,8 +830,22 @@ class BackEnd final : public WithoutExpandableSegments<back_end::CUDAAllocator> 
   /* False: it is no live allocation. */
   bool try_free(void* address) {
     Allocation allocation;
-    if (!allocations_.take(address, allocation))
+    std::shared_ptr<Pool> left;
+    auto note = [&](const Allocation& taken) {
+      if (!taken.used.empty()) {
+        left = taken.pool;
+        left->leaving.fetch_add(1);
+        frees_underway++;
+      }
+    };
+    if (!allocations_.take(address, allocation, note))
       return false;
+    auto has_left = c10::make_scope_exit([&] {
+      if (!left)
+        return;
+      frees_underway--;
+      left->leaving.fetch_sub(1);
+    });
     exports_.end(address);
     Device& device = at(allocation.device);
     device.statistics.take(allocation.bytes, allocation.block);

@@ -6,7 +6,10 @@
 
 #include <algorithm>
 #include <chrono>
+#include <new>
 #include <thread>
+
+#include <c10/util/ScopeExit.h>
 
 namespace vpmm_torch {
 
@@ -27,6 +30,8 @@ bool Frees::end_use(const Freed& freed) {
   const Pool& pool = *freed.allocation.pool;
   if (!pool.is_lent())
     return is_done(vpmm_free(pool.pool, address_of(freed.address), freed.allocation.stream));
+  calls_.fetch_add(1);
+  auto has_called = c10::make_scope_exit([&] { calls_.fetch_sub(1); });
   try {
     pool.keeper->raw_delete(freed.address);
   } catch (const std::exception& error) {
@@ -50,6 +55,7 @@ bool Frees::say_uses(const Freed& freed) {
 bool Frees::record_events(Freed& freed) {
   std::vector<cudaEvent_t> events;
   bool recorded = true;
+  events.reserve(freed.allocation.used.size()); // what throws throws before there is an event
   for (const auto& [stream, device] : freed.allocation.used) {
     OnDevice on(device);
     cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
@@ -119,20 +125,24 @@ bool Frees::try_one(Freed& freed, std::vector<Use>* slow) {
   bool elsewhere = is_used_on_another_device(freed.allocation);
   if (!(elsewhere ? Pools::enter_everywhere() : pools_.enter()))
     return false;
-  bool by_events = pool.is_private() || elsewhere;
-  bool done = by_events ? have_passed(freed, slow) : say_uses(freed);
-  if (!pool.is_lent())
-    done = done && end_use(freed);
-  if (elsewhere)
-    Pools::leave_everywhere();
-  else
-    pools_.leave();
+  bool done = false;
+  {
+    auto leave = c10::make_scope_exit([&] { elsewhere ? Pools::leave_everywhere() : pools_.leave(); });
+    bool by_events = pool.is_private() || elsewhere;
+    done = by_events ? have_passed(freed, slow) : say_uses(freed);
+    if (!pool.is_lent())
+      done = done && end_use(freed);
+  }
   return done && (!pool.is_lent() || end_use(freed));
 }
 
-/* Its memory counts as live until then. */
+/* Its memory counts as live until then. Where the host has no memory it is not done yet. */
 bool Frees::finish(Freed& freed, std::vector<Use>* slow) {
-  bool done = try_one(freed, slow);
+  bool done = false;
+  try {
+    done = try_one(freed, slow);
+  } catch (const std::bad_alloc&) {
+  }
   if (done)
     freed.allocation.pool->let_go();
   return done;
@@ -208,19 +218,20 @@ void Frees::free_all_joined(const Pool& pool, cudaStream_t stream) {
 
 void Frees::await_events(const Freed& freed) {
   RelaxedMode relaxed;
-  waits_.fetch_add(1);
   for (cudaEvent_t event : freed.events)
     (void)succeeds(cudaEventSynchronize(event));
-  waits_.fetch_sub(1);
 }
 
-/* Who has some in hand keeps them again, or has freed them; who takes some from now on takes none. */
+/*
+ * Who has some in hand keeps them again, or has freed them; who takes some from now on takes none. By one thread at a time,
+ * which walks itself.
+ */
 std::list<Frees::Freed> Frees::take_all(const Pool& pool) {
   std::list<Freed> mine;
   pauses_.fetch_add(1);
   for (bool is_all = false; !is_all; std::this_thread::yield()) {
     std::lock_guard<std::mutex> guard(lock_);
-    is_all = !walks_.load();
+    is_all = walks_.load() == 1;
     for (auto it = kept_.begin(); it != kept_.end();) {
       auto freed = it++;
       if (freed->allocation.pool.get() == &pool)
@@ -236,9 +247,11 @@ std::list<Frees::Freed> Frees::take_all(const Pool& pool) {
 bool Frees::await_each(std::list<Freed> mine) {
   bool have_ended = true;
   for (auto it = mine.begin(); it != mine.end();) {
+    waits_.fetch_add(1);
     await_events(*it);
     if (it->events.empty())
       have_ended = await_other_devices(it->allocation) && have_ended;
+    waits_.fetch_sub(1);
     it = finish(*it) ? mine.erase(it) : std::next(it);
   }
   if (!mine.empty())
@@ -247,9 +260,9 @@ bool Frees::await_each(std::list<Freed> mine) {
 }
 
 bool Frees::await_all(const Pool& pool) {
-  std::list<Freed> mine = take_all(pool);
+  std::lock_guard<std::mutex> alone(all_lock_); // else each of two would miss what the other one has taken
   Walk walk(*this);
-  return await_each(std::move(mine));
+  return await_each(take_all(pool));
 }
 
 void Frees::await_uses(const Pool& pool) {
@@ -318,15 +331,15 @@ void Frees::try_all() {
 }
 
 /*
- * What other threads have in hand is freed by them, or kept again: that is waited for, though not for long, as they may wait
- * for a lock that this thread has.
+ * What other threads have in hand is freed by them, or kept again: that is waited for, though not for long once one that is
+ * in a keeper's call is all that is left, as it may wait for a lock that this thread has.
  */
 void Frees::try_hard(const Pool& pool) {
   constexpr auto PATIENCE = std::chrono::milliseconds(100);
   auto end = std::chrono::steady_clock::now() + PATIENCE;
   try_all();
   while (walks_.load() && std::chrono::steady_clock::now() < end) {
-    if (waits_.load()) // as this thread would: for the device, and for no lock
+    if (waits_.load() || !calls_.load()) // one waits for the device, as this thread would, or none for a lock
       end = std::chrono::steady_clock::now() + PATIENCE;
     std::this_thread::yield();
   }

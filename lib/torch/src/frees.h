@@ -105,8 +105,10 @@ class Frees {
   std::mutex lock_;
   std::list<Freed> kept_;      // waiting, ending and joining
   std::atomic<int> walks_{0};  // how many threads have some of them in hand
-  std::atomic<int> waits_{0};  // how many of these wait for events, and for no lock
-  std::atomic<int> pauses_{0}; // threads that would see all of a pool: nobody else takes some to try them meanwhile
+  std::atomic<int> waits_{0};  // how many of these wait for a device, and for no lock
+  std::atomic<int> calls_{0};  // how many threads are in a keeper's call, and may wait for a lock
+  std::atomic<int> pauses_{0}; // a thread that would see all of a pool: nobody else takes some to try them meanwhile
+  std::mutex all_lock_;        // over such a thread's wait; before lock_
   CaptureOrder order_;
 };
 

@@ -42,18 +42,30 @@ static bool await_context() {
   return succeeds(cudaMalloc(&byte, 1)) && succeeds(cudaFree(byte));
 }
 
+/* By an event: a stream that begins to capture would lose its capture by a wait for it. False: it may be at work still. */
+static bool await_stream(cudaStream_t stream) {
+  cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
+  cudaEvent_t event = nullptr;
+  if (!Pools::enter_everywhere())
+    return false;
+  bool recorded = succeeds(cudaStreamIsCapturing(stream, &capture)) && capture == cudaStreamCaptureStatusNone &&
+                  succeeds(cudaEventCreateWithFlags(&event, cudaEventDisableTiming)) &&
+                  succeeds(cudaEventRecord(event, stream));
+  Pools::leave_everywhere();
+  bool has_ended = recorded && succeeds(cudaEventSynchronize(event));
+  if (event)
+    cudaEventDestroy(event);
+  return has_ended;
+}
+
 /*
  * A stream that cannot be asked, as the default one beside a capture of a stream that waits for it, may be at work too;
- * and so may one that begins to capture just now. Where there is no device, as at the process's end, nothing is.
+ * and so may one that captures. Where there is no device, as at the process's end, nothing is.
  */
 static bool await_elsewhere(const Use& use) {
   OnDevice on(use.device);
   RelaxedMode relaxed;
-  cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
-  if (!on.is_on())
-    return true;
-  bool may_wait = succeeds(cudaStreamIsCapturing(use.stream, &capture)) && capture == cudaStreamCaptureStatusNone;
-  return (may_wait && succeeds(cudaStreamSynchronize(use.stream))) || await_context();
+  return !on.is_on() || await_stream(use.stream) || await_context();
 }
 
 bool await_other_devices(const Allocation& allocation) {

@@ -53,10 +53,12 @@ struct Pool {
   Keeper* keeper = nullptr;     // keeps it (lender.h)
   size_t configured_cap = 0;    // bytes; 0: none
   std::atomic<int64_t> live{0}; // allocations of a private one
-  std::mutex end_lock;          // over its end, and over the frees of a checkpoint that goes, which keeps no pool
-  int users = 0;                // under the lock
-  bool use_on_oom = false;      // under the lock
-  Wanted wanted;                // of a private one, as is the next
+  std::atomic<int> leaving{0};  // that further streams used, no more in Allocations and not yet with Frees or shelved
+  std::mutex
+      end_lock;  // over its end, the frees of a checkpoint that goes, which keeps no pool, and a park's look at them
+  int users = 0; // under the lock
+  bool use_on_oom = false; // under the lock
+  Wanted wanted;           // of a private one, as is the next
   Parking parking;
   Mapped mapped; // while history is recorded
 
@@ -238,8 +240,8 @@ class Pools {
 
 /*
  * Waits for what streams of other devices do with an allocation, as record_stream has said: vpmm waits for its own. A stream
- * that captures is waited for with all of its device, which leaves the capture as it is. False: that has no byte to
- * spare, and they may be at work still.
+ * that captures is waited for with all of its device, which leaves the capture as it is; and so is any stream while another
+ * thread captures. False: the device has no byte to spare, and they may be at work still.
  */
 bool await_other_devices(const Allocation& allocation);
 

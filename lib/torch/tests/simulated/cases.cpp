@@ -1607,8 +1607,8 @@ struct UsedByPeer {
 
 /* No event can be recorded at the free, as another thread captures. */
 static void parks_what_was_freed_beside_a_capture(Back& back) {
-  OtherCapture other(back, false);
   UsedByPeer used(back, false);
+  OtherCapture other(back, false);
   used.pool.memory[0].clear();
   used.park();
 }
@@ -1633,6 +1633,105 @@ static void parks_beside_who_looks_through_the_frees(Back& back) {
   used.park();
   is_over = true;
   walker.join();
+}
+
+/* Another thread has what waits in hand, as it empties the cache. */
+static void parks_beside_who_has_the_frees(Back& back) {
+  UsedByPeer used(back, false);
+  used.pool.memory[0].clear();
+  std::thread emptier([&] {
+    DRIVE(cuCtxSetCurrent(simulated.context));
+    back.emptyCache({0, 0});
+  });
+  usleep(20000);
+  used.park();
+  emptier.join();
+}
+
+/* Two threads park it while a third has a free of the main pool in hand: both wait for the peer. */
+static void parks_by_two_threads(Back& back) {
+  UsedByPeer used(back, false);
+  Gate other_gate;
+  PeerStream other_peer;
+  other_gate.stand_before(other_peer.stream);
+  DRIVE(cuCtxPushCurrent(simulated.context));
+  {
+    c10::DataPtr in_main = back.allocate(5 << 20);
+    back.recordStream(in_main, torch_stream(other_peer.stream, 1));
+  }
+  auto on_device = [&](auto call) {
+    return std::thread([call] {
+      DRIVE(cuCtxSetCurrent(simulated.context));
+      call();
+    });
+  };
+  std::thread emptier = on_device([&] { back.emptyCache({0, 0}); });
+  usleep(20000);
+  used.pool.memory[0].clear();
+  std::atomic<int> early{0};
+  auto park = [&] {
+    REQUIRE(!vpmm_torch_park(7, 6, false));
+    early += !used.gate.is_open;
+  };
+  std::thread one = on_device(park), other = on_device(park);
+  usleep(20000);
+  used.opener = std::thread([&] {
+    other_gate.is_open = true;
+    usleep(50000);
+    used.gate.is_open = true;
+  });
+  for (std::thread* thread : {&emptier, &one, &other})
+    thread->join();
+  REQUIRE(early == 0 && vpmm_sim_races(simulated.sim) == 0);
+  CUcontext context;
+  DRIVE(cuCtxPopCurrent(&context));
+}
+
+/* Another thread is about to free: it tells of that first. */
+static void parks_beside_a_free(Back& back) {
+  UsedByPeer used(back, false);
+  std::atomic<bool> is_freeing{false}, is_parked{false};
+  auto counts = std::make_shared<bool>(true);
+  back.attachAllocatorTraceTracker([&, is_on = std::weak_ptr<bool>(counts)](const TraceEntry& entry) {
+    if (is_on.expired() || entry.action_ != TraceEntry::FREE_REQUESTED)
+      return;
+    is_freeing = true;
+    while (!used.gate.is_open && !is_parked)
+      usleep(1000);
+  });
+  std::thread freer([&] {
+    DRIVE(cuCtxSetCurrent(simulated.context));
+    used.pool.memory[0].clear();
+  });
+  while (!is_freeing)
+    usleep(1000);
+  used.park();
+  is_parked = true;
+  freer.join();
+}
+
+/* What is freed and still in use is waited for before a wake fails, as before a request does. */
+static void wakes_behind_another_device_s_stream(Back& back) {
+  ParkedPool pool(back);
+  REQUIRE(!vpmm_torch_park(7, 6, true));
+  Gate gate;
+  PeerStream peer;
+  gate.stand_before(peer.stream);
+  DRIVE(cuCtxPushCurrent(simulated.context));
+  const size_t most = vpmm_sim_config_default().memory_bytes - vpmm_sim_used_bytes(simulated.sim);
+  {
+    c10::DataPtr used = back.allocate(most - (6 << 20)); // there is too little besides
+    back.recordStream(used, torch_stream(peer.stream, 1));
+  }
+  std::thread opener([&] {
+    usleep(20000);
+    gate.is_open = true;
+  });
+  REQUIRE(!vpmm_torch_wake(7, 6));
+  REQUIRE(pool.holds(0) && pool.holds(1));
+  opener.join();
+  CUcontext context;
+  DRIVE(cuCtxPopCurrent(&context));
 }
 
 /* What one thread waits for as it empties the cache another one's request waits for, too. */
@@ -1810,6 +1909,10 @@ void check_cases(Back& back) {
   parks_what_was_freed_beside_a_capture(back);
   parks_beside_a_capture_that_the_default_stream_waits_for(back);
   parks_beside_who_looks_through_the_frees(back);
+  parks_beside_who_has_the_frees(back);
+  parks_by_two_threads(back);
+  parks_beside_a_free(back);
+  wakes_behind_another_device_s_stream(back);
   asks_beside_who_empties_the_cache(back);
   ends_while_parked(back);
   keeps_what_is_shelved(back);
