@@ -273,7 +273,6 @@ static vpmm_status find_in_hands(struct arena *arena, const struct turn_request 
     while (is_shortage(status) && hands_try_again(arena, HANDS_PAGES, &hands)) {
         fronts_flush_every(arena->space.fronts);
         fronts_flush_every(arena->cut.fronts);
-        cut_flush(arena);
         status = find_or_build(arena, request, may_wait, limits, answer);
     }
     return status;

@@ -433,6 +433,17 @@ Test(settle, what_was_in_hands_at_the_last_look_is_looked_for_once_more)
     world_close(&w);
 }
 
+/* Who asks for the page that has been freed of the six. */
+static void expect_served(struct stage *t, struct malloc_thread *asker)
+{
+    pthread_join(asker->thread, NULL);
+    cr_assert_eq(asker->status, VPMM_SUCCESS, "%s", vpmm_status_name(asker->status));
+    give(&t->w, asker->pointer, t->asks);
+    give(&t->w, t->page[4], t->a);
+    give(&t->w, t->page[5], t->a);
+    free_others_and_close(t);
+}
+
 /* A thread that gets no processor, for longer than requests look for what changes hands, has a page in its hands. */
 Test(settle, what_is_in_hands_that_are_held_up_is_waited_for, .timeout = 60)
 {
@@ -451,12 +462,7 @@ Test(settle, what_is_in_hands_that_are_held_up_is_waited_for, .timeout = 60)
     clock_sleep_us(20000);
     cr_expect(!atomic_load(&asker.done), "%s", vpmm_status_name(asker.status));
     region_publish(space, region);
-    pthread_join(asker.thread, NULL);
-    cr_assert_eq(asker.status, VPMM_SUCCESS, "%s", vpmm_status_name(asker.status));
-    give(&t.w, asker.pointer, t.asks);
-    give(&t.w, t.page[4], t.a);
-    give(&t.w, t.page[5], t.a);
-    free_others_and_close(&t);
+    expect_served(&t, &asker);
 }
 
 /* Where memory comes and goes all the time, and none is left, a request fails soon. */
@@ -497,12 +503,7 @@ Test(settle, what_another_is_about_to_empty_serves_a_request, .timeout = 60)
     give(&t.w, t.page[1], t.a);
     take_noted_bits(t.w.pool->arena.space.fronts);
     malloc_thread_start(&asker, &t.w, t.asks, 1);
-    pthread_join(asker.thread, NULL);
-    cr_assert_eq(asker.status, VPMM_SUCCESS, "%s", vpmm_status_name(asker.status));
-    give(&t.w, asker.pointer, t.asks);
-    give(&t.w, t.page[4], t.a);
-    give(&t.w, t.page[5], t.a);
-    free_others_and_close(&t);
+    expect_served(&t, &asker);
 }
 
 /* The same of the subpages of a page: for one as long as they are, and for the page. */
@@ -524,12 +525,7 @@ Test(settle, subpages_that_another_is_about_to_empty_serve_a_request, .timeout =
         must_work(vpmm_free(t.w.pool, piece[i], t.a));
     take_noted_bits(t.w.pool->arena.cut.fronts);
     malloc_thread_start(&asker, &t.w, t.asks, 1);
-    pthread_join(asker.thread, NULL);
-    cr_assert_eq(asker.status, VPMM_SUCCESS, "%s", vpmm_status_name(asker.status));
-    give(&t.w, asker.pointer, t.asks);
-    give(&t.w, t.page[4], t.a);
-    give(&t.w, t.page[5], t.a);
-    free_others_and_close(&t);
+    expect_served(&t, &asker);
 }
 
 static struct gate at_create;

@@ -46,6 +46,8 @@ def park(pool, keep=False):
 def wake(pool):
     """Makes the memory of a parked pool anew, at the same addresses; a pool that is not parked is as it was.
 
+    Where memory is short it waits, as a request does, for what is freed and still in use.
+
     torch.OutOfMemoryError: the device has not as much now, also after the other pools' free memory has been given
     back. RuntimeError: the driver refuses. The pool is parked as before.
     """
