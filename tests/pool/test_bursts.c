@@ -116,10 +116,17 @@ static void close_full(struct full *full)
     world_close(&full->w);
 }
 
-/* Of ten bursts, between most of which the builder is there in time, or on a busy machine of so many more. */
+/*
+ * Before each try, of ten bursts, between most of which the builder is there in time, unless the machine is busy. Each
+ * counts by itself: between two tries builds are let in by anybody.
+ */
 static bool tries_again(int tries)
 {
-    return let_in < ENOUGH && tries < TRIES;
+    if (let_in >= ENOUGH || tries == TRIES)
+        return false;
+    let_in = 0;
+    seen = atomic_load(&bursts);
+    return true;
 }
 
 /* And afterwards nobody calls for long. */
