@@ -20,7 +20,7 @@
  *   FREE      who clears its bit (exchange of the slab's word)        -> OWN
  *   LIVE      the free that wins the exchange, or a vpmm_use          -> CACHED, OWN; NOTING
  *   CACHED    in a front cache for `stream`: by exchange              -> LIVE by its owner, OWN by who flushes it
- *   OWN       one thread has it, or `deferred`                        -> LIVE, CACHED, FREE, ENDING
+ *   OWN       one thread has it; or `deferred`, for `stream`, not 0   -> LIVE, CACHED, FREE, ENDING
  *   USED      LIVE, and used on further streams (use.h), whose uses hang on the slice -> OWN, NOTING, as LIVE
  *   NOTING    a vpmm_use of it is under way                           -> USED, or LIVE again, by this thread
  *   ENDING    freed, and waiting for several streams (ending.h)       -> OWN under the event lock
@@ -253,6 +253,13 @@ static inline bool slabs_empty(const struct slabs *slabs)
 {
     return load_relaxed_u64(&slabs->empty) != 0;
 }
+
+/*
+ * For who has found no slice of the class for the stream: whether one is not in use, but cached, behind a fence, or in a
+ * thread's hands, by itself or with its slab; or a slab is being made or dissolved. The word that says whose hands they
+ * are is stored. It looks at every slab and takes nothing: what changes may be missed.
+ */
+bool slabs_any_to_come(const struct slabs *, const struct stream *, unsigned class, struct word_seen *in_hands);
 
 /* For the audit: whether the owner's tree has it. */
 bool slab_is_listed(const struct slabs *, const struct slab *);

@@ -21,7 +21,7 @@ static bool claim(const struct cache *cache, const struct stream *stream, uint32
     const struct space *space = cache->front->fronts->space;
     struct slice *slice = slice_of_slot(slot);
     uint64_t word = slice_word(SLICE_CACHED, stream->slot, class, 0);
-    if (!cas_sc_u64(&slice->word, &word, slice_word(SLICE_OWN, stream->slot, class, 0)))
+    if (!cas_sc_u64(&slice->word, &word, slice_word(SLICE_OWN, 0, class, 0)))
         return false;
     stats_sub(space->stats, space->cached_stat, slice_size[class].bytes);
     return true;

@@ -1,6 +1,6 @@
 #include "pool/find.h"
 
-/* join, part and waiting do not align what they find: they are asked for `align - 1` units more. */
+/* join and part do not align what they find: they are asked for `align - 1` units more. */
 enum region_source find_free(struct space *space, struct stream *stream, struct want want, bool may_wait,
                              bool every_bin, struct region *region)
 {
@@ -11,7 +11,7 @@ enum region_source find_free(struct space *space, struct stream *stream, struct 
     if (source == REGION_NONE && region_take_part(space, stream, units, region))
         source = REGION_COMPLETED;
     if (source == REGION_NONE && may_wait)
-        source = region_take_waiting(space, stream, units, every_bin, region);
+        source = region_take_waiting(space, stream, want, every_bin, region);
     return source;
 }
 

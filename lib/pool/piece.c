@@ -11,12 +11,20 @@
 
 /* ---- a region of subpages ---- */
 
-/* What was found for a want: subpages in the caller's hands, or whole pages where none can be cut. */
+/* What was found for a want: subpages in the caller's hands, or whole pages where none can be cut; or a slice. */
 struct found_piece {
     struct region region;
     struct space *space;
     bool built;
-    bool begins_page; /* that slabs are cut from */
+    bool begins_page;  /* that slabs are cut from */
+    CUdeviceptr slice; /* handed out; 0: none, the region is for a slab */
+};
+
+/* Who wants a slab is content with one slice, whoever's it was. */
+struct slice_want {
+    struct cache *cache;
+    unsigned class;
+    size_t bytes;
 };
 
 static uint64_t pages_for(const struct arena *arena, struct want want)
@@ -83,7 +91,7 @@ static bool find_elsewhere(struct arena *arena, struct want want, struct stream 
 {
     fronts_flush(arena->cut.fronts, NULL, true);
     pass_refresh(arena, stream);
-    return find_subpages(arena, want, stream, load_relaxed_u32(&arena->reuse) != VPMM_REUSE_COMPLETED, found);
+    return find_subpages(arena, want, stream, tiers_policy_waits(arena), found);
 }
 
 /*
@@ -109,26 +117,43 @@ static uint32_t longest_handle(const struct arena *arena)
     return arena->is_graph ? UINT32_MAX : 1;
 }
 
-/* What was taken back when pages were asked for, and what comes out of others' hands. */
-static bool find_at_last(struct arena *arena, struct want want, struct stream *stream, struct found_piece *found)
+static bool find_slice(struct arena *arena, const struct slice_want *slice, struct stream *stream, bool every_one,
+                       struct found_piece *found)
 {
-    struct hands hands = {0};
+    found->slice = slices_find(&arena->slabs, stream, slice->cache, slice->class, slice->bytes, every_one);
+    return found->slice;
+}
+
+/*
+ * What was taken back when pages were asked for, and what comes out of others' hands, with waits where the setting has
+ * none before a request fails. `slice`: one does, too; else NULL.
+ */
+static bool find_at_last(struct arena *arena, struct want want, const struct slice_want *slice, struct stream *stream,
+                         struct found_piece *found)
+{
+    struct hands hands = {.stream = stream, .class = slice ? slice->class : 0};
+    bool may_wait = tiers_policy_waits(arena) || !arena->is_graph; /* as tiers_take_pages at last */
     do {
         slab_page_give_up(arena);
-        if (find_elsewhere(arena, want, stream, found) || cut_free_pages(arena, want, stream, found))
+        fronts_flush_every(arena->cut.fronts);
+        pass_refresh(arena, stream);
+        slabs_dissolve_empty(&arena->slabs);
+        if ((slice && find_slice(arena, slice, stream, true, found)) ||
+            find_subpages(arena, want, stream, may_wait, found) || cut_free_pages(arena, want, stream, found))
             return true;
-    } while (hands_try_again(arena, HANDS_SUBPAGES, &hands));
+    } while (hands_try_again(arena, slice ? HANDS_SLICES : HANDS_SUBPAGES, &hands));
     return false;
 }
 
 /* Pages, cut. What was taken back before there are none may have left subpages instead. */
-static vpmm_status find_pages(struct arena *arena, struct want want, struct stream *stream, struct found_piece *found)
+static vpmm_status find_pages(struct arena *arena, struct want want, const struct slice_want *slice,
+                              struct stream *stream, struct found_piece *found)
 {
     enum region_source source;
     uint64_t pages = pages_for(arena, want);
     vpmm_status status =
         tiers_take_pages(arena, pages + growth(arena), pages, longest_handle(arena), stream, &found->region, &source);
-    if (status != VPMM_SUCCESS && !device_lost(arena->device) && find_at_last(arena, want, stream, found))
+    if (status != VPMM_SUCCESS && !device_lost(arena->device) && find_at_last(arena, want, slice, stream, found))
         return VPMM_SUCCESS;
     if (status == VPMM_SUCCESS) {
         *found = cut_as_piece(arena, found->region, pages);
@@ -138,11 +163,12 @@ static vpmm_status find_pages(struct arena *arena, struct want want, struct stre
 }
 
 /* Where there was nothing at hand, nor in the stream's caches, nor has it passed by now. */
-static vpmm_status find_further(struct arena *arena, struct want want, struct stream *stream, struct found_piece *found)
+static vpmm_status find_further(struct arena *arena, struct want want, const struct slice_want *slice,
+                                struct stream *stream, struct found_piece *found)
 {
     if (find_at_once(arena, want, stream, found) || find_elsewhere(arena, want, stream, found))
         return VPMM_SUCCESS;
-    return find_pages(arena, want, stream, found);
+    return find_pages(arena, want, slice, stream, found);
 }
 
 /* What was found, from where the want may begin; it may be longer. */
@@ -161,7 +187,7 @@ static vpmm_status find_piece(struct arena *arena, struct want want, struct stre
         publish_caches_of(arena, stream);
         if (!find_subpages(arena, want, stream, false, found) &&
             !(pass_refresh(arena, stream) && find_subpages(arena, want, stream, false, found)))
-            status = find_further(arena, want, stream, found);
+            status = find_further(arena, want, NULL, stream, found);
     }
     if (status == VPMM_SUCCESS)
         drop_what_is_before(arena, want, found);
@@ -228,44 +254,37 @@ static CUdeviceptr make_slab(struct arena *arena, struct found_piece *found, str
 
 /* A slice, or what a slab may be made of: free subpages at hand sooner than a cache is emptied, that sooner than more.
  */
-static vpmm_status find_slice_or_slab(struct arena *arena, struct stream *stream, struct cache *cache, unsigned class,
-                                      size_t bytes, CUdeviceptr *out, struct found_piece *found)
+static vpmm_status find_slice_or_slab(struct arena *arena, const struct slice_want *slice, struct stream *stream,
+                                      struct found_piece *found)
 {
-    struct want want = slab_want(class);
+    struct want want = slab_want(slice->class);
     *found = (struct found_piece){.space = &arena->cut};
-    struct slabs *slabs = &arena->slabs;
     bool asked = false;
-    if ((*out = slices_find(slabs, stream, cache, class, bytes, false)) || find_slab_page(arena, want, stream, found) ||
+    if (find_slice(arena, slice, stream, false, found) || find_slab_page(arena, want, stream, found) ||
         find_at_hand(arena, want, stream, found))
         return VPMM_SUCCESS;
     publish_caches_of(arena, stream);
     do {
-        if ((*out = slices_find(slabs, stream, cache, class, bytes, false)) ||
-            find_subpages(arena, want, stream, false, found))
+        if (find_slice(arena, slice, stream, false, found) || find_subpages(arena, want, stream, false, found))
             return VPMM_SUCCESS;
     } while (!asked && (asked = pass_refresh(arena, stream)));
-    vpmm_status status = find_further(arena, want, stream, found);
-    if (status != VPMM_SUCCESS && !device_lost(arena->device) &&
-        (*out = slices_find(slabs, stream, cache, class, bytes, true)))
-        return VPMM_SUCCESS; /* one that had to be waited for */
-    return status;
+    return find_further(arena, want, slice, stream, found);
 }
 
 static vpmm_status malloc_slice(struct arena *arena, size_t bytes, struct stream *stream, CUdeviceptr *out)
 {
     unsigned class = slice_class(bytes);
-    struct cache *cache = front_cache(arena->cut.fronts, stream);
+    struct slice_want slice = {front_cache(arena->cut.fronts, stream), class, bytes};
     struct found_piece found;
     bool built = false;
-    if (cache && (*out = slices_take(cache, class, bytes)))
+    if (slice.cache && (*out = slices_take(slice.cache, class, bytes)))
         return VPMM_SUCCESS;
     do { /* lock-free: where a fresh slab is empty again, other threads have had its slices */
-        vpmm_status status = find_slice_or_slab(arena, stream, cache, class, bytes, out, &found);
+        vpmm_status status = find_slice_or_slab(arena, &slice, stream, &found);
         built |= found.built;
         if (status != VPMM_SUCCESS)
             return status;
-        if (!*out)
-            *out = make_slab(arena, &found, stream, class, bytes);
+        *out = found.slice ? found.slice : make_slab(arena, &found, stream, class, bytes);
     } while (!*out);
     count_malloc(arena, built);
     return VPMM_SUCCESS;
@@ -291,7 +310,7 @@ bool piece_is_at(const struct arena *arena, CUdeviceptr address)
 }
 
 /* The slice that an address may be of; NULL: it may be a region of subpages. False: it is neither. */
-static bool find_slice(const struct arena *arena, CUdeviceptr address, struct slice **slice)
+static bool find_slice_of(const struct arena *arena, CUdeviceptr address, struct slice **slice)
 {
     uint64_t subpage;
     if (!cut_subpage_of(arena, address, &subpage))
@@ -304,7 +323,7 @@ static bool find_slice(const struct arena *arena, CUdeviceptr address, struct sl
 vpmm_status piece_use(struct arena *arena, CUdeviceptr address, struct stream *stream)
 {
     struct slice *slice;
-    if (!find_slice(arena, address, &slice))
+    if (!find_slice_of(arena, address, &slice))
         return region_not_live(address);
     return slice ? slab_use(&arena->slabs, slice, address, stream) : region_use(&arena->cut, address, stream);
 }
@@ -313,7 +332,7 @@ vpmm_status piece_free(struct arena *arena, CUdeviceptr address, struct stream *
 {
     struct cache *cache = front_cache(arena->cut.fronts, stream);
     struct slice *slice;
-    if (!find_slice(arena, address, &slice))
+    if (!find_slice_of(arena, address, &slice))
         return region_not_live(address);
     bool is_cached = cache && (slice ? slices_give(cache, slice, address) : regions_give(cache, address));
     if (!is_cached) {

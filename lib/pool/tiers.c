@@ -32,8 +32,7 @@ void tiers_flush(struct arena *arena)
     fronts_flush(arena->space.fronts, NULL, true);
 }
 
-/* Whether the setting lets requests wait for what other streams have freed. */
-static bool policy_waits(const struct arena *arena)
+bool tiers_policy_waits(const struct arena *arena)
 {
     return load_relaxed_u32(&arena->reuse) != VPMM_REUSE_COMPLETED;
 }
@@ -81,7 +80,7 @@ static vpmm_status build_or_grow(struct arena *arena, const struct turn_request 
 static bool is_left_to_its_thread(const struct arena *arena, const struct turn_request *request,
                                   const struct build_limits *limits)
 {
-    return limits->for_another && policy_waits(arena) &&
+    return limits->for_another && tiers_policy_waits(arena) &&
            region_may_wait(&arena->space, request->stream, request->pages);
 }
 
@@ -203,7 +202,8 @@ static vpmm_status find_or_build(struct arena *arena, const struct turn_request 
         limits->since_ns = clock_now_ns();
     bool has_turn = turn_try(turn, &place);
     if (!has_turn && may_wait)
-        answer->source = region_take_waiting(&arena->space, request->stream, request->pages, false, &answer->region);
+        answer->source = region_take_waiting(&arena->space, request->stream, (struct want){request->pages, 1}, false,
+                                             &answer->region);
     if (answer->source != REGION_NONE)
         return VPMM_SUCCESS;
     if (!has_turn && await_turn(arena, request, &place, answer)) {
@@ -290,9 +290,9 @@ static vpmm_status reclaim(struct arena *arena, const struct turn_request *reque
     tiers_flush(arena);
     pass_soon(arena);
     cut_flush(arena); /* now that slices have passed, slabs are empty */
-    vpmm_status status = find_or_build(arena, request, policy_waits(arena), &usable, answer);
+    vpmm_status status = find_or_build(arena, request, tiers_policy_waits(arena), &usable, answer);
     if (arena->is_graph) /* no wait of this pool's frees memory for another stream */
-        return find_in_hands(arena, request, policy_waits(arena), &usable, answer, status);
+        return find_in_hands(arena, request, tiers_policy_waits(arena), &usable, answer, status);
     if (is_shortage(status)) {
         await_builders(arena);
         status = find_or_build(arena, request, true, &all, answer);
@@ -323,10 +323,10 @@ vpmm_status tiers_take_pages(struct arena *arena, uint64_t pages, uint64_t enoug
         .reach = VIEW_USABLE, .creatable_pages = UINT64_MAX, .longest_handle = longest_handle};
     struct turn_request request = {stream, pages, longest_handle, may_be_served(arena, pages)};
     struct turn_answer answer = {.source = REGION_NONE};
-    vpmm_status status = find_or_build(arena, &request, policy_waits(arena), &limits, &answer);
+    vpmm_status status = find_or_build(arena, &request, tiers_policy_waits(arena), &limits, &answer);
     if (is_shortage(status) && enough < pages) {
         request.pages = enough;
-        status = find_or_build(arena, &request, policy_waits(arena), &limits, &answer);
+        status = find_or_build(arena, &request, tiers_policy_waits(arena), &limits, &answer);
     }
     if (is_shortage(status) && request.pages <= arena->space.units.chunk_units)
         status = reclaim(arena, &request, limits, &answer);

@@ -20,6 +20,9 @@
 vpmm_status tiers_take_pages(struct arena *, uint64_t pages, uint64_t enough, uint32_t longest_handle, struct stream *,
                              struct region *, enum region_source *);
 
+/* Whether the setting lets requests wait for what other streams have freed, before they would fail. */
+bool tiers_policy_waits(const struct arena *);
+
 /* Counts the malloc that was served so. */
 void tiers_count(struct arena *, enum region_source);
 

@@ -302,7 +302,7 @@ static bool is_page_owned(uint64_t page, uint64_t word, const void *data)
                       unit_is_owned, &look->subpages));
 }
 
-bool cut_any_owned(const struct arena *arena, struct region_seen *seen)
+bool cut_any_owned(const struct arena *arena, struct word_seen *seen)
 {
     struct pieces_look look = {arena, {&arena->space.units, seen}, {&arena->cut.units, seen}};
     return units_any_of_chunks(&arena->space.units, is_page_owned, &look);

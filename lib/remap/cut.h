@@ -101,7 +101,7 @@ bool cut_has_spares(const struct arena *);
 
 /* Whether a region of subpages is in a thread's hands, or one of pages, which may be about to be cut: that one is
    stored. What changes is missed; what is left of the page that slabs are cut from counts as in somebody's hands. */
-bool cut_any_owned(const struct arena *, struct region_seen *);
+bool cut_any_owned(const struct arena *, struct word_seen *);
 
 /* The subpage that holds an address of a cut page; false: no page there is, or may be, cut. */
 bool cut_subpage_of(const struct arena *, CUdeviceptr, uint64_t *subpage);

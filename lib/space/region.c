@@ -471,10 +471,9 @@ bool region_take_part(struct space *space, struct stream *stream, uint64_t units
 }
 
 /* The best fit among what other streams have freed, and can be waited for, as `waitable` says. units 0: none. */
-static struct seen_region find_freed_elsewhere(const struct space *space, const struct stream *stream, uint64_t units,
+static struct seen_region find_freed_elsewhere(const struct space *space, const struct stream *stream, struct want want,
                                                bool every_bin, bool (*waitable)(const struct streams *, struct fence))
 {
-    struct want want = {units, 1};
     struct seen_region best = {0}, found;
     for (uint32_t slot = 1, n = load_acquire_u32(&space->streams->slots); slot < n; slot++) {
         struct stream *other = stream_at(space->streams, slot);
@@ -489,14 +488,14 @@ static struct seen_region find_freed_elsewhere(const struct space *space, const 
 
 bool region_may_wait(const struct space *space, const struct stream *stream, uint64_t units)
 {
-    return find_freed_elsewhere(space, stream, units, false, fence_seems_waitable).units > 0;
+    return find_freed_elsewhere(space, stream, (struct want){units, 1}, false, fence_seems_waitable).units > 0;
 }
 
-static bool take_freed_elsewhere(struct space *space, const struct stream *stream, uint64_t units, bool every_bin,
+static bool take_freed_elsewhere(struct space *space, const struct stream *stream, struct want want, bool every_bin,
                                  struct region *region)
 {
     for (;;) { /* lock-free, as region_take */
-        struct seen_region best = find_freed_elsewhere(space, stream, units, every_bin, fence_waitable);
+        struct seen_region best = find_freed_elsewhere(space, stream, want, every_bin, fence_waitable);
         if (!best.units)
             return false;
         if (region_claim(space, &best, region))
@@ -505,13 +504,14 @@ static bool take_freed_elsewhere(struct space *space, const struct stream *strea
 }
 
 /* What cannot be waited for is put back. What is not needed is free, behind its own fence, before the wait. */
-enum region_source region_take_waiting(struct space *space, struct stream *stream, uint64_t units, bool every_bin,
+enum region_source region_take_waiting(struct space *space, struct stream *stream, struct want want, bool every_bin,
                                        struct region *region)
 {
-    if (!take_freed_elsewhere(space, stream, units, every_bin, region))
+    if (!take_freed_elsewhere(space, stream, want, every_bin, region))
         return REGION_NONE;
-    if (region->units > units)
-        *region = region_keep_front(space, *region, units);
+    uint64_t needed = want_place(want, region->first) - region->first + want.units;
+    if (region->units > needed)
+        *region = region_keep_front(space, *region, needed);
     bool passed = fence_passed(space->streams, region->fence);
     vpmm_status status = load_relaxed_u32(space->reuse) == VPMM_REUSE_WAIT_HOST
                              ? stream_wait_host(space->streams, region->fence)

@@ -54,10 +54,10 @@ bool region_take_part(struct space *, struct stream *, uint64_t units, struct re
 
 /*
  * The best fit among what other streams have freed, and a wait for its fence: of the stream on the device, or of the
- * calling thread, as the setting is (vpmm_reuse). REGION_COMPLETED: it had passed meanwhile.
+ * calling thread, as the setting is (vpmm_reuse). What lies before the want's place is kept. REGION_COMPLETED: it had
+ * passed meanwhile.
  */
-enum region_source region_take_waiting(struct space *, struct stream *, uint64_t units, bool every_bin,
-                                       struct region *);
+enum region_source region_take_waiting(struct space *, struct stream *, struct want, bool every_bin, struct region *);
 
 /* Whether there seems to be such a region. Makes no call of the driver. */
 bool region_may_wait(const struct space *, const struct stream *, uint64_t units);

@@ -126,6 +126,6 @@ bool unit_is_owned(uint64_t unit, uint64_t word, const void *data)
     const struct owned_look *look = data;
     if (word_state(word) != UNIT_OWN)
         return false;
-    *look->seen = (struct region_seen){unit_at(look->units, unit), word};
+    *look->seen = (struct word_seen){&unit_at(look->units, unit)->word, word};
     return true;
 }

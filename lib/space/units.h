@@ -214,20 +214,20 @@ bool units_any(const struct units *, uint64_t first, uint64_t units_at_most, uni
 bool units_any_of_chunks(const struct units *, unit_question *, const void *data);
 
 /* A region as a look saw it: its first unit has another word as soon as its state or its length has changed. */
-struct region_seen {
-    const struct unit *first; /* NULL: none */
+struct word_seen {
+    const _Atomic(uint64_t) *at; /* NULL: none */
     uint64_t word;
 };
 
-static inline bool region_is_as_seen(const struct region_seen *seen)
+static inline bool word_is_as_seen(const struct word_seen *seen)
 {
-    return seen->first && load_acquire_u64(&seen->first->word) == seen->word;
+    return seen->at && load_acquire_u64(seen->at) == seen->word;
 }
 
 /* What unit_is_owned has found is stored in `seen`. */
 struct owned_look {
     const struct units *units;
-    struct region_seen *seen;
+    struct word_seen *seen;
 };
 
 unit_question unit_is_owned; /* in a thread's hands; of a struct owned_look */

@@ -1314,6 +1314,26 @@ Test(slab, a_deferred_slice_is_waited_for_before_a_request_fails)
     shelf_close(&s);
 }
 
+/* What is as long as what is wanted, and lies where it may begin, is waited for on the device: the host goes on. */
+Test(slab, an_aligned_region_that_just_fits_is_waited_for)
+{
+    needs_simulator();
+    struct setup setup = slab_setup();
+    setup.pool.max_mapped = PAGE;
+    setup.pool.cache_bytes = 0;
+    struct shelf s;
+    shelf_open(&s, &setup, 2, 64);
+    while (s.count < PAGE / (128 * KIB))
+        shelf_take(&s, 128 * KIB, 0);
+    world_step(&s.w);
+    keep_busy(&s.w, s.stream[0]);
+    shelf_give(&s, 3);
+    shelf_take(&s, 128 * KIB, 1);
+    cr_expect(world_pending(&s.w, s.stream[0]), "the host has waited for the stream");
+    audit(&s.w);
+    shelf_close(&s);
+}
+
 /* A slab becomes empty when there is no more to be had. */
 Test(slab, subpages_of_an_emptied_slab_are_taken_before_a_request_fails)
 {

@@ -595,3 +595,27 @@ SCHEDULES(slice_and_subpages_from_the_last_page)
         "subpages, slice on another stream", 0,
         (struct exploration){.open = open_with_a_free_page, .close = close_plain, .act = {get_subpages, get_big_on_t}});
 }
+
+/* All that is left is a slab, whose slices both pass through hands, caches and other streams' slabs: one for each. */
+PLAY(open_with_two_slices)
+{
+    open_world();
+    get_bytes(PAGE - A_SLAB * BIG, play.s);
+    meet_slices(BIG, play.s);
+}
+SCHEDULES(pairs_of_the_last_slab)
+{
+    play.cap = 1;
+    explore_play("slices: pairs of the last slab, on two streams", 0,
+                 (struct exploration){
+                     .open = open_with_two_slices, .close = close_plain, .act = {pair_of_big, pair_of_big_on_t}});
+}
+SCHEDULES(cached_pairs_of_the_last_slab)
+{
+    play.cap = 1;
+    explore_play("slices: cached pairs of the last slab, on two streams", CACHE_PAGES,
+                 (struct exploration){.open = open_with_two_slices,
+                                      .close = close_plain,
+                                      .prepare = {pair_of_big, pair_of_big_on_t},
+                                      .act = {pair_of_big, pair_of_big_on_t}});
+}
