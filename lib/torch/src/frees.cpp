@@ -148,9 +148,13 @@ bool Frees::finish(Freed& freed, std::vector<Use>* slow) {
   return done;
 }
 
+/* Walks that the thread is in, of any device: a keeper tells of what it frees, and who is told may make calls. */
+static __thread int walks_underway __attribute__((tls_model("initial-exec"))) = 0;
+
 class Frees::Walk {
  public:
   explicit Walk(Frees& frees) : frees_(frees) {
+    walks_underway++;
     frees_.walks_.fetch_add(1); // before it takes any: who then finds none sees that somebody has them
   }
   Walk(const Walk&) = delete;
@@ -158,6 +162,7 @@ class Frees::Walk {
 
   ~Walk() {
     frees_.walks_.fetch_sub(1);
+    walks_underway--;
   }
 
  private:
@@ -206,9 +211,13 @@ void Frees::free_all_joined(const Pool& pool, cudaStream_t stream) {
     joining_.store(others, std::memory_order_relaxed);
   }
   for (auto it = mine.begin(); it != mine.end();) {
-    if (order_.is_behind(stream, it->point)) {
-      it->allocation.used.clear();
-      it->point = {};
+    try {
+      if (order_.is_behind(stream, it->point)) {
+        it->allocation.used.clear();
+        it->point = {};
+      }
+    } catch (const std::bad_alloc&) {
+      order_.forget(); // of the stream's frontier it may know a part
     }
     it = !it->point.capture && finish(*it) ? mine.erase(it) : std::next(it);
   }
@@ -260,6 +269,8 @@ bool Frees::await_each(std::list<Freed> mine) {
 }
 
 bool Frees::await_all(const Pool& pool) {
+  if (walks_underway) // it would be waited for by the thread that makes it
+    return false;
   std::lock_guard<std::mutex> alone(all_lock_); // else each of two would miss what the other one has taken
   Walk walk(*this);
   return await_each(take_all(pool));

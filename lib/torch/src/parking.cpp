@@ -52,6 +52,16 @@ void HostCopy::free_memory() {
   capacity_ = 0;
 }
 
+/* By memory that is freed, which spares a capture that has begun meanwhile, unless the device has not a byte left. */
+static void await_device(const vpmm_driver& driver) {
+  RelaxedMode relaxed;
+  CUdeviceptr byte = 0;
+  if (driver.cuMemAlloc(&byte, 1) == CUDA_SUCCESS)
+    check_call(driver.cuMemFree(byte), "cuMemFree");
+  else
+    check_call(driver.cuCtxSynchronize(), "cuCtxSynchronize");
+}
+
 void HostCopy::take(vpmm_pool* pool, std::vector<Content> contents) {
   size_t bytes = 0;
   for (const Content& one : contents)
@@ -60,7 +70,7 @@ void HostCopy::take(vpmm_pool* pool, std::vector<Content> contents) {
   if (!bytes)
     return;
   driver_ = vpmm_pool_driver(pool);
-  check_call(driver_->cuCtxSynchronize(), "cuCtxSynchronize");
+  await_device(*driver_);
   allocate(bytes);
   copy_all(*driver_, contents, memory_, [this](const Content& one, void* at, CUstream stream) {
     check_call(driver_->cuMemcpyDtoHAsync(at, reinterpret_cast<CUdeviceptr>(one.address), one.bytes, stream),

@@ -1389,6 +1389,15 @@ static void parks_and_wakes(Back& back, bool keep) {
   REQUIRE(!pool.is_refused());
 }
 
+/* A wait for the context would end a capture that another thread has begun just before. */
+static void keeps_without_a_wait_for_the_context(Back& back) {
+  ParkedPool pool(back);
+  auto waits = [] { return vpmm_sim_calls(simulated.sim, "cuCtxSynchronize"); };
+  uint64_t before = waits();
+  REQUIRE(!vpmm_torch_park(7, 6, true) && waits() == before);
+  REQUIRE(!vpmm_torch_wake(7, 6));
+}
+
 /* Until the cache is emptied, which leaves alone what is kept. */
 static void pins_the_hosts_memory_once(Back& back) {
   ParkedPool pool(back);
@@ -1898,6 +1907,7 @@ void check_cases(Back& back) {
   empties_what_a_peer_s_stream_uses(back);
   parks_and_wakes(back, false);
   parks_and_wakes(back, true);
+  keeps_without_a_wait_for_the_context(back);
   pins_the_hosts_memory_once(back);
   shares_what_is_awake_again(back);
   wakes_what_was_freed_in_part(back);
