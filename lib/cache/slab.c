@@ -559,25 +559,13 @@ void slabs_pass(struct slabs *slabs)
 
 /* ---- what others give back ---- */
 
-/* Of a free slice that has its bit: the stream might take it, and did not find its slab, which is about to be listed. */
-static bool is_about_to_be_found(const struct slabs *slabs, const struct slab *slab, uint32_t owner,
-                                 const struct stream *stream)
+/* Of a slab with an owner: whether the slice is not in use. What is cached is in nobody's hands. */
+static bool is_to_come(const struct slice *slice, struct word_seen *seen)
 {
-    struct fence fence = {owner, number_of(slab)};
-    return owner == SLAB_CLAIMED || fence_usable(slabs->space->streams, fence, stream);
-}
-
-/* Of a slab with an owner: whether the slice is not in use. */
-static bool is_to_come(const struct slabs *slabs, const struct slab *slab, const struct slice *slice,
-                       const struct stream *stream, struct word_seen *in_hands)
-{
-    uint64_t word = load_acquire_u64(&slice->word), whole = load_sc_u64(&slab->word);
-    bool has_bit = slab_free_bits(whole) >> (slice - slab->slice) & 1;
+    uint64_t word = load_acquire_u64(&slice->word);
     enum slice_state state = slice_state(word);
-    if (state == SLICE_FREE && has_bit && is_about_to_be_found(slabs, slab, slab_owner(whole), stream))
-        *in_hands = (struct word_seen){&slab->word, whole};
-    else if ((state == SLICE_FREE && !has_bit) || (state == SLICE_OWN && !slice_stream(word)))
-        *in_hands = (struct word_seen){&slice->word, word};
+    if (state == SLICE_FREE || state == SLICE_OWN || state == SLICE_ENDING)
+        *seen = (struct word_seen){&slice->word, word};
     return state != SLICE_LIVE && state != SLICE_USED && state != SLICE_NOTING;
 }
 
@@ -589,20 +577,17 @@ static bool is_changing(const struct slabs *slabs, const struct slab *slab)
     return !(tree_next(unused, slab->index, &index) && index == slab->index);
 }
 
-bool slabs_any_to_come(const struct slabs *slabs, const struct stream *stream, unsigned class,
-                       struct word_seen *in_hands)
+bool slabs_any_to_come(const struct slabs *slabs, unsigned class, struct word_seen *seen)
 {
     uint32_t records = load_relaxed_u32(&slabs->records);
     for (uint32_t i = 0; i < records && i < SLABS_MAX; i++) {
         const struct slab *slab = slab_at(slabs, i); /* NULL: it is being made, of a region in its thread's hands */
         uint64_t word = slab ? load_sc_u64(&slab->word) : 0;
-        if (slab && !slab_owner(word) && is_changing(slabs, slab)) {
-            *in_hands = (struct word_seen){&slab->word, word};
+        if (slab && !slab_owner(word) && is_changing(slabs, slab))
             return true;
-        }
         bool is_of_class = slab_owner(word) && load_relaxed_u32(&slab->class) == class;
         for (uint32_t j = 0; is_of_class && j < slab->slices; j++)
-            if (is_to_come(slabs, slab, &slab->slice[j], stream, in_hands))
+            if (is_to_come(&slab->slice[j], seen))
                 return true;
     }
     return false;

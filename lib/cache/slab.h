@@ -255,11 +255,11 @@ static inline bool slabs_empty(const struct slabs *slabs)
 }
 
 /*
- * For who has found no slice of the class for the stream: whether one is not in use, but cached, behind a fence, or in a
- * thread's hands, by itself or with its slab; or a slab is being made or dissolved. The word that says whose hands they
- * are is stored. It looks at every slab and takes nothing: what changes may be missed.
+ * For who has found no slice of the class: whether one is not in use, but cached, behind a fence, or in a thread's
+ * hands; or a slab is being made or dissolved. The word of a slice that is not cached is stored. It looks at every slab
+ * and takes nothing: what changes may be missed.
  */
-bool slabs_any_to_come(const struct slabs *, const struct stream *, unsigned class, struct word_seen *in_hands);
+bool slabs_any_to_come(const struct slabs *, unsigned class, struct word_seen *);
 
 /* For the audit: whether the owner's tree has it. */
 bool slab_is_listed(const struct slabs *, const struct slab *);

@@ -131,7 +131,7 @@ static bool find_slice(struct arena *arena, const struct slice_want *slice, stru
 static bool find_at_last(struct arena *arena, struct want want, const struct slice_want *slice, struct stream *stream,
                          struct found_piece *found)
 {
-    struct hands hands = {.stream = stream, .class = slice ? slice->class : 0};
+    struct hands hands = {.class = slice ? slice->class : 0};
     bool may_wait = tiers_policy_waits(arena) || !arena->is_graph; /* as tiers_take_pages at last */
     do {
         slab_page_give_up(arena);

@@ -10,15 +10,27 @@ enum {
     SLEEP_US = 100,
     SLEEP_HELD_UP_US = 1000,
     SLEEPS_HELD_UP = 10,
+    LOOKS_AT_SLICES = 3,
 };
+
+/*
+ * A slice may be freed after the look has come by, and the one that its thread takes instead be looked at later: so a
+ * look that finds none is made again.
+ */
+static bool any_slice_to_come(const struct arena *arena, struct hands *hands)
+{
+    bool any = false;
+    for (int i = 0; i < LOOKS_AT_SLICES && !any; i++)
+        any = slabs_any_to_come(&arena->slabs, hands->class, &hands->seen);
+    return any;
+}
 
 static bool any_owned(const struct arena *arena, enum hands_units units, struct hands *hands)
 {
     struct owned_look look = {&arena->space.units, &hands->seen};
     if (units == HANDS_PAGES)
         return units_any_of_chunks(&arena->space.units, unit_is_owned, &look);
-    return (units == HANDS_SLICES && slabs_any_to_come(&arena->slabs, hands->stream, hands->class, &hands->seen)) ||
-           cut_any_owned(arena, &hands->seen);
+    return (units == HANDS_SLICES && any_slice_to_come(arena, hands)) || cut_any_owned(arena, &hands->seen);
 }
 
 /* A region that is still in the same hands is looked at alone, so that it is known for how long. */
@@ -31,44 +43,22 @@ static bool any_in_hands(const struct arena *arena, enum hands_units units, stru
     return any || load_sc_u32(&arena->builders) || load_sc_u32(&arena->streams.closing);
 }
 
-/* How often something has come back so far: pages that were published; of less than pages, these, subpages, and what was freed.
- */
-static uint64_t count_back(const struct arena *arena, enum hands_units units)
-{
-    uint64_t pages = load_sc_u64(&arena->space.publications);
-    vpmm_stats stats;
-    if (units == HANDS_PAGES)
-        return pages;
-    stats_read(arena->stats, &stats);
-    return pages + load_sc_u64(&arena->cut.publications) + stats.frees;
-}
-
-/*
- * Whether anything has come back since the last look. The try after that may have come by while it was away, and a look
- * as well: it goes from one to the next, and what it has seen in use may be free, and what was free in use, when it
- * comes to its end.
- */
-static bool came_back(const struct arena *arena, enum hands_units units, struct hands *hands)
-{
-    uint64_t before = hands->back;
-    hands->back = count_back(arena, units);
-    return hands->back != before && !hands->is_brief;
-}
-
 static bool is_held_up(const struct hands *hands, uint64_t now)
 {
     return word_is_as_seen(&hands->seen) && now - hands->seen_ns >= HELD_UP_NS;
 }
 
-/* Until the region has come back, or anything else has, or it is time to try again all the same. */
+static uint64_t publications(const struct arena *arena)
+{
+    return load_sc_u64(&arena->space.publications) + load_sc_u64(&arena->cut.publications);
+}
+
+/* Until what is held up has come back, or anything else has, or it is time to try again all the same. */
 static void sleep_while_held_up(const struct arena *arena, const struct hands *hands)
 {
-    uint64_t published = load_sc_u64(&arena->space.publications);
-    for (int i = 0; i < SLEEPS_HELD_UP && word_is_as_seen(&hands->seen); i++) {
+    uint64_t published = publications(arena);
+    for (int i = 0; i < SLEEPS_HELD_UP && word_is_as_seen(&hands->seen) && publications(arena) == published; i++)
         clock_sleep_us(SLEEP_HELD_UP_US);
-        if (load_sc_u64(&arena->space.publications) != published)
-            return;
-    }
 }
 
 /*
@@ -91,7 +81,6 @@ bool hands_try_again(const struct arena *arena, enum hands_units units, struct h
     if (!hands->until_ns) {
         hands->until_ns = now + MOST_NS;
         hands->at_most_ns = now + LONGEST_NS;
-        hands->back = count_back(arena, units);
     }
     bool held_up = !hands->is_brief && is_held_up(hands, now) && now < hands->at_most_ns;
     if (held_up) {
@@ -105,8 +94,7 @@ bool hands_try_again(const struct arena *arena, enum hands_units units, struct h
         return await_releases(&arena->streams) || !hands->had_none; /* which may have come back since that look */
     }
     bool had_none = hands->had_none;
-    bool any_back = came_back(arena, units, hands); /* before the look: what has come back since is not in hands */
-    hands->had_none = !any_in_hands(arena, units, hands) && !any_back;
+    hands->had_none = !any_in_hands(arena, units, hands);
     if (held_up)
         sleep_while_held_up(arena, hands);
     else if (!hands->had_none)

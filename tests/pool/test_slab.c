@@ -1334,6 +1334,52 @@ Test(slab, an_aligned_region_that_just_fits_is_waited_for)
     shelf_close(&s);
 }
 
+struct sharer {
+    struct world *w;
+    CUstream stream;
+    pthread_t thread;
+    size_t refused;
+};
+
+static void *share_the_last(void *argument)
+{
+    enum { PAIRS = 200000 };
+    struct sharer *sharer = argument;
+    CUdeviceptr p;
+    for (int i = 0; i < PAIRS; i++)
+        if (vpmm_malloc(sharer->w->pool, 32 * KIB, sharer->stream, &p) != VPMM_SUCCESS)
+            sharer->refused++;
+        else
+            vpmm_free(sharer->w->pool, p, sharer->stream);
+    return NULL;
+}
+
+/* As many slices are left as there are threads, each of which has one at a time: no request fails. */
+Test(slab, threads_share_the_last_slices, .timeout = 300)
+{
+    enum { THREADS = 4 };
+    needs_simulator();
+    struct setup setup = slab_setup();
+    setup.sim.stepped = false;
+    setup.pool.max_mapped = PAGE;
+    setup.pool.cache_bytes = 0;
+    struct world w;
+    world_open(&w, &setup);
+    CUstream s = world_stream(&w);
+    CUdeviceptr wall = take_bytes(&w, PAGE - THREADS * 32 * KIB, s);
+    struct sharer sharer[THREADS];
+    for (int i = 0; i < THREADS; i++)
+        sharer[i] = (struct sharer){.w = &w, .stream = world_stream(&w)};
+    for (int i = 0; i < THREADS; i++)
+        cr_assert_eq(pthread_create(&sharer[i].thread, NULL, share_the_last, &sharer[i]), 0);
+    for (int i = 0; i < THREADS; i++) {
+        pthread_join(sharer[i].thread, NULL);
+        cr_expect_eq(sharer[i].refused, 0, "%zu requests have failed", sharer[i].refused);
+    }
+    give(&w, wall, s);
+    world_close(&w);
+}
+
 /* A slab becomes empty when there is no more to be had. */
 Test(slab, subpages_of_an_emptied_slab_are_taken_before_a_request_fails)
 {

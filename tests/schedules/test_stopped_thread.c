@@ -24,8 +24,8 @@ static struct {
     sem_t started, stopped, go;
     uint64_t at; /* the point to park at */
     bool came_through, over;
-    atomic_bool waits;               /* points are not counted meanwhile */
-    _Atomic(uint64_t) clock_stopped; /* the time meanwhile: nobody loses patience; 0: it goes on */
+    atomic_bool waits;              /* points are not counted meanwhile */
+    _Atomic(uint64_t) clock_slowed; /* the time, which goes on by 100 ns a look: nobody loses patience; 0: as usual */
 } park;
 
 static _Thread_local uint64_t points_left; /* 0: this thread is not watched */
@@ -60,9 +60,10 @@ void vpmm_schedule_wake(const void *object)
 uint64_t vpmm_schedule_clock(void)
 {
     struct timespec now;
-    uint64_t stopped = atomic_load(&park.clock_stopped);
+    if (atomic_load(&park.clock_slowed))
+        return atomic_fetch_add(&park.clock_slowed, 100);
     clock_gettime(CLOCK_MONOTONIC, &now);
-    return stopped ? stopped : (uint64_t)now.tv_sec * 1000000000 + (uint64_t)now.tv_nsec;
+    return (uint64_t)now.tv_sec * 1000000000 + (uint64_t)now.tv_nsec;
 }
 
 struct actor {
@@ -870,6 +871,84 @@ Test(stopped_thread, while_it_adopts_a_slab, .timeout = 300)
     stop_among_pieces(malloc_on_another_stream, 0, true);
 }
 
+struct last_slice {
+    struct world *w;
+    CUstream stream;
+    vpmm_status status;
+    sem_t done;
+};
+
+static void *take_last_slice(void *argument)
+{
+    struct last_slice *want = argument;
+    struct actor a = {.w = want->w};
+    want->status = pair_of_bytes(&a, BIG, want->stream);
+    sem_post(&want->done);
+    return NULL;
+}
+
+/* It is served while the other thread stands still; else it waits for that one, and loses no patience. */
+static void await_service(struct last_slice *want)
+{
+    struct timespec until;
+    clock_gettime(CLOCK_REALTIME, &until);
+    until.tv_nsec += 10000000;
+    until.tv_sec += until.tv_nsec / 1000000000;
+    until.tv_nsec %= 1000000000;
+    sem_timedwait(&want->done, &until);
+}
+
+/*
+ * Two slices are left, and two threads want one each, on their own streams: whatever the stopped thread has in its
+ * hands, the other's request waits for it, or has the other slice. It does not fail.
+ */
+static void stop_with_the_last_slices(size_t cache_pages)
+{
+    struct setup setup = setup_default();
+    setup.pool.cache_bytes = cache_pages * PAGE;
+    setup.pool.max_mapped = PAGE;
+    struct world w;
+    world_open(&w, &setup);
+    CUstream own = world_stream(&w), other = world_stream(&w);
+    struct actor a = {.w = &w, .act = pair_of_slices, .stream = own};
+    pthread_t stopped = start_actor(&a);
+    CUdeviceptr wall = take_bytes(&w, PAGE - A_SLAB * BIG, own);
+    for (uint64_t point = 1;; point++) {
+        world_drain(&w);
+        must_work(vpmm_trim(w.pool, SIZE_MAX, NULL)); /* nothing is cached: the thread makes a slab */
+        bool is_stopped = stop_at(point);
+        struct last_slice want = {.w = &w, .stream = other};
+        pthread_t thread;
+        sem_init(&want.done, 0, 0);
+        atomic_store(&park.clock_slowed, vpmm_schedule_clock());
+        pthread_create(&thread, NULL, take_last_slice, &want);
+        if (is_stopped) {
+            await_service(&want);
+            let_go();
+        }
+        pthread_join(thread, NULL);
+        atomic_store(&park.clock_slowed, 0);
+        require(want.status == VPMM_SUCCESS && a.status == VPMM_SUCCESS,
+                "stopped at its point %llu: %s, and beside it %s", (unsigned long long)point,
+                vpmm_status_name(a.status), vpmm_status_name(want.status));
+        audit_cached(&w, point);
+        if (!is_stopped)
+            break;
+    }
+    end_actor(stopped);
+    give(&w, wall, own);
+    world_close(&w);
+}
+
+Test(stopped_thread, while_another_needs_the_last_slice, .timeout = 300)
+{
+    stop_with_the_last_slices(0);
+}
+Test(stopped_thread, while_another_needs_the_last_cached_slice, .timeout = 300)
+{
+    stop_with_the_last_slices(64);
+}
+
 /* While it frees a slice another thread frees the same: one of them has freed it, and the other is told. */
 static void slice_is_freed_twice(size_t cache_pages)
 {
@@ -1090,7 +1169,7 @@ Test(stopped_thread, while_it_builds_for_another, .timeout = 600)
     for (uint64_t point = 1; is_stopped; point++) {
         struct turn_place place;
         turn_take(turn, &place);
-        atomic_store(&park.clock_stopped, vpmm_schedule_clock()); /* however slow this machine is */
+        atomic_store(&park.clock_slowed, vpmm_schedule_clock()); /* however slow this machine is */
         atomic_store(&park.waits, true);
         park.at = point;
         sem_post(&park.started);
@@ -1099,7 +1178,7 @@ Test(stopped_thread, while_it_builds_for_another, .timeout = 600)
         wait_for_queue(turn, 3);
         atomic_store(&park.waits, false);
         turn_leave(turn, &place); /* from which their patience begins anew */
-        atomic_store(&park.clock_stopped, 0);
+        atomic_store(&park.clock_slowed, 0);
         require(stopped_in_time(), "the thread does not reach its point %llu", (unsigned long long)point);
         is_stopped = !park.came_through;
         if (is_stopped) {
