@@ -1122,14 +1122,14 @@ static void pieces_fill_the_device(size_t cache_bytes, bool drained)
     shelf_close(&s);
 }
 
-Test(slab, pieces_fill_the_device_and_give_way, .timeout = 120)
+Test(slab, pieces_fill_the_device_and_give_way, .timeout = 300)
 {
     needs_simulator();
     pieces_fill_the_device(0, true);
     pieces_fill_the_device(64 * MIB, true);
 }
 
-Test(slab, pieces_whose_work_is_queued_give_way, .timeout = 120)
+Test(slab, pieces_whose_work_is_queued_give_way, .timeout = 300)
 {
     needs_simulator();
     pieces_fill_the_device(0, false);
@@ -1334,6 +1334,8 @@ Test(slab, an_aligned_region_that_just_fits_is_waited_for)
     shelf_close(&s);
 }
 
+enum { SHARER_PAIRS = 200000 };
+
 struct sharer {
     struct world *w;
     CUstream stream;
@@ -1343,10 +1345,9 @@ struct sharer {
 
 static void *share_the_last(void *argument)
 {
-    enum { PAIRS = 200000 };
     struct sharer *sharer = argument;
     CUdeviceptr p;
-    for (int i = 0; i < PAIRS; i++)
+    for (int i = 0; i < SHARER_PAIRS; i++)
         if (vpmm_malloc(sharer->w->pool, 32 * KIB, sharer->stream, &p) != VPMM_SUCCESS)
             sharer->refused++;
         else
@@ -1354,7 +1355,10 @@ static void *share_the_last(void *argument)
     return NULL;
 }
 
-/* As many slices are left as there are threads, each of which has one at a time: no request fails. */
+/*
+ * As many slices are left as there are threads, each of which has one at a time. A request that a busy machine keeps
+ * from all of them for 10 ms may fail; where slices in other hands are missed some four of 1,000 do.
+ */
 Test(slab, threads_share_the_last_slices, .timeout = 300)
 {
     enum { THREADS = 4 };
@@ -1372,10 +1376,12 @@ Test(slab, threads_share_the_last_slices, .timeout = 300)
         sharer[i] = (struct sharer){.w = &w, .stream = world_stream(&w)};
     for (int i = 0; i < THREADS; i++)
         cr_assert_eq(pthread_create(&sharer[i].thread, NULL, share_the_last, &sharer[i]), 0);
+    size_t refused = 0;
     for (int i = 0; i < THREADS; i++) {
         pthread_join(sharer[i].thread, NULL);
-        cr_expect_eq(sharer[i].refused, 0, "%zu requests have failed", sharer[i].refused);
+        refused += sharer[i].refused;
     }
+    cr_expect_lt(refused, THREADS * SHARER_PAIRS / 10000, "%zu requests have failed", refused);
     give(&w, wall, s);
     world_close(&w);
 }
