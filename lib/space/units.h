@@ -213,7 +213,10 @@ typedef bool unit_question(uint64_t unit, uint64_t word, const void *data);
 bool units_any(const struct units *, uint64_t first, uint64_t units_at_most, unit_question *, const void *data);
 bool units_any_of_chunks(const struct units *, unit_question *, const void *data);
 
-/* A region as a look saw it: its first unit has another word as soon as its state or its length has changed. */
+/*
+ * A word as a look saw it. Of a region it is the first unit's, and another one as soon as its state or its length has
+ * changed; of a slice (slab.h) it has no generation, and may be the same again.
+ */
 struct word_seen {
     const _Atomic(uint64_t) *at; /* NULL: none */
     uint64_t word;

@@ -126,12 +126,20 @@ static void *go_on(void *argument)
     return NULL;
 }
 
+/* Whether it is posted within so long. */
+static bool is_posted_within(sem_t *semaphore, long ms)
+{
+    struct timespec until;
+    clock_gettime(CLOCK_REALTIME, &until);
+    until.tv_nsec += ms % 1000 * 1000000;
+    until.tv_sec += ms / 1000 + until.tv_nsec / 1000000000;
+    until.tv_nsec %= 1000000000;
+    return sem_timedwait(semaphore, &until) == 0;
+}
+
 static bool stopped_in_time(void)
 {
-    struct timespec deadline;
-    clock_gettime(CLOCK_REALTIME, &deadline);
-    deadline.tv_sec += DEADLINE_SECONDS;
-    return sem_timedwait(&park.stopped, &deadline) == 0;
+    return is_posted_within(&park.stopped, DEADLINE_SECONDS * 1000);
 }
 
 static pthread_t start_actor(struct actor *a)
@@ -670,12 +678,7 @@ Test(stopped_thread, while_it_empties_the_caches_of_a_stream_that_is_released, .
         sem_init(&r.done, 0, 0);
         pthread_t thread;
         pthread_create(&thread, NULL, release_stream, &r);
-        struct timespec until;
-        clock_gettime(CLOCK_REALTIME, &until);
-        until.tv_nsec += PATIENCE_MS * 1000000L;
-        until.tv_sec += until.tv_nsec / 1000000000;
-        until.tv_nsec %= 1000000000;
-        bool released = is_stopped && sem_timedwait(&r.done, &until) == 0;
+        bool released = is_stopped && is_posted_within(&r.done, PATIENCE_MS);
         if (released) /* it may wait for the stopped thread, which is counted in */
             world_stream_destroy(&w, s);
         if (is_stopped)
@@ -887,17 +890,6 @@ static void *take_last_slice(void *argument)
     return NULL;
 }
 
-/* It is served while the other thread stands still; else it waits for that one, and loses no patience. */
-static void await_service(struct last_slice *want)
-{
-    struct timespec until;
-    clock_gettime(CLOCK_REALTIME, &until);
-    until.tv_nsec += 10000000;
-    until.tv_sec += until.tv_nsec / 1000000000;
-    until.tv_nsec %= 1000000000;
-    sem_timedwait(&want->done, &until);
-}
-
 /*
  * Two slices are left, and two threads want one each, on their own streams: whatever the stopped thread has in its
  * hands, the other's request waits for it, or has the other slice. It does not fail.
@@ -923,7 +915,7 @@ static void stop_with_the_last_slices(size_t cache_pages)
         atomic_store(&park.clock_slowed, vpmm_schedule_clock());
         pthread_create(&thread, NULL, take_last_slice, &want);
         if (is_stopped) {
-            await_service(&want);
+            is_posted_within(&want.done, 10); /* else it waits for the stopped thread, and loses no patience */
             let_go();
         }
         pthread_join(thread, NULL);
