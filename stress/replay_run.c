@@ -205,14 +205,15 @@ static bool free_slot(player *p, uint32_t slot, unsigned stream)
         return true;
     p->holdings[slot].address = 0;
     bool ok = check(p, slot, &h, stream);
+    /* Before the free: from then on another thread may have the memory, and it would count twice. */
+    fall(&r->in_use, use_of(r, h.bytes));
+    fall(&r->demand, use_of(r, h.bytes));
     double charged_us = gpu_charged_us(&r->gpu);
     ok = target_free(&r->target, h.address, p->streams[stream]) && ok;
     charged_us = gpu_charged_us(&r->gpu) - charged_us;
     p->tally.driver_us_free += charged_us;
     p->clock_us += charged_us;
     p->tally.frees++;
-    fall(&r->in_use, use_of(r, h.bytes));
-    fall(&r->demand, use_of(r, h.bytes));
     return ok;
 }
 

@@ -538,6 +538,7 @@ vpmm_status vpmm_wake(vpmm_pool *);
     X(unwound_context, part_of(unwound, context), "the device's context could not be made current")                    \
     X(unwound_create, part_of(unwound, create), "physical memory was not to be had")                                   \
     X(unwound_wait, part_of(unwound, wait), "the memory's stream could not be waited for")                             \
+    X(unwound_overtaken, part_of(unwound, overtaken), "others had freed memory that serves the request meanwhile")     \
     X(unwound_map, part_of(unwound, map), "the driver refused a mapping")                                              \
     X(unwound_access, part_of(unwound, access), "the driver refused access to the mapping")                            \
     X(splits, counter, "regions divided in two")                                                                       \

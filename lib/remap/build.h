@@ -6,9 +6,10 @@
  *            budget. What of a claimed region is not moved is published again at once. Where one has changed meanwhile
  *            the others are kept for the next plan (view.h)
  *   map      without the plan lock: create the new handles, map everything, a cuMemSetAccess for each MAPPINGS_A_CALL
- *            of them
+ *            of them. A build that makes new memory looks between these calls for a region that others have freed
+ *            meanwhile and that serves its request: then it is overtaken, and unwinds
  *   commit   no call left that can fail: extents learn their new place, old addresses become zombies
- *   unwind   on any failure: unmap what was mapped (an unmap that the driver refuses leaves a zombie, never a hole),
+ *   unwind   on any failure, or where it is overtaken: unmap what was mapped (an unmap that the driver refuses leaves a zombie, never a hole),
  *            release what was created, put the hole back, publish the claimed regions behind a fence no earlier.
  *            The budget comes back with the memory: what the driver has not taken stays quarantined (zombie.h)
  *
@@ -37,7 +38,7 @@ struct build_limits {
  * created does not suffice, and after a create that the device refused limits->creatable_pages says how much it gave;
  * the caller says it in words. OUT_OF_ADDRESS_SPACE, DRIVER, HOST_MEMORY; NOT_SUPPORTED: the pool is parked. The
  * message of these is set. The source is REGION_NONE for memory that was built, else what tier 2 or 3 found: it was
- * freed while the thread waited for the plan lock.
+ * freed while the thread waited for the plan lock, or while it built.
  */
 vpmm_status build_region(struct arena *, struct stream *, uint64_t pages, struct build_limits *, struct region *,
                          enum region_source *);

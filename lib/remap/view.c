@@ -278,22 +278,30 @@ static void add_regions_of(const struct hints *free, bool every_bin, struct coll
         hints_each_from(free, units, UNIT_FREE, 1, add_region, collector);
 }
 
+static void add_free_regions(enum view_reach reach, bool every_bin, struct collector *collector)
+{
+    const struct arena *arena = collector->arena;
+    const struct stream *stream = collector->stream;
+    add_regions_of(&arena->space.passed, every_bin, collector);
+    if (reach == VIEW_USABLE)
+        add_regions_of(&stream->free[SPACE_PAGES], every_bin, collector);
+    bool others = reach == VIEW_ALL || load_relaxed_u32(&arena->space.mixed);
+    for (uint32_t slot = 1, slots = load_acquire_u32(&arena->streams.slots); others && slot < slots; slot++) {
+        if (slot + 1 < slots)
+            hints_prefetch(&stream_at(&arena->streams, slot + 1)->free[SPACE_PAGES], every_bin);
+        if (reach != VIEW_USABLE || slot != stream->slot)
+            add_regions_of(&stream_at(&arena->streams, slot)->free[SPACE_PAGES], every_bin, collector);
+    }
+}
+
 bool view_make(struct view *view, struct arena *arena, const struct stream *stream, enum view_reach reach,
                bool every_bin, uint64_t hole_pages)
 {
     view->regions = view->runs = view->extents = view->holes = 0;
     view->out_of_memory = false;
     struct collector collector = {view, arena, stream, reach};
-    add_regions_of(&arena->space.passed, every_bin, &collector);
-    if (reach == VIEW_USABLE)
-        add_regions_of(&stream->free[SPACE_PAGES], every_bin, &collector);
-    bool others = reach == VIEW_ALL || load_relaxed_u32(&arena->space.mixed);
-    for (uint32_t slot = 1, slots = load_acquire_u32(&arena->streams.slots); others && slot < slots; slot++) {
-        if (slot + 1 < slots)
-            hints_prefetch(&stream_at(&arena->streams, slot + 1)->free[SPACE_PAGES], every_bin);
-        if (reach != VIEW_USABLE || slot != stream->slot)
-            add_regions_of(&stream_at(&arena->streams, slot)->free[SPACE_PAGES], every_bin, &collector);
-    }
+    if (reach != VIEW_KEPT)
+        add_free_regions(reach, every_bin, &collector);
     add_holes(view, arena, hole_pages);
     if (view->out_of_memory || !add_kept(&collector))
         return false;
@@ -315,12 +323,12 @@ void view_free(struct view *view)
     *view = (struct view){0};
 }
 
-struct policy_view view_for_policy(const struct view *view, bool with_runs)
+struct policy_view view_for_policy(const struct view *view)
 {
     return (struct policy_view){.run = view->run,
-                                .runs = with_runs ? view->runs : 0,
+                                .runs = view->runs,
                                 .extent = view->extent,
-                                .extents = with_runs ? view->extents : 0,
+                                .extents = view->extents,
                                 .hole = view->hole,
                                 .holes = view->holes};
 }

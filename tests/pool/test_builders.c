@@ -52,14 +52,16 @@ static void end_slow_clock(void)
 
 /* ---- a driver in which a thread can be made to stand still ---- */
 
-enum { AT_CREATE, AT_SYNCHRONIZE, CALLS };
+enum { AT_CREATE, AT_ALLOW, AT_SYNCHRONIZE, CALLS };
 
 static const vpmm_driver *simulated;
-static atomic_bool parks[CALLS];  /* the next such call is not begun before it is let go */
-static atomic_bool parked[CALLS]; /* a thread stands there */
-static atomic_uint creating;      /* handles asked for */
-static atomic_int calls_left;     /* that map or create; at 0 the next is refused. Below 0: none is */
-static atomic_uint strange_waits; /* of a stream, by another thread than that which allocates on it */
+static atomic_bool parks[CALLS];   /* the next such call is not begun before it is let go */
+static atomic_bool parked[CALLS];  /* a thread stands there */
+static atomic_uint creating;       /* handles asked for */
+static atomic_uint allowing;       /* calls for access */
+static atomic_int calls_left;      /* that map or create; at 0 the next is refused. Below 0: none is */
+static atomic_bool keeps_mappings; /* it unmaps nothing */
+static atomic_uint strange_waits;  /* of a stream, by another thread than that which allocates on it */
 
 static void park_at(int call)
 {
@@ -91,7 +93,14 @@ static CUresult CUDAAPI map_or_not(CUdeviceptr p, size_t bytes, size_t offset, C
 
 static CUresult CUDAAPI allow_or_not(CUdeviceptr p, size_t bytes, const CUmemAccessDesc *access, size_t count)
 {
+    park_at(AT_ALLOW);
+    atomic_fetch_add(&allowing, 1);
     return is_refused() ? CUDA_ERROR_UNKNOWN : simulated->cuMemSetAccess(p, bytes, access, count);
+}
+
+static CUresult CUDAAPI unmap_or_not(CUdeviceptr p, size_t bytes)
+{
+    return atomic_load(&keeps_mappings) ? CUDA_ERROR_UNKNOWN : simulated->cuMemUnmap(p, bytes);
 }
 
 static CUresult CUDAAPI wait_by_its_thread(CUstream stream, CUevent event, unsigned flags)
@@ -117,6 +126,7 @@ static void open_builders(struct world *w, struct setup *setup)
     }
     atomic_store(&calls_left, -1);
     atomic_store(&strange_waits, 0);
+    atomic_store(&keeps_mappings, false);
     end_slow_clock();
     world_open_without_pool(w, setup);
     simulated = w->driver;
@@ -125,6 +135,7 @@ static void open_builders(struct world *w, struct setup *setup)
     driver.cuEventSynchronize = synchronize_when_let_go;
     driver.cuMemMap = map_or_not;
     driver.cuMemSetAccess = allow_or_not;
+    driver.cuMemUnmap = unmap_or_not;
     driver.cuStreamWaitEvent = wait_by_its_thread;
     setup->pool.driver = &driver;
     must_work(vpmm_pool_create(&setup->pool, &w->pool));
@@ -133,17 +144,31 @@ static void open_builders(struct world *w, struct setup *setup)
 /* ---- threads ---- */
 
 /* It has the turn, and keeps it until it is let go. */
+static void start_and_park_at(int call, struct malloc_thread *b, struct world *w, CUstream stream, size_t pages)
+{
+    atomic_store(&parks[call], true);
+    malloc_thread_start(b, w, stream, pages);
+    while (!atomic_load(&parked[call]))
+        clock_sleep_us(LOOK_US);
+}
+
 static void start_and_park(struct malloc_thread *b, struct world *w, CUstream stream, size_t pages)
 {
-    atomic_store(&parks[AT_CREATE], true);
-    malloc_thread_start(b, w, stream, pages);
-    while (!atomic_load(&parked[AT_CREATE]))
-        clock_sleep_us(LOOK_US);
+    start_and_park_at(AT_CREATE, b, w, stream, pages);
 }
 
 static void let_go(int call)
 {
     atomic_store(&parked[call], false);
+}
+
+/* Who stands in such a call goes on, and whoever makes the next one stands still in that. */
+static void stand_still_in_the_next(int call)
+{
+    atomic_store(&parks[call], true);
+    let_go(call);
+    while (!atomic_load(&parked[call]))
+        clock_sleep_us(LOOK_US);
 }
 
 static void end(struct malloc_thread *b)
@@ -225,7 +250,7 @@ Test(builders, who_waits_takes_what_is_published, .timeout = 60)
     close_builders(&w);
 }
 
-/* What the builder has made and no longer needs serves the next: it builds nothing. */
+/* What is free once the builder is done serves the next: it builds nothing. */
 Test(builders, who_waits_is_served_by_what_the_first_frees, .timeout = 60)
 {
     struct world w;
@@ -235,7 +260,7 @@ Test(builders, who_waits_is_served_by_what_the_first_frees, .timeout = 60)
     struct malloc_thread first, second;
     CUdeviceptr held = take(&w, 6, s);
     slow_clock();
-    start_and_park(&first, &w, s, 4);
+    start_and_park(&first, &w, s, 8);
     malloc_thread_start(&second, &w, s, 6);
     wait_for_waiters(&w, 1);
     give(&w, held, s);
@@ -336,6 +361,215 @@ Test(builders, who_waits_on_the_host_holds_no_more_than_it_asked_for, .timeout =
                  (unsigned)ALL);
     end(&waiter);
     give(&w, p, t);
+    close_builders(&w);
+}
+
+/* ---- what is freed serves who builds ---- */
+
+/* One thread asks for memory that is to be created, and stands still in a call, while so many pages are freed. */
+struct overtaking {
+    size_t pages, freed;
+    int call;                  /* in which it stands still */
+    bool on_another, lag;      /* they are freed on another stream, whose work goes on */
+    size_t mapped;             /* pages thereafter, where `pages` + 1 were mapped before, */
+    unsigned created, allowed; /* handles that were made, and calls for access */
+};
+
+static void overtake(struct overtaking *o)
+{
+    struct world w;
+    struct setup setup = setup_default();
+    struct malloc_thread b;
+    setup.pool.extent_size = PAGE;
+    setup.sim.stepped = o->lag; /* else work is done at once */
+    open_builders(&w, &setup);
+    CUstream s = world_stream(&w), t = o->on_another ? world_stream(&w) : s;
+    CUdeviceptr p = take(&w, o->freed, t), q = take(&w, o->pages + 1 - o->freed, s);
+    unsigned created = atomic_load(&creating), allowed = atomic_load(&allowing);
+    start_and_park_at(o->call, &b, &w, s, o->pages);
+    if (o->lag)
+        keep_busy(&w, t);
+    give(&w, p, t);
+    let_go(o->call);
+    end(&b);
+    o->created = atomic_load(&creating) - created;
+    o->allowed = atomic_load(&allowing) - allowed;
+    o->mapped = stats_of(&w).mapped_bytes / PAGE;
+    cr_expect_eq(stats_of(&w).unwound_overtaken, o->mapped == o->pages + 1);
+    give(&w, q, s);
+    close_builders(&w);
+}
+
+Test(builders, who_creates_takes_what_is_freed_meanwhile, .timeout = 60)
+{
+    struct overtaking all = {.pages = 16, .freed = 16, .call = AT_CREATE};
+    struct overtaking less = {.pages = 16, .freed = 15, .call = AT_CREATE};
+    overtake(&all);
+    cr_expect_eq(all.mapped, 17, "%zu pages, where 16 of 17 were free", all.mapped);
+    cr_expect(all.created == 1 && all.allowed == 0, "it went on when there was what serves");
+    overtake(&less);
+    cr_expect_eq(less.mapped, 33, "%zu pages, where 15 of 17 were free and 16 asked for", less.mapped);
+}
+
+/* Between two calls for access, and after the last. */
+Test(builders, who_maps_takes_what_is_freed_meanwhile, .timeout = 60)
+{
+    struct overtaking two = {.pages = 32, .freed = 32, .call = AT_ALLOW};
+    struct overtaking one = {.pages = 16, .freed = 16, .call = AT_ALLOW};
+    overtake(&two);
+    cr_expect(two.mapped == 33 && two.allowed == 1, "%zu pages, %u calls", two.mapped, two.allowed);
+    overtake(&one);
+    cr_expect(one.mapped == 17 && one.allowed == 1, "%zu pages, %u calls", one.mapped, one.allowed);
+}
+
+/* The rights change while it maps, so it gives them again, and is overtaken between two calls: nothing is placed. */
+Test(builders, who_gives_rights_again_takes_what_is_freed_meanwhile, .timeout = 60)
+{
+    enum { PAGES = 32, PEER = 1 };
+    struct world w;
+    struct setup setup = setup_default();
+    struct malloc_thread b;
+    setup.pool.extent_size = PAGE;
+    setup.sim.devices = 2;
+    open_builders(&w, &setup);
+    CUstream s = world_stream(&w);
+    CUdeviceptr p = take(&w, PAGES, s);
+    start_and_park_at(AT_ALLOW, &b, &w, s, PAGES);
+    must_work(vpmm_pool_set_access(w.pool, PEER, CU_MEM_ACCESS_FLAGS_PROT_READWRITE));
+    stand_still_in_the_next(AT_ALLOW); /* the last call of those that give the old rights, */
+    stand_still_in_the_next(AT_ALLOW); /* and the first that gives the new ones */
+    give(&w, p, s);
+    let_go(AT_ALLOW);
+    pthread_join(b.thread, NULL);
+    cr_assert_eq(b.status, VPMM_SUCCESS);
+    cr_expect(stats_of(&w).unwound_overtaken == 1 && stats_of(&w).mapped_bytes == PAGES * PAGE);
+    give(&w, b.pointer, s);
+    close_builders(&w);
+}
+
+/* What the driver does not unmap then is not lost, and no concern of the request's. */
+Test(builders, what_is_overtaken_is_unmapped_when_the_driver_lets_it, .timeout = 60)
+{
+    enum { PAGES = 16 };
+    struct world w;
+    struct setup setup = setup_default();
+    struct malloc_thread b;
+    setup.pool.extent_size = PAGE;
+    open_builders(&w, &setup);
+    CUstream s = world_stream(&w);
+    CUdeviceptr p = take(&w, PAGES, s);
+    start_and_park_at(AT_ALLOW, &b, &w, s, PAGES);
+    give(&w, p, s);
+    atomic_store(&keeps_mappings, true);
+    let_go(AT_ALLOW);
+    end(&b);
+    cr_expect_eq(stats_of(&w).quarantined_bytes, PAGES * PAGE);
+    world_audit(&w);
+    atomic_store(&keeps_mappings, false);
+    world_drain(&w);
+    cr_expect_eq(stats_of(&w).quarantined_bytes, 0);
+    close_builders(&w);
+}
+
+/* The driver is asked whether what was freed there has passed; what has not is not waited for. */
+Test(builders, who_creates_takes_what_has_passed_of_another_stream_s, .timeout = 60)
+{
+    struct overtaking passed = {.pages = 16, .freed = 16, .call = AT_CREATE, .on_another = true};
+    struct overtaking behind = {.pages = 16, .freed = 16, .call = AT_CREATE, .on_another = true, .lag = true};
+    overtake(&passed);
+    cr_expect_eq(passed.mapped, 17, "%zu pages, where 16 of 17 were free", passed.mapped);
+    overtake(&behind);
+    cr_expect_eq(behind.mapped, 33, "%zu pages, where 16 of 17 were still in use", behind.mapped);
+}
+
+/* ---- what another thread takes spoils plans ---- */
+
+enum wish { NOTHING, TAKE, GIVE, END };
+
+/* It has one page whenever a plan is about to be claimed, and none when the next is made. */
+static struct spoiler {
+    struct world *w;
+    CUstream stream;
+    pthread_t thread;
+    _Atomic(enum wish) wish;
+    CUdeviceptr page;
+    unsigned times;
+} spoiler;
+static _Thread_local bool is_spoiled; /* the calling thread's plans are */
+
+static void *spoil(void *unused)
+{
+    enum wish wish;
+    while ((wish = atomic_load(&spoiler.wish)) != END) {
+        if (wish == TAKE && !spoiler.page && ++spoiler.times)
+            spoiler.page = take(spoiler.w, 1, spoiler.stream);
+        else if (wish == GIVE && spoiler.page) {
+            give(spoiler.w, spoiler.page, spoiler.stream);
+            spoiler.page = 0;
+        }
+        atomic_store(&spoiler.wish, NOTHING);
+        clock_yield();
+    }
+    return unused;
+}
+
+static void make_spoiler(enum wish wish)
+{
+    if (!is_spoiled)
+        return;
+    atomic_store(&spoiler.wish, wish);
+    while (atomic_load(&spoiler.wish) == wish)
+        clock_yield();
+}
+
+void *__real_calloc(size_t, size_t);
+void *__wrap_calloc(size_t, size_t);
+void __real_free(void *);
+void __wrap_free(void *);
+
+/* A plan's records are allocated before its memory is claimed, */
+void *__wrap_calloc(size_t n, size_t size)
+{
+    make_spoiler(TAKE);
+    return __real_calloc(n, size);
+}
+
+/* and freed before the next plan is made. */
+void __wrap_free(void *p)
+{
+    make_spoiler(GIVE);
+    __real_free(p);
+}
+
+/* Six free pages are to be moved, of which one is always in other hands: what is made in its place is one page. */
+Test(builders, the_last_plan_is_made_of_what_is_in_hand, .timeout = 60)
+{
+    enum { FREE = 6, TRIES = 8 };
+    struct world w;
+    struct setup setup = setup_default();
+    CUdeviceptr page[FREE], wall[FREE];
+    setup.pool.extent_size = PAGE;
+    open_builders(&w, &setup);
+    CUstream s = world_stream(&w);
+    for (int i = 0; i < FREE; i++) {
+        page[i] = take(&w, 1, s);
+        wall[i] = take(&w, 1, s);
+    }
+    for (int i = 0; i < FREE; i++)
+        give(&w, page[i], s);
+    spoiler = (struct spoiler){.w = &w, .stream = s};
+    cr_assert_eq(pthread_create(&spoiler.thread, NULL, spoil, NULL), 0);
+    is_spoiled = true;
+    CUdeviceptr p = take(&w, FREE, s);
+    make_spoiler(GIVE);
+    is_spoiled = false;
+    atomic_store(&spoiler.wish, END);
+    pthread_join(spoiler.thread, NULL);
+    cr_expect_gt(spoiler.times, (unsigned)TRIES, "%u plans were spoiled", spoiler.times);
+    cr_expect_eq(stats_of(&w).mapped_bytes / PAGE, 2 * FREE + 1);
+    give(&w, p, s);
+    for (int i = 0; i < FREE; i++)
+        give(&w, wall[i], s);
     close_builders(&w);
 }
 
@@ -456,10 +690,7 @@ static void end_line(struct line *l)
 /* In the first call that creates after the first thread, for another if it may be served. */
 static void stand_still_while_it_serves(void)
 {
-    atomic_store(&parks[AT_CREATE], true);
-    let_go(AT_CREATE);
-    while (!atomic_load(&parked[AT_CREATE]))
-        clock_sleep_us(LOOK_US);
+    stand_still_in_the_next(AT_CREATE);
 }
 
 static void expect_served(struct line *l, const struct malloc_thread *waiter)
