@@ -303,8 +303,9 @@ static uint64_t idle_pages(const struct arena *arena)
 }
 
 /*
- * Half as much as is made, since the claim or since this was last so: others take some of it again meanwhile. Then it is
- * worth a question to the driver whether what was freed has passed, and so the driver is asked a few times at most.
+ * True: since the claim, or since this was last true, idle memory has grown by half of what the build makes. What
+ * others take again meanwhile counts against it. Then it is worth a question to the driver whether what was freed has
+ * passed.
  */
 static bool much_was_freed(struct build *build)
 {
@@ -315,22 +316,38 @@ static bool much_was_freed(struct build *build)
     return much;
 }
 
+/* While a step's calls are made, whose time this is not. False: there was nothing to ask. */
+static bool ask_what_has_passed(struct build *build)
+{
+    uint64_t since = clock_now_ns();
+    bool any = pass_refresh(build->arena, build->stream);
+    build->calls_ns -= clock_now_ns() - since;
+    return any;
+}
+
 /*
- * Whether a region that others have freed since the claim serves in place of new memory: then the build is given up. One
- * that makes 7 GiB takes 3 ms, in which the thread before it may be done with as much. After four passes of
- * llama_four_threads by four threads on an H200 the pool held 1.11 times what was in use (the mean of 26 runs, of which
- * one was above 1.3), and without this 1.18 (of 22, seven).
+ * Takes a region that others have freed since the plan and that serves in place of new memory, if there is one: then
+ * the build is given up. A build of 7 GiB takes 3 ms, in which the thread before it may be done with as much. After
+ * four passes of llama_four_threads by four threads on an H200 the pool held 1.11 times what was in use (the mean of 26
+ * runs, of which one was above 1.3), and without this 1.18 (of 22, seven).
+ *
+ * Not more often in turn than AT_MOST, with nothing made in between: where each build is overtaken the pool needs what
+ * they make, and each malloc would pay for a build, and for its end, for ever.
  */
 static bool is_overtaken(struct build *build)
 {
-    struct arena *arena = build->arena;
-    uint64_t published = load_relaxed_u64(&arena->space.publications);
-    if (build->found.units || !build->stream || !build->new_pages || published == build->published)
+    enum { AT_MOST = 8 };
+    struct space *space = &build->arena->space;
+    uint64_t published = load_sc_u64(&space->publications); /* before the look: see find.c */
+    if (build->found.units || !build->stream || !build->new_pages || published == build->published ||
+        load_relaxed_u32(&build->arena->overtaken) >= AT_MOST)
         return build->found.units > 0;
     build->published = published;
     build->found_as = take_what_fits(build, &build->found);
-    if (build->found_as == REGION_NONE && much_was_freed(build) && pass_refresh(arena, build->stream))
+    if (build->found_as == REGION_NONE && much_was_freed(build) && ask_what_has_passed(build))
         build->found_as = take_what_fits(build, &build->found);
+    if (build->found.units > build->wanted) /* others may have the rest while the build unwinds */
+        build->found = region_keep_front(space, build->found, build->wanted);
     return build->found.units > 0;
 }
 
@@ -341,7 +358,7 @@ static bool goes_on(const struct build *build, vpmm_status status)
 
 static vpmm_status create_all(struct build *build)
 {
-    for (size_t i = build->moved; i < build->extents && !is_overtaken(build); i++) {
+    for (size_t i = build->moved; !is_overtaken(build) && i < build->extents; i++) {
         wait_for_place(build);
         CUresult result = mapping_create(build->arena, build->extent[i]);
         build->created += result == CUDA_SUCCESS || build->extent[i]->handle;
@@ -382,7 +399,7 @@ static bool allow_all(struct build *build, const struct access_list *list)
 {
     struct arena *arena = build->arena;
     uint64_t page = build->target.first;
-    for (size_t i = 0; i < build->extents && !is_overtaken(build);) {
+    for (size_t i = 0; !is_overtaken(build) && i < build->extents;) {
         uint64_t pages = 0;
         for (size_t end = i + MAPPINGS_A_CALL; i < end && i < build->extents; i++)
             pages += build->extent[i]->pages;
@@ -511,8 +528,10 @@ static void count_commit(struct build *build)
     stats_add(stats, STAT_extents_created, build->extents - build->moved);
     stats_add(stats, STAT_extents_remapped, build->moved);
     stats_note_peak_mapped(stats);
-    if (build->new_pages)
+    if (build->new_pages) {
+        store_relaxed_u32(&build->arena->overtaken, 0);
         decay_note_growth(build->arena, build->target.units + build->base.units);
+    }
 }
 
 /*
@@ -647,7 +666,7 @@ static vpmm_status map_and_place(struct build *build, bool waited, struct region
     if (status == VPMM_SUCCESS)
         status = give_access(build);
     calls_end(build);
-    if (status == VPMM_SUCCESS && !is_overtaken(build) && !commit(build, waited, result))
+    if (goes_on(build, status) && !commit(build, waited, result))
         status = place_with_new_rights(build, waited, result);
     return status;
 }
@@ -672,6 +691,7 @@ static vpmm_status carry_out(struct build *build, struct build_limits *limits, s
             unwind(build);
         if (build->found.units) {
             stats_count(build->arena->stats, STAT_unwound_overtaken);
+            fetch_add_relaxed_u32(&build->arena->overtaken, 1);
             *result = build->found;
         }
         device_leave(build->arena->device, &scope);
@@ -773,8 +793,8 @@ static enum claim_result claim_plan(struct build *build, struct view *view, cons
     if (!claim_regions(build, view, plan))
         return CLAIM_SPOILED;
     carve(build, view, plan);
-    build->published = load_relaxed_u64(&build->arena->space.publications);
-    build->idle_pages = idle_pages(build->arena);
+    if (build->stream && build->new_pages)
+        build->idle_pages = idle_pages(build->arena);
     build->cost_us = plan->cost_us;
     fetch_add_sc_u32(&build->arena->builders, 1);
     return CLAIM_DONE;
@@ -804,9 +824,14 @@ static size_t run_that_fits(const struct view *view, uint64_t pages)
     return i;
 }
 
-static enum claim_result claim_what_fits(struct view *view, struct arena *arena, uint32_t run, struct region *found)
+static enum claim_result claim_what_fits(struct view *view, struct arena *arena, uint32_t run, struct region *found,
+                                         vpmm_status *status)
 {
-    if (!view_may_keep(view, 1) || !claim_and_keep(view, arena, run))
+    if (!view_may_keep(view, 1)) {
+        *status = no_host_memory();
+        return CLAIM_FAILED;
+    }
+    if (!claim_and_keep(view, arena, run))
         return CLAIM_SPOILED;
     *found = view->kept[--view->keeps];
     return CLAIM_FOUND;
@@ -845,7 +870,7 @@ static enum claim_result plan_and_claim(struct build *build, const struct build_
     }
     size_t fits = run_that_fits(view, pages);
     if (fits < view->runs)
-        return claim_what_fits(view, arena, (uint32_t)fits, found);
+        return claim_what_fits(view, arena, (uint32_t)fits, found, status);
     struct policy_view shown = what_is_shown(build, limits);
     if (!policy_plan(&arena->policy, &shown, (uint32_t)pages, plan)) {
         *status = no_host_memory();
@@ -878,18 +903,22 @@ static vpmm_status no_room(const struct arena *arena, uint64_t pages)
                 (unsigned long long)arena->space.units.chunk_units << arena->space.units.unit_shift);
 }
 
-/* The scratch of a plan that came to nothing. */
+/* The scratch of a plan that came to nothing. What is published from here on the next plan may not have seen. */
 static void begin_again(struct build *build)
 {
+    struct arena *arena = build->arena;
     build_free(build);
-    *build = (struct build){.arena = build->arena, .stream = build->stream, .wanted = build->wanted};
+    *build = (struct build){.arena = arena,
+                            .stream = build->stream,
+                            .wanted = build->wanted,
+                            .published = load_sc_u64(&arena->space.publications)};
 }
 
 /*
  * Under the plan lock, until it has something or there is nothing to be had. Other threads spoil plans by taking what
  * was seen free; each thereby makes progress. What is free by now comes first. The last plan is made of what is kept of
  * those before, which nobody can spoil. (It was made of new memory alone: 7 GiB beside 11 that were free. For that, and
- * where is_overtaken says why, nine to twelve of 22 replays of llama_four_threads by four threads on an H200 held more
+ * for what is_overtaken is for, nine and ten of 22 replays of llama_four_threads by four threads on an H200 held more
  * than 1.3 times what was in use.)
  */
 static enum claim_result find_or_claim(struct build *build, const struct build_limits *limits, struct region *found,

@@ -6,11 +6,13 @@
  *            budget. What of a claimed region is not moved is published again at once. Where one has changed meanwhile
  *            the others are kept for the next plan (view.h)
  *   map      without the plan lock: create the new handles, map everything, a cuMemSetAccess for each MAPPINGS_A_CALL
- *            of them. A build that makes new memory looks between these calls for a region that others have freed
- *            meanwhile and that serves its request: then it is overtaken, and unwinds
+ *            of them. A build that makes new memory looks before each handle that it creates, and before and after each
+ *            call for access, for a region that others have freed meanwhile and that serves its request: then it is
+ *            overtaken, and unwinds
  *   commit   no call left that can fail: extents learn their new place, old addresses become zombies
- *   unwind   on any failure, or where it is overtaken: unmap what was mapped (an unmap that the driver refuses leaves a zombie, never a hole),
- *            release what was created, put the hole back, publish the claimed regions behind a fence no earlier.
+ *   unwind   on any failure, or where it is overtaken: unmap what was mapped (an unmap that the driver refuses leaves a
+ *            zombie, never a hole), release what was created, put the hole back, publish the claimed regions behind a
+ *            fence no earlier.
  *            The budget comes back with the memory: what the driver has not taken stays quarantined (zombie.h)
  *
  * Memory of several fences, all usable by the stream, comes out behind the latest of them; memory that the stream was

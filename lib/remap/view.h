@@ -9,8 +9,8 @@
  *          in the next view beside what is free, where its claim cannot fail; what has become free beside it may be one
  *          run with it by then, which fits. So each plan has less to lose than the one before it. (Beside fifteen
  *          threads on an H200 plans for 3.6 GiB were spoiled eight times in a row, for 3 ms, and then new memory was
- *          made beside enough that was free.) After some plans one is made of what is kept alone. None is kept when
- *          the plan lock is let go
+ *          made beside enough that was free.) After eight plans one is made of what is kept alone. None is kept
+ *          when the plan lock is let go
  */
 #ifndef VPMM_LIB_VIEW_H
 #define VPMM_LIB_VIEW_H
@@ -18,8 +18,9 @@
 #include "remap/arena.h"
 #include "space/region.h"
 
+/* What is kept is in reach of each. */
 enum view_reach {
-    VIEW_KEPT,   /* what is kept, and nothing that another thread can take */
+    VIEW_KEPT,   /* nothing that another thread can take */
     VIEW_PASSED, /* what waits for nothing */
     VIEW_USABLE, /* that, and what the stream itself freed */
     VIEW_ALL,    /* all free memory: its user may have to wait */

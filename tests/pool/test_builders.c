@@ -52,7 +52,7 @@ static void end_slow_clock(void)
 
 /* ---- a driver in which a thread can be made to stand still ---- */
 
-enum { AT_CREATE, AT_ALLOW, AT_SYNCHRONIZE, CALLS };
+enum { AT_CREATE, AT_ALLOW, AT_UNMAP, AT_SYNCHRONIZE, CALLS };
 
 static const vpmm_driver *simulated;
 static atomic_bool parks[CALLS];   /* the next such call is not begun before it is let go */
@@ -100,6 +100,7 @@ static CUresult CUDAAPI allow_or_not(CUdeviceptr p, size_t bytes, const CUmemAcc
 
 static CUresult CUDAAPI unmap_or_not(CUdeviceptr p, size_t bytes)
 {
+    park_at(AT_UNMAP);
     return atomic_load(&keeps_mappings) ? CUDA_ERROR_UNKNOWN : simulated->cuMemUnmap(p, bytes);
 }
 
@@ -386,6 +387,7 @@ static void overtake(struct overtaking *o)
     CUstream s = world_stream(&w), t = o->on_another ? world_stream(&w) : s;
     CUdeviceptr p = take(&w, o->freed, t), q = take(&w, o->pages + 1 - o->freed, s);
     unsigned created = atomic_load(&creating), allowed = atomic_load(&allowing);
+    uint64_t builds = stats_of(&w).builds;
     start_and_park_at(o->call, &b, &w, s, o->pages);
     if (o->lag)
         keep_busy(&w, t);
@@ -396,6 +398,7 @@ static void overtake(struct overtaking *o)
     o->allowed = atomic_load(&allowing) - allowed;
     o->mapped = stats_of(&w).mapped_bytes / PAGE;
     cr_expect_eq(stats_of(&w).unwound_overtaken, o->mapped == o->pages + 1);
+    cr_expect_eq(stats_of(&w).builds - builds, o->mapped > o->pages + 1, "what was found counts as built");
     give(&w, q, s);
     close_builders(&w);
 }
@@ -409,6 +412,36 @@ Test(builders, who_creates_takes_what_is_freed_meanwhile, .timeout = 60)
     cr_expect(all.created == 1 && all.allowed == 0, "it went on when there was what serves");
     overtake(&less);
     cr_expect_eq(less.mapped, 33, "%zu pages, where 15 of 17 were free and 16 asked for", less.mapped);
+}
+
+/* A pool that needs what its builds make grows, though each is overtaken. */
+Test(builders, builds_are_overtaken_eight_times_in_turn, .timeout = 60)
+{
+    enum { PAGES = 16, TIMES = 8 };
+    struct world w;
+    struct setup setup = setup_default();
+    struct malloc_thread b;
+    setup.pool.extent_size = PAGE;
+    open_builders(&w, &setup);
+    CUstream s = world_stream(&w);
+    CUdeviceptr p = take(&w, PAGES, s);
+    for (int i = 0; i <= TIMES; i++) {
+        start_and_park(&b, &w, s, PAGES);
+        give(&w, p, s);
+        let_go(AT_CREATE);
+        pthread_join(b.thread, NULL);
+        cr_assert_eq(b.status, VPMM_SUCCESS);
+        p = b.pointer;
+        cr_expect_eq(stats_of(&w).mapped_bytes / PAGE, i < TIMES ? PAGES : 2 * PAGES);
+    }
+    CUdeviceptr q = take(&w, PAGES, s);
+    start_and_park(&b, &w, s, PAGES);
+    give(&w, p, s);
+    let_go(AT_CREATE);
+    end(&b);
+    cr_expect_eq(stats_of(&w).unwound_overtaken, TIMES + 1, "it has grown, and so may be overtaken again");
+    give(&w, q, s);
+    close_builders(&w);
 }
 
 /* Between two calls for access, and after the last. */
@@ -507,7 +540,7 @@ static void *spoil(void *unused)
             give(spoiler.w, spoiler.page, spoiler.stream);
             spoiler.page = 0;
         }
-        atomic_store(&spoiler.wish, NOTHING);
+        atomic_compare_exchange_strong(&spoiler.wish, &wish, NOTHING); /* there may be another one by now */
         clock_yield();
     }
     return unused;
@@ -527,9 +560,32 @@ void *__wrap_calloc(size_t, size_t);
 void __real_free(void *);
 void __wrap_free(void *);
 
+static _Thread_local struct freed { /* by another thread, when the calling one allocates the next record */
+    struct world *w;
+    CUdeviceptr page;
+    CUstream stream;
+} freed_next;
+
+static void *free_it(void *freed)
+{
+    const struct freed *f = freed;
+    give(f->w, f->page, f->stream);
+    return NULL;
+}
+
+static void free_beside(void)
+{
+    pthread_t thread;
+    struct freed now = freed_next;
+    freed_next.page = 0;
+    if (now.page && pthread_create(&thread, NULL, free_it, &now) == 0)
+        pthread_join(thread, NULL);
+}
+
 /* A plan's records are allocated before its memory is claimed, */
 void *__wrap_calloc(size_t n, size_t size)
 {
+    free_beside();
     make_spoiler(TAKE);
     return __real_calloc(n, size);
 }
@@ -570,6 +626,50 @@ Test(builders, the_last_plan_is_made_of_what_is_in_hand, .timeout = 60)
     give(&w, p, s);
     for (int i = 0; i < FREE; i++)
         give(&w, wall[i], s);
+    close_builders(&w);
+}
+
+/* What is freed after the plan has seen what is free, and before it is claimed, is found as well. */
+Test(builders, who_creates_takes_what_was_freed_behind_its_plan, .timeout = 60)
+{
+    enum { PAGES = 16 };
+    struct world w;
+    struct setup setup = setup_default();
+    setup.pool.extent_size = PAGE;
+    open_builders(&w, &setup);
+    CUstream s = world_stream(&w);
+    CUdeviceptr p = take(&w, PAGES, s), wall = take(&w, 1, s);
+    freed_next = (struct freed){&w, p, s};
+    CUdeviceptr q = take(&w, PAGES, s);
+    cr_expect_eq(freed_next.page, 0);
+    cr_expect_eq(stats_of(&w).mapped_bytes / PAGE, PAGES + 1);
+    give(&w, q, s);
+    give(&w, wall, s);
+    close_builders(&w);
+}
+
+/* What was found may be more than is asked for: others have the rest before the build is undone. */
+Test(builders, who_is_overtaken_holds_no_more_than_it_asked_for, .timeout = 60)
+{
+    enum { FREED = 64, WANTED = 2 };
+    struct world w;
+    struct setup setup = setup_default();
+    struct malloc_thread b;
+    setup.pool.extent_size = PAGE;
+    open_builders(&w, &setup);
+    CUstream s = world_stream(&w);
+    CUdeviceptr p = take(&w, FREED, s);
+    start_and_park_at(AT_ALLOW, &b, &w, s, WANTED);
+    give(&w, p, s);
+    atomic_store(&parks[AT_UNMAP], true);
+    let_go(AT_ALLOW);
+    while (!atomic_load(&parked[AT_UNMAP]))
+        clock_sleep_us(LOOK_US);
+    CUdeviceptr rest = take(&w, FREED - WANTED, s);
+    cr_expect_eq(stats_of(&w).mapped_bytes / PAGE, FREED, "new memory, while free memory is in a builder's hands");
+    let_go(AT_UNMAP);
+    end(&b);
+    give(&w, rest, s);
     close_builders(&w);
 }
 
