@@ -884,6 +884,33 @@ Test(builders, who_is_served_may_find_memory_itself, .timeout = 60)
     close_builders(&l.w);
 }
 
+/* Of two regions that are freed meanwhile who is served takes one itself, and its builder finds the other for it. */
+Test(builders, who_builds_for_another_takes_what_is_freed_meanwhile, .timeout = 60)
+{
+    static struct line l;
+    struct setup setup = setup_default();
+    CUstream stream[WAITERS];
+    CUdeviceptr held[2], wall[2];
+    open_line(&l, &setup, stream);
+    for (int i = 0; i < 2; i++) {
+        held[i] = take(&l.w, 5, stream[1]);
+        wall[i] = take(&l.w, 1, stream[1]);
+    }
+    form_line(&l, stream, 4, 1);
+    stand_still_while_it_serves();
+    expect_served(&l, &l.waiter[1]);
+    for (int i = 0; i < 2; i++)
+        give(&l.w, held[i], stream[1]);
+    while (!atomic_load(&l.waiter[1].done))
+        clock_sleep_us(LOOK_US);
+    let_go(AT_CREATE);
+    end_line(&l);
+    cr_expect_eq(stats_of(&l.w).unwound_overtaken, 1);
+    for (int i = 0; i < 2; i++)
+        give(&l.w, wall[i], stream[1]);
+    close_builders(&l.w);
+}
+
 /* Who is served by a thread that stands still builds beside it, as soon as others would. */
 Test(builders, who_is_served_by_one_that_stands_still_builds_itself, .timeout = 60)
 {
