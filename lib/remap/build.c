@@ -328,8 +328,8 @@ static bool ask_what_has_passed(struct build *build)
 /*
  * Takes a region that others have freed since the plan and that serves in place of new memory, if there is one: then
  * the build is given up. A build of 7 GiB takes 3 ms, in which the thread before it may be done with as much. After
- * four passes of llama_four_threads by four threads on an H200 the pool held 1.11 times what was in use (the mean of 26
- * runs, of which one was above 1.3), and without this 1.18 (of 22, seven).
+ * four passes of llama_four_threads by four threads on H200s the pool held 1.11 and 1.15 times what was in use (means
+ * of 26 and 20 runs, of which three were above 1.3), and without this 1.18 (of 22, seven).
  *
  * Not more often in turn than AT_MOST, with nothing made in between: where each build is overtaken the pool needs what
  * they make, and each malloc would pay for a build, and for its end, for ever.

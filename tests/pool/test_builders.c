@@ -142,6 +142,14 @@ static void open_builders(struct world *w, struct setup *setup)
     must_work(vpmm_pool_create(&setup->pool, &w->pool));
 }
 
+/* With handles of a page each, and a stream. */
+static CUstream open_pages(struct world *w, struct setup *setup)
+{
+    setup->pool.extent_size = PAGE;
+    open_builders(w, setup);
+    return world_stream(w);
+}
+
 /* ---- threads ---- */
 
 /* It has the turn, and keeps it until it is let go. */
@@ -381,10 +389,8 @@ static void overtake(struct overtaking *o)
     struct world w;
     struct setup setup = setup_default();
     struct malloc_thread b;
-    setup.pool.extent_size = PAGE;
     setup.sim.stepped = o->lag; /* else work is done at once */
-    open_builders(&w, &setup);
-    CUstream s = world_stream(&w), t = o->on_another ? world_stream(&w) : s;
+    CUstream s = open_pages(&w, &setup), t = o->on_another ? world_stream(&w) : s;
     CUdeviceptr p = take(&w, o->freed, t), q = take(&w, o->pages + 1 - o->freed, s);
     unsigned created = atomic_load(&creating), allowed = atomic_load(&allowing);
     uint64_t builds = stats_of(&w).builds;
@@ -421,9 +427,7 @@ Test(builders, builds_are_overtaken_eight_times_in_turn, .timeout = 60)
     struct world w;
     struct setup setup = setup_default();
     struct malloc_thread b;
-    setup.pool.extent_size = PAGE;
-    open_builders(&w, &setup);
-    CUstream s = world_stream(&w);
+    CUstream s = open_pages(&w, &setup);
     CUdeviceptr p = take(&w, PAGES, s);
     for (int i = 0; i <= TIMES; i++) {
         start_and_park(&b, &w, s, PAGES);
@@ -462,10 +466,8 @@ Test(builders, who_gives_rights_again_takes_what_is_freed_meanwhile, .timeout = 
     struct world w;
     struct setup setup = setup_default();
     struct malloc_thread b;
-    setup.pool.extent_size = PAGE;
     setup.sim.devices = 2;
-    open_builders(&w, &setup);
-    CUstream s = world_stream(&w);
+    CUstream s = open_pages(&w, &setup);
     CUdeviceptr p = take(&w, PAGES, s);
     start_and_park_at(AT_ALLOW, &b, &w, s, PAGES);
     must_work(vpmm_pool_set_access(w.pool, PEER, CU_MEM_ACCESS_FLAGS_PROT_READWRITE));
@@ -487,9 +489,7 @@ Test(builders, what_is_overtaken_is_unmapped_when_the_driver_lets_it, .timeout =
     struct world w;
     struct setup setup = setup_default();
     struct malloc_thread b;
-    setup.pool.extent_size = PAGE;
-    open_builders(&w, &setup);
-    CUstream s = world_stream(&w);
+    CUstream s = open_pages(&w, &setup);
     CUdeviceptr p = take(&w, PAGES, s);
     start_and_park_at(AT_ALLOW, &b, &w, s, PAGES);
     give(&w, p, s);
@@ -604,9 +604,7 @@ Test(builders, the_last_plan_is_made_of_what_is_in_hand, .timeout = 60)
     struct world w;
     struct setup setup = setup_default();
     CUdeviceptr page[FREE], wall[FREE];
-    setup.pool.extent_size = PAGE;
-    open_builders(&w, &setup);
-    CUstream s = world_stream(&w);
+    CUstream s = open_pages(&w, &setup);
     for (int i = 0; i < FREE; i++) {
         page[i] = take(&w, 1, s);
         wall[i] = take(&w, 1, s);
@@ -635,9 +633,7 @@ Test(builders, who_creates_takes_what_was_freed_behind_its_plan, .timeout = 60)
     enum { PAGES = 16 };
     struct world w;
     struct setup setup = setup_default();
-    setup.pool.extent_size = PAGE;
-    open_builders(&w, &setup);
-    CUstream s = world_stream(&w);
+    CUstream s = open_pages(&w, &setup);
     CUdeviceptr p = take(&w, PAGES, s), wall = take(&w, 1, s);
     freed_next = (struct freed){&w, p, s};
     CUdeviceptr q = take(&w, PAGES, s);
@@ -655,9 +651,7 @@ Test(builders, who_is_overtaken_holds_no_more_than_it_asked_for, .timeout = 60)
     struct world w;
     struct setup setup = setup_default();
     struct malloc_thread b;
-    setup.pool.extent_size = PAGE;
-    open_builders(&w, &setup);
-    CUstream s = world_stream(&w);
+    CUstream s = open_pages(&w, &setup);
     CUdeviceptr p = take(&w, FREED, s);
     start_and_park_at(AT_ALLOW, &b, &w, s, WANTED);
     give(&w, p, s);
@@ -710,9 +704,7 @@ Test(builders, trim_waits_once_for_one_that_stands_still, .timeout = 60)
     enum { EXTENTS = 400 };
     struct world w;
     struct setup setup = setup_default();
-    setup.pool.extent_size = PAGE;
-    open_builders(&w, &setup);
-    CUstream s = world_stream(&w);
+    CUstream s = open_pages(&w, &setup);
     struct malloc_thread first;
     CUdeviceptr p = take(&w, EXTENTS, s);
     start_and_park(&first, &w, s, 3);
