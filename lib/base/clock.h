@@ -42,13 +42,18 @@ static inline void clock_sleep_us(long us)
 #endif
 }
 
-/* A thread of the program's has a timer slack of 50 us: a sleep of 5 would be one of 55. It yields instead. */
+/*
+ * For a few microseconds. A thread of the program's has a timer slack of 50 us: a sleep of 5 would be one of 55. Nor does
+ * it yield: who gives up its core on a host without an idle one may have it back after some milliseconds.
+ */
 static inline void clock_spin_ns(uint64_t ns)
 {
     uint64_t end = clock_now_ns() + ns;
-    do
+    do {
+#ifdef VPMM_SCHEDULE_POINTS
         clock_yield();
-    while (clock_now_ns() < end);
+#endif
+    } while (clock_now_ns() < end);
 }
 
 #endif

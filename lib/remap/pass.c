@@ -98,7 +98,8 @@ vpmm_status pass_try(struct arena *arena)
 }
 
 enum {
-    REFRESH_PATIENCE_NS = 200000, /* for who has the event lock: it asks the driver a few questions */
+    REFRESH_PATIENCE_NS = 200000, /* for who has the event lock: it asks the driver a few questions, */
+    LOCK_PAUSE_NS = 500,          /* and the time between looks at it */
     REFRESH_ROUNDS = 4,           /* of looks at marks that may be about to pass, */
     REFRESH_PAUSE_NS = 5000,      /* and the time between them: what an idle device takes */
 };
@@ -109,7 +110,7 @@ static bool try_event_lock(struct arena *arena)
     while (!lock_try(&arena->event_lock)) {
         if (clock_now_ns() > end)
             return false;
-        clock_yield();
+        clock_spin_ns(LOCK_PAUSE_NS);
     }
     return true;
 }
