@@ -85,12 +85,12 @@ static bool is_left_to_its_thread(const struct arena *arena, const struct turn_r
 }
 
 /* What has passed by now, and with it tiers 2 to 4 once more. */
-static bool refresh_and_find(struct arena *arena, const struct turn_request *request, bool may_wait,
+static bool refresh_and_find(struct arena *arena, const struct turn_request *request, const struct build_limits *limits,
                              struct turn_answer *answer)
 {
     pass_refresh(arena, request->stream);
-    answer->source =
-        find_thoroughly(&arena->space, request->stream, (struct want){request->pages, 1}, may_wait, &answer->region);
+    answer->source = find_thoroughly(&arena->space, request->stream, (struct want){request->pages, 1}, limits->may_wait,
+                                     &answer->region);
     return answer->source != REGION_NONE;
 }
 
@@ -104,12 +104,12 @@ static bool refresh_and_find(struct arena *arena, const struct turn_request *req
  * use, and the fourth pass of sixteen took 17 ms of driver time for 7. To flush the caches before it where threads
  * wait, so that it sees more, helps no more: 1.063 for 1.051, and 11 ms for 7.
  */
-static vpmm_status build_at_turn(struct arena *arena, const struct turn_request *request, bool may_wait,
-                                 struct build_limits *limits, struct turn_answer *answer)
+static vpmm_status build_at_turn(struct arena *arena, const struct turn_request *request, struct build_limits *limits,
+                                 struct turn_answer *answer)
 {
     struct build_limits keeping = *limits;
     keeping.keep_size = true;
-    if (refresh_and_find(arena, request, may_wait, answer))
+    if (refresh_and_find(arena, request, limits, answer))
         return VPMM_SUCCESS;
     if (is_left_to_its_thread(arena, request, limits))
         return VPMM_ERROR_OUT_OF_MEMORY;
@@ -118,7 +118,7 @@ static vpmm_status build_at_turn(struct arena *arena, const struct turn_request 
         return status;
     if (fronts_noted(arena->space.fronts) || cut_noted(arena)) {
         tiers_flush(arena);
-        if (refresh_and_find(arena, request, may_wait, answer))
+        if (refresh_and_find(arena, request, limits, answer))
             return VPMM_SUCCESS;
         if (is_left_to_its_thread(arena, request, limits))
             return VPMM_ERROR_OUT_OF_MEMORY;
@@ -141,7 +141,7 @@ static bool serve_one(struct arena *arena, struct turn_place *place, const struc
                                   .longest_handle = request->longest_handle,
                                   .for_another = true};
     struct turn_answer answer;
-    bool is_built = build_at_turn(arena, request, false, &limits, &answer) == VPMM_SUCCESS;
+    bool is_built = build_at_turn(arena, request, &limits, &answer) == VPMM_SUCCESS;
     if (is_built)
         keep_what_was_asked_for(arena, request->pages, &answer.region);
     if (!turn_answer(&arena->turn, place, is_built ? &answer : NULL) && is_built)
@@ -190,8 +190,8 @@ static bool await_turn(struct arena *arena, const struct turn_request *request, 
  * Tiers 2 to 5. Where another thread builds, tier 4 comes before the queue: it waits for no turn and no lock of the
  * queue's, and who waits on the host for the memory that it has found keeps nobody behind it from building.
  */
-static vpmm_status find_or_build(struct arena *arena, const struct turn_request *request, bool may_wait,
-                                 struct build_limits *limits, struct turn_answer *answer)
+static vpmm_status find_or_build(struct arena *arena, const struct turn_request *request, struct build_limits *limits,
+                                 struct turn_answer *answer)
 {
     struct turn *turn = &arena->turn;
     struct turn_place place;
@@ -201,7 +201,7 @@ static vpmm_status find_or_build(struct arena *arena, const struct turn_request 
     if (!limits->since_ns)
         limits->since_ns = clock_now_ns();
     bool has_turn = turn_try(turn, &place);
-    if (!has_turn && may_wait)
+    if (!has_turn && limits->may_wait)
         answer->source = region_take_waiting(&arena->space, request->stream, (struct want){request->pages, 1}, false,
                                              &answer->region);
     if (answer->source != REGION_NONE)
@@ -212,7 +212,7 @@ static vpmm_status find_or_build(struct arena *arena, const struct turn_request 
     }
     if (!has_turn && !limits->is_short)
         serve_others(arena, &place);
-    vpmm_status status = build_at_turn(arena, request, may_wait, limits, answer);
+    vpmm_status status = build_at_turn(arena, request, limits, answer);
     if (status == VPMM_SUCCESS)
         keep_what_was_asked_for(arena, request->pages, &answer->region);
     turn_leave(turn, &place);
@@ -259,21 +259,21 @@ static vpmm_status settle_and_find(struct arena *arena, const struct turn_reques
         cut_flush(arena); /* now that slices have passed, slabs are empty */
         if (!more || stats_sum(arena->stats, STAT_quarantined_bytes) < quarantined)
             limits->creatable_pages = UINT64_MAX;
-        status = find_or_build(arena, request, true, limits, answer);
+        status = find_or_build(arena, request, limits, answer);
     } while (more && is_shortage(status));
     settling_end(&settling);
     return status;
 }
 
 /* The last that is tried for a request that has failed with this status. */
-static vpmm_status find_in_hands(struct arena *arena, const struct turn_request *request, bool may_wait,
-                                 struct build_limits *limits, struct turn_answer *answer, vpmm_status status)
+static vpmm_status find_in_hands(struct arena *arena, const struct turn_request *request, struct build_limits *limits,
+                                 struct turn_answer *answer, vpmm_status status)
 {
     struct hands hands = {0};
     while (is_shortage(status) && hands_try_again(arena, HANDS_PAGES, &hands)) {
         fronts_flush_every(arena->space.fronts);
         fronts_flush_every(arena->cut.fronts);
-        status = find_or_build(arena, request, may_wait, limits, answer);
+        status = find_or_build(arena, request, limits, answer);
     }
     return status;
 }
@@ -286,22 +286,23 @@ static vpmm_status reclaim(struct arena *arena, const struct turn_request *reque
     struct build_limits all = usable;
     struct tiers_wait wait = {.status = VPMM_SUCCESS};
     all.reach = VIEW_ALL;
+    all.may_wait = true;
     stats_count(arena->stats, STAT_reclaims);
     tiers_flush(arena);
     pass_soon(arena);
     cut_flush(arena); /* now that slices have passed, slabs are empty */
-    vpmm_status status = find_or_build(arena, request, tiers_policy_waits(arena), &usable, answer);
+    vpmm_status status = find_or_build(arena, request, &usable, answer);
     if (arena->is_graph) /* no wait of this pool's frees memory for another stream */
-        return find_in_hands(arena, request, tiers_policy_waits(arena), &usable, answer, status);
+        return find_in_hands(arena, request, &usable, answer, status);
     if (is_shortage(status)) {
         await_builders(arena);
-        status = find_or_build(arena, request, true, &all, answer);
+        status = find_or_build(arena, request, &all, answer);
     }
     if (is_shortage(status)) /* for what could not be waited for, and so that the driver's pool can let go */
         status = settle_and_find(arena, request, &all, answer, &wait);
     if (is_shortage(status)) /* the device gave less than was asked of it: with just that */
-        status = find_or_build(arena, request, true, &all, answer);
-    status = find_in_hands(arena, request, true, &all, answer, status);
+        status = find_or_build(arena, request, &all, answer);
+    status = find_in_hands(arena, request, &all, answer, status);
     return tiers_after_wait(&wait, status);
 }
 
@@ -319,14 +320,16 @@ static bool may_be_served(const struct arena *arena, uint64_t pages)
 vpmm_status tiers_take_pages(struct arena *arena, uint64_t pages, uint64_t enough, uint32_t longest_handle,
                              struct stream *stream, struct region *region, enum region_source *source)
 {
-    struct build_limits limits = {
-        .reach = VIEW_USABLE, .creatable_pages = UINT64_MAX, .longest_handle = longest_handle};
+    struct build_limits limits = {.reach = VIEW_USABLE,
+                                  .creatable_pages = UINT64_MAX,
+                                  .longest_handle = longest_handle,
+                                  .may_wait = tiers_policy_waits(arena)};
     struct turn_request request = {stream, pages, longest_handle, may_be_served(arena, pages)};
     struct turn_answer answer = {.source = REGION_NONE};
-    vpmm_status status = find_or_build(arena, &request, tiers_policy_waits(arena), &limits, &answer);
+    vpmm_status status = find_or_build(arena, &request, &limits, &answer);
     if (is_shortage(status) && enough < pages) {
         request.pages = enough;
-        status = find_or_build(arena, &request, tiers_policy_waits(arena), &limits, &answer);
+        status = find_or_build(arena, &request, &limits, &answer);
     }
     if (is_shortage(status) && request.pages <= arena->space.units.chunk_units)
         status = reclaim(arena, &request, limits, &answer);

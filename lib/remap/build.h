@@ -31,6 +31,7 @@ struct build_limits {
     uint32_t longest_handle;  /* pages of one that is created, at most; UINT32_MAX: the policy's to say */
     bool keep_size;           /* a plan that makes new memory is not carried out: OUT_OF_MEMORY */
     bool for_another;         /* the stream is another thread's: nor is a plan that would make it wait (turn.h) */
+    bool may_wait;            /* what other streams have freed and serves as it is comes before a plan (tier 4) */
     bool is_short;            /* tier 6: the view looks into every bin, and the thread serves nobody first */
     uint64_t since_ns;        /* when the request was first found to need the driver; 0: not yet */
 };

@@ -29,9 +29,12 @@ static bool room(void **array, size_t *capacity, size_t used, size_t element)
 
 struct collector {
     struct view *view;
-    const struct arena *arena;
+    struct arena *arena;
     const struct stream *stream;
     enum view_reach reach;
+    bool (*visit)(const struct seen_region *, void *); /* what is free; its data is this */
+    uint64_t least;                                    /* pages of what is visited */
+    uint64_t kept, enough;                             /* pages in all, where each is kept as it is visited */
 };
 
 /* By the region's own fence, not by where its hint was: see region.c. What of it is in reach; pages 0: nothing. */
@@ -269,29 +272,68 @@ static void add_holes(struct view *view, const struct arena *arena, uint64_t pag
         hints_each_from(&arena->holes, units, UNIT_HOLE, longest < pages ? longest : pages, add_hole, view);
 }
 
-static void add_regions_of(const struct hints *free, bool every_bin, struct collector *collector)
+static void visit_regions_of(const struct hints *free, bool every_bin, struct collector *collector)
 {
     const struct units *units = &collector->arena->space.units;
     if (every_bin)
-        hints_each(free, units, UNIT_FREE, add_region, collector);
+        hints_each(free, units, UNIT_FREE, collector->visit, collector);
     else
-        hints_each_from(free, units, UNIT_FREE, 1, add_region, collector);
+        hints_each_from(free, units, UNIT_FREE, collector->least, collector->visit, collector);
 }
 
-static void add_free_regions(enum view_reach reach, bool every_bin, struct collector *collector)
+static void visit_free_regions(bool every_bin, struct collector *collector)
 {
     const struct arena *arena = collector->arena;
     const struct stream *stream = collector->stream;
-    add_regions_of(&arena->space.passed, every_bin, collector);
+    enum view_reach reach = collector->reach;
+    visit_regions_of(&arena->space.passed, every_bin, collector);
     if (reach == VIEW_USABLE)
-        add_regions_of(&stream->free[SPACE_PAGES], every_bin, collector);
+        visit_regions_of(&stream->free[SPACE_PAGES], every_bin, collector);
     bool others = reach == VIEW_ALL || load_relaxed_u32(&arena->space.mixed);
     for (uint32_t slot = 1, slots = load_acquire_u32(&arena->streams.slots); others && slot < slots; slot++) {
         if (slot + 1 < slots)
             hints_prefetch(&stream_at(&arena->streams, slot + 1)->free[SPACE_PAGES], every_bin);
         if (reach != VIEW_USABLE || slot != stream->slot)
-            add_regions_of(&stream_at(&arena->streams, slot)->free[SPACE_PAGES], every_bin, collector);
+            visit_regions_of(&stream_at(&arena->streams, slot)->free[SPACE_PAGES], every_bin, collector);
     }
+}
+
+static bool has_enough(const struct collector *collector)
+{
+    return collector->kept >= collector->enough || collector->view->out_of_memory;
+}
+
+static bool keep_region(const struct seen_region *found, void *data)
+{
+    struct collector *collector = data;
+    struct view *view = collector->view;
+    struct view_region seen = in_reach(collector, found);
+    struct region region;
+    if (has_enough(collector))
+        return false;
+    view->out_of_memory = !view_may_keep(view, 1);
+    if (!view->out_of_memory && seen.pages && claim_member(view, &seen, collector->arena, &region)) {
+        view_keep(view, region);
+        collector->kept += region.units;
+    }
+    return !has_enough(collector);
+}
+
+bool view_keep_what_is_free(struct view *view, struct arena *arena, const struct stream *stream, enum view_reach reach,
+                            bool every_bin, uint64_t longest, uint64_t enough)
+{
+    enum { SHORTER = 4 };
+    struct collector collector = {
+        .view = view, .arena = arena, .stream = stream, .reach = reach, .visit = keep_region, .enough = enough};
+    view->out_of_memory = false;
+    for (size_t i = 0; i < view->keeps; i++)
+        collector.kept += view->kept[i].units;
+    for (uint64_t least = longest; least && !has_enough(&collector);
+         least = least > 1 ? (least - 1) / SHORTER + 1 : 0) {
+        collector.least = least;
+        visit_free_regions(every_bin && least == 1, &collector);
+    }
+    return !view->out_of_memory;
 }
 
 bool view_make(struct view *view, struct arena *arena, const struct stream *stream, enum view_reach reach,
@@ -299,9 +341,10 @@ bool view_make(struct view *view, struct arena *arena, const struct stream *stre
 {
     view->regions = view->runs = view->extents = view->holes = 0;
     view->out_of_memory = false;
-    struct collector collector = {view, arena, stream, reach};
+    struct collector collector = {
+        .view = view, .arena = arena, .stream = stream, .reach = reach, .visit = add_region, .least = 1};
     if (reach != VIEW_KEPT)
-        add_free_regions(reach, every_bin, &collector);
+        visit_free_regions(every_bin, &collector);
     add_holes(view, arena, hole_pages);
     if (view->out_of_memory || !add_kept(&collector))
         return false;

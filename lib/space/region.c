@@ -491,8 +491,8 @@ bool region_may_wait(const struct space *space, const struct stream *stream, uin
     return find_freed_elsewhere(space, stream, (struct want){units, 1}, false, fence_seems_waitable).units > 0;
 }
 
-static bool take_freed_elsewhere(struct space *space, const struct stream *stream, struct want want, bool every_bin,
-                                 struct region *region)
+static bool claim_freed_elsewhere(struct space *space, const struct stream *stream, struct want want, bool every_bin,
+                                  struct region *region)
 {
     for (;;) { /* lock-free, as region_take */
         struct seen_region best = find_freed_elsewhere(space, stream, want, every_bin, fence_waitable);
@@ -503,24 +503,36 @@ static bool take_freed_elsewhere(struct space *space, const struct stream *strea
     }
 }
 
-/* What cannot be waited for is put back. What is not needed is free, behind its own fence, before the wait. */
-enum region_source region_take_waiting(struct space *space, struct stream *stream, struct want want, bool every_bin,
-                                       struct region *region)
+bool region_take_freed_elsewhere(struct space *space, struct stream *stream, struct want want, bool every_bin,
+                                 struct region *region)
 {
-    if (!take_freed_elsewhere(space, stream, want, every_bin, region))
-        return REGION_NONE;
+    if (!claim_freed_elsewhere(space, stream, want, every_bin, region))
+        return false;
     uint64_t needed = want_place(want, region->first) - region->first + want.units;
     if (region->units > needed)
         *region = region_keep_front(space, *region, needed);
-    bool passed = fence_passed(space->streams, region->fence);
+    return true;
+}
+
+enum region_source region_await(struct space *space, struct stream *stream, struct region region)
+{
+    bool passed = fence_passed(space->streams, region.fence);
     vpmm_status status = load_relaxed_u32(space->reuse) == VPMM_REUSE_WAIT_HOST
-                             ? stream_wait_host(space->streams, region->fence)
-                             : stream_wait(space->streams, stream, region->fence);
+                             ? stream_wait_host(space->streams, region.fence)
+                             : stream_wait(space->streams, stream, region.fence);
     if (status != VPMM_SUCCESS) {
-        region_publish(space, *region);
+        region_publish(space, region);
         return REGION_NONE;
     }
     return passed ? REGION_COMPLETED : REGION_WAITED;
+}
+
+enum region_source region_take_waiting(struct space *space, struct stream *stream, struct want want, bool every_bin,
+                                       struct region *region)
+{
+    if (!region_take_freed_elsewhere(space, stream, want, every_bin, region))
+        return REGION_NONE;
+    return region_await(space, stream, *region);
 }
 
 /* ---- handing out and taking back ---- */

@@ -1,7 +1,7 @@
 /*
  * region.h - free regions: published, merged, found, joined, split, handed out.
  *
- * Every function is lock-free, but for the wait at the end of region_take_waiting: it waits for no other thread, and a
+ * Every function is lock-free, but for the wait in region_await: it waits for no other thread, and a
  * thread stopped anywhere in it hides at most the regions that it has in its own hands (OWN) from the others.
  *
  * Merging. Two adjacent FREE regions of a chunk merge unless they wait for two different streams; the larger fence
@@ -53,10 +53,18 @@ struct region region_take_out(struct space *, struct region, uint64_t first, uin
 bool region_take_part(struct space *, struct stream *, uint64_t units, struct region *);
 
 /*
- * The best fit among what other streams have freed, and a wait for its fence: of the stream on the device, or of the
- * calling thread, as the setting is (vpmm_reuse). What lies before the want's place is kept. REGION_COMPLETED: it had
- * passed meanwhile.
+ * The best fit among what other streams have freed and can be waited for: it is the caller's, who is to wait for its
+ * fence. What lies before the want's place is kept, and what lies behind it is free.
  */
+bool region_take_freed_elsewhere(struct space *, struct stream *, struct want, bool every_bin, struct region *);
+
+/*
+ * A wait for the fence of such a region: of the stream on the device, or of the calling thread, as the setting is
+ * (vpmm_reuse). REGION_COMPLETED: it had passed meanwhile. REGION_NONE: it cannot be waited for, and is free again.
+ */
+enum region_source region_await(struct space *, struct stream *, struct region);
+
+/* Both. */
 enum region_source region_take_waiting(struct space *, struct stream *, struct want, bool every_bin, struct region *);
 
 /* Whether there seems to be such a region. Makes no call of the driver. */

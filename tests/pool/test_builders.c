@@ -62,6 +62,7 @@ static atomic_uint allowing;       /* calls for access */
 static atomic_int calls_left;      /* that map or create; at 0 the next is refused. Below 0: none is */
 static atomic_bool keeps_mappings; /* it unmaps nothing */
 static atomic_uint strange_waits;  /* of a stream, by another thread than that which allocates on it */
+static atomic_bool refuses_a_wait; /* the next of a stream */
 
 static void park_at(int call)
 {
@@ -108,7 +109,8 @@ static CUresult CUDAAPI wait_by_its_thread(CUstream stream, CUevent event, unsig
 {
     if (malloc_thread_stream() && stream != malloc_thread_stream())
         atomic_fetch_add(&strange_waits, 1);
-    return simulated->cuStreamWaitEvent(stream, event, flags);
+    return atomic_exchange(&refuses_a_wait, false) ? CUDA_ERROR_UNKNOWN
+                                                   : simulated->cuStreamWaitEvent(stream, event, flags);
 }
 
 static CUresult CUDAAPI synchronize_when_let_go(CUevent event)
@@ -128,6 +130,7 @@ static void open_builders(struct world *w, struct setup *setup)
     atomic_store(&calls_left, -1);
     atomic_store(&strange_waits, 0);
     atomic_store(&keeps_mappings, false);
+    atomic_store(&refuses_a_wait, false);
     end_slow_clock();
     world_open_without_pool(w, setup);
     simulated = w->driver;
@@ -380,8 +383,10 @@ struct overtaking {
     size_t pages, freed;
     int call;                  /* in which it stands still */
     bool on_another, lag;      /* they are freed on another stream, whose work goes on */
+    vpmm_reuse reuse;          /* 0: as by default */
     size_t mapped;             /* pages thereafter, where `pages` + 1 were mapped before, */
     unsigned created, allowed; /* handles that were made, and calls for access */
+    uint64_t waited;           /* mallocs that were served by a wait */
 };
 
 static void overtake(struct overtaking *o)
@@ -390,6 +395,8 @@ static void overtake(struct overtaking *o)
     struct setup setup = setup_default();
     struct malloc_thread b;
     setup.sim.stepped = o->lag; /* else work is done at once */
+    if (o->reuse)
+        setup.pool.reuse = o->reuse;
     CUstream s = open_pages(&w, &setup), t = o->on_another ? world_stream(&w) : s;
     CUdeviceptr p = take(&w, o->freed, t), q = take(&w, o->pages + 1 - o->freed, s);
     unsigned created = atomic_load(&creating), allowed = atomic_load(&allowing);
@@ -403,6 +410,7 @@ static void overtake(struct overtaking *o)
     o->created = atomic_load(&creating) - created;
     o->allowed = atomic_load(&allowing) - allowed;
     o->mapped = stats_of(&w).mapped_bytes / PAGE;
+    o->waited = stats_of(&w).hits_waited;
     cr_expect_eq(stats_of(&w).unwound_overtaken, o->mapped == o->pages + 1);
     cr_expect_eq(stats_of(&w).builds - builds, o->mapped > o->pages + 1, "what was found counts as built");
     give(&w, q, s);
@@ -504,29 +512,91 @@ Test(builders, what_is_overtaken_is_unmapped_when_the_driver_lets_it, .timeout =
     close_builders(&w);
 }
 
-/* The driver is asked whether what was freed there has passed; what has not is not waited for. */
+/* Where nothing may be waited for the driver is asked whether what was freed there has passed. */
 Test(builders, who_creates_takes_what_has_passed_of_another_stream_s, .timeout = 60)
 {
-    struct overtaking passed = {.pages = 16, .freed = 16, .call = AT_CREATE, .on_another = true};
-    struct overtaking behind = {.pages = 16, .freed = 16, .call = AT_CREATE, .on_another = true, .lag = true};
+    struct overtaking passed = {
+        .pages = 16, .freed = 16, .call = AT_CREATE, .on_another = true, .reuse = VPMM_REUSE_COMPLETED};
+    struct overtaking behind = passed;
+    behind.lag = true;
     overtake(&passed);
     cr_expect_eq(passed.mapped, 17, "%zu pages, where 16 of 17 were free", passed.mapped);
     overtake(&behind);
     cr_expect_eq(behind.mapped, 33, "%zu pages, where 16 of 17 were still in use", behind.mapped);
 }
 
+Test(builders, who_creates_waits_for_what_another_stream_frees, .timeout = 60)
+{
+    struct overtaking device = {
+        .pages = 16, .freed = 16, .call = AT_CREATE, .on_another = true, .lag = true, .reuse = VPMM_REUSE_WAIT_DEVICE};
+    overtake(&device);
+    cr_expect_eq(device.mapped, 17, "%zu pages, where 16 of 17 could be waited for", device.mapped);
+    cr_expect_eq(device.waited, 1, "it did not wait");
+}
+
+/* It is undone before its thread waits: nothing of it is in hand meanwhile but what it waits for. */
+Test(builders, who_waits_on_the_host_for_what_is_freed_has_undone_its_build, .timeout = 60)
+{
+    enum { PAGES = 16 };
+    struct world w;
+    struct setup setup = setup_default();
+    struct malloc_thread b;
+    setup.pool.reuse = VPMM_REUSE_WAIT_HOST;
+    CUstream s = open_pages(&w, &setup), t = world_stream(&w);
+    CUdeviceptr p = take(&w, PAGES, t);
+    start_and_park_at(AT_ALLOW, &b, &w, s, PAGES);
+    keep_busy(&w, t);
+    give(&w, p, t);
+    atomic_store(&parks[AT_SYNCHRONIZE], true);
+    let_go(AT_ALLOW);
+    while (!atomic_load(&parked[AT_SYNCHRONIZE]))
+        clock_sleep_us(LOOK_US);
+    vpmm_stats now = stats_of(&w);
+    cr_expect(now.unwound_overtaken == 1 && now.mapped_bytes == PAGES * PAGE && now.quarantined_bytes == 0);
+    let_go(AT_SYNCHRONIZE);
+    end(&b);
+    close_builders(&w);
+}
+
+/* The next plan moves what is free again. */
+Test(builders, what_is_freed_and_cannot_be_waited_for_is_free_again, .timeout = 60)
+{
+    enum { PAGES = 16 };
+    struct world w;
+    struct setup setup = setup_default();
+    struct malloc_thread b;
+    setup.pool.reuse = VPMM_REUSE_WAIT_DEVICE;
+    CUstream s = open_pages(&w, &setup), t = world_stream(&w);
+    CUdeviceptr p = take(&w, PAGES, t);
+    start_and_park(&b, &w, s, PAGES);
+    keep_busy(&w, t);
+    give(&w, p, t);
+    atomic_store(&refuses_a_wait, true);
+    let_go(AT_CREATE);
+    pthread_join(b.thread, NULL);
+    cr_assert_eq(b.status, VPMM_SUCCESS);
+    cr_expect(stats_of(&w).unwound_overtaken == 1 && stats_of(&w).hits_waited == 0);
+    cr_expect(stats_of(&w).extents_remapped == PAGES && stats_of(&w).mapped_bytes == PAGES * PAGE);
+    give(&w, b.pointer, s);
+    close_builders(&w);
+}
+
 /* ---- what another thread takes spoils plans ---- */
 
 enum wish { NOTHING, TAKE, GIVE, END };
 
-/* It has one page whenever a plan is about to be claimed, and none when the next is made. */
+/*
+ * It has pages whenever a plan is about to be claimed, and none when the next is made. Where it finds none it stands in
+ * line for some, and the plan is claimed.
+ */
 static struct spoiler {
     struct world *w;
     CUstream stream;
     pthread_t thread;
     _Atomic(enum wish) wish;
-    CUdeviceptr page;
-    unsigned times;
+    size_t pages; /* that it takes */
+    CUdeviceptr held;
+    unsigned times, lines; /* that it takes them, and that it stands in line for them */
 } spoiler;
 static _Thread_local bool is_spoiled; /* the calling thread's plans are */
 
@@ -534,11 +604,11 @@ static void *spoil(void *unused)
 {
     enum wish wish;
     while ((wish = atomic_load(&spoiler.wish)) != END) {
-        if (wish == TAKE && !spoiler.page && ++spoiler.times)
-            spoiler.page = take(spoiler.w, 1, spoiler.stream);
-        else if (wish == GIVE && spoiler.page) {
-            give(spoiler.w, spoiler.page, spoiler.stream);
-            spoiler.page = 0;
+        if (wish == TAKE && !spoiler.held && ++spoiler.times)
+            spoiler.held = take(spoiler.w, spoiler.pages, spoiler.stream);
+        else if (wish == GIVE && spoiler.held) {
+            give(spoiler.w, spoiler.held, spoiler.stream);
+            spoiler.held = 0;
         }
         atomic_compare_exchange_strong(&spoiler.wish, &wish, NOTHING); /* there may be another one by now */
         clock_yield();
@@ -551,8 +621,29 @@ static void make_spoiler(enum wish wish)
     if (!is_spoiled)
         return;
     atomic_store(&spoiler.wish, wish);
-    while (atomic_load(&spoiler.wish) == wish)
+    bool in_line = false;
+    while (atomic_load(&spoiler.wish) == wish && !in_line) {
         clock_yield();
+        in_line = atomic_load(&spoiler.w->pool->arena.space.await.waiting);
+    }
+    spoiler.lines += in_line && wish == TAKE;
+}
+
+static void start_spoiler(struct world *w, CUstream stream, size_t pages)
+{
+    spoiler = (struct spoiler){.w = w, .stream = stream, .pages = pages};
+    cr_assert_eq(pthread_create(&spoiler.thread, NULL, spoil, NULL), 0);
+    is_spoiled = true;
+}
+
+static void end_spoiler(void)
+{
+    is_spoiled = false;
+    atomic_store(&spoiler.wish, GIVE);
+    while (atomic_load(&spoiler.wish) == GIVE)
+        clock_yield();
+    atomic_store(&spoiler.wish, END);
+    pthread_join(spoiler.thread, NULL);
 }
 
 void *__real_calloc(size_t, size_t);
@@ -597,10 +688,10 @@ void __wrap_free(void *p)
     __real_free(p);
 }
 
-/* Six free pages are to be moved, of which one is always in other hands: what is made in its place is one page. */
-Test(builders, the_last_plan_is_made_of_what_is_in_hand, .timeout = 60)
+/* Six free pages are to be moved, of which one is in other hands whenever a plan is claimed: nobody has it at last. */
+Test(builders, what_the_last_plan_is_made_of_is_in_hand, .timeout = 60)
 {
-    enum { FREE = 6, TRIES = 8 };
+    enum { FREE = 6, TRIES = 2 };
     struct world w;
     struct setup setup = setup_default();
     CUdeviceptr page[FREE], wall[FREE];
@@ -611,16 +702,40 @@ Test(builders, the_last_plan_is_made_of_what_is_in_hand, .timeout = 60)
     }
     for (int i = 0; i < FREE; i++)
         give(&w, page[i], s);
-    spoiler = (struct spoiler){.w = &w, .stream = s};
-    cr_assert_eq(pthread_create(&spoiler.thread, NULL, spoil, NULL), 0);
-    is_spoiled = true;
+    start_spoiler(&w, s, 1);
     CUdeviceptr p = take(&w, FREE, s);
-    make_spoiler(GIVE);
-    is_spoiled = false;
-    atomic_store(&spoiler.wish, END);
-    pthread_join(spoiler.thread, NULL);
-    cr_expect_gt(spoiler.times, (unsigned)TRIES, "%u plans were spoiled", spoiler.times);
-    cr_expect_eq(stats_of(&w).mapped_bytes / PAGE, 2 * FREE + 1);
+    end_spoiler();
+    cr_expect(spoiler.times == TRIES + 1 && spoiler.lines > 0, "%u plans were to be spoiled, %u not", spoiler.times,
+              spoiler.lines);
+    cr_expect_eq(stats_of(&w).extents_remapped, FREE);
+    cr_expect_eq(stats_of(&w).mapped_bytes / PAGE, 2 * FREE + 1, "more was made than a page for who stood in line");
+    give(&w, p, s);
+    for (int i = 0; i < FREE; i++)
+        give(&w, wall[i], s);
+    close_builders(&w);
+}
+
+/* Others have the rest: twice what is asked for is in hand. */
+Test(builders, what_the_last_plan_does_not_need_is_free, .timeout = 60)
+{
+    enum { FREE = 32, WANTED = 4, TRIES = 2 };
+    struct world w;
+    struct setup setup = setup_default();
+    CUdeviceptr piece[FREE], wall[FREE];
+    CUstream s = open_pages(&w, &setup);
+    for (int i = 0; i < FREE; i++) {
+        piece[i] = take(&w, i < FREE / 2 ? 2 : 1, s);
+        wall[i] = take(&w, 1, s);
+    }
+    uint64_t mapped = stats_of(&w).mapped_bytes;
+    for (int i = 0; i < FREE; i++)
+        give(&w, piece[i], s);
+    start_spoiler(&w, s, 2); /* as long as those of which a plan is made first */
+    CUdeviceptr p = take(&w, WANTED, s);
+    end_spoiler();
+    cr_expect(spoiler.times == TRIES + 1 && spoiler.lines == 0, "%u plans were to be spoiled, %u not", spoiler.times,
+              spoiler.lines);
+    cr_expect_eq(stats_of(&w).mapped_bytes, mapped, "a page was made beside those that are free");
     give(&w, p, s);
     for (int i = 0; i < FREE; i++)
         give(&w, wall[i], s);
@@ -641,6 +756,37 @@ Test(builders, who_creates_takes_what_was_freed_behind_its_plan, .timeout = 60)
     cr_expect_eq(stats_of(&w).mapped_bytes / PAGE, PAGES + 1);
     give(&w, q, s);
     give(&w, wall, s);
+    close_builders(&w);
+}
+
+/* As plans are spoiled, what another stream frees meanwhile is waited for before the next is made. */
+Test(builders, who_plans_again_waits_for_what_another_stream_has_freed, .timeout = 60)
+{
+    enum { FREE = 4 };
+    struct world w;
+    struct setup setup = setup_default();
+    CUdeviceptr page[FREE], wall[FREE];
+    setup.pool.reuse = VPMM_REUSE_WAIT_DEVICE;
+    CUstream s = open_pages(&w, &setup), t = world_stream(&w);
+    CUdeviceptr p = take(&w, FREE, t), behind = take(&w, 1, t);
+    for (int i = 0; i < FREE; i++) {
+        page[i] = take(&w, 1, s);
+        wall[i] = take(&w, 1, s);
+    }
+    for (int i = 0; i < FREE; i++)
+        give(&w, page[i], s);
+    keep_busy(&w, t);
+    start_spoiler(&w, s, 1);
+    freed_next = (struct freed){&w, p, t};
+    p = take(&w, FREE, s);
+    end_spoiler();
+    cr_expect(spoiler.times > 0 && freed_next.page == 0, "no plan was spoiled");
+    cr_expect(stats_of(&w).hits_waited == 1 && stats_of(&w).mapped_bytes / PAGE == 3 * FREE + 1);
+    cr_expect(stats_of(&w).unwound_overtaken == 0 && stats_of(&w).extents_remapped == 0);
+    give(&w, p, s);
+    give(&w, behind, t);
+    for (int i = 0; i < FREE; i++)
+        give(&w, wall[i], s);
     close_builders(&w);
 }
 
@@ -755,14 +901,19 @@ struct line {
     struct malloc_thread first, waiter[WAITERS];
 };
 
-static void form_line(struct line *l, const CUstream stream[WAITERS], size_t pages, size_t more)
+static void form_line_behind(size_t first, struct line *l, const CUstream stream[WAITERS], size_t pages, size_t more)
 {
     slow_clock();
-    start_and_park(&l->first, &l->w, world_stream(&l->w), 2);
+    start_and_park(&l->first, &l->w, world_stream(&l->w), first);
     for (unsigned i = 0; i < WAITERS; i++) {
         malloc_thread_start(&l->waiter[i], &l->w, stream[i], pages + i * more);
         wait_for_waiters(&l->w, i + 1);
     }
+}
+
+static void form_line(struct line *l, const CUstream stream[WAITERS], size_t pages, size_t more)
+{
+    form_line_behind(2, l, stream, pages, more);
 }
 
 static void open_line(struct line *l, struct setup *setup, CUstream stream[WAITERS])
@@ -971,14 +1122,15 @@ static void line_for_what_is_fenced(size_t each, size_t pages)
         piece[i] = take(&l.w, each, s);
         wall[i] = take(&l.w, 1, s);
     }
-    form_line(&l, stream, pages, 0);
+    form_line_behind(each + 1, &l, stream, pages, 0);
     keep_busy(&l.w, s);
     for (int i = 0; i < 2 * WAITERS; i++)
         give(&l.w, piece[i], s);
     uint64_t mapped = stats_of(&l.w).mapped_bytes;
     let_go(AT_CREATE);
     end_line(&l);
-    cr_expect_eq(stats_of(&l.w).mapped_bytes, mapped + 2 * PAGE, "the pool has grown beside what could be waited for");
+    cr_expect_eq(stats_of(&l.w).mapped_bytes, mapped + (each + 1) * PAGE,
+                 "the pool has grown beside what could be waited for");
     cr_expect_eq(atomic_load(&strange_waits), 0, "a thread has made another one's stream wait");
     for (int i = 0; i < 2 * WAITERS; i++)
         give(&l.w, wall[i], s);
