@@ -38,7 +38,7 @@ struct build {
     size_t donors, donor_places;
     uint64_t new_pages;
     uint64_t published;  /* regions of the pool so far, when one that fits was last looked for */
-    uint64_t idle_pages; /* of the pool: mapped and not live, at the claim or when much had been freed since */
+    uint64_t idle_pages; /* of the pool: mapped and not live, after the claim or when much had been freed since */
     struct region found; /* in the builder's hands: it serves in place of what is built; units 0: none */
     enum region_source found_as;
     struct access_list given; /* the rights that the target has (access.h); no device: none yet */
@@ -683,6 +683,8 @@ static vpmm_status carry_out(struct build *build, struct build_limits *limits, s
 {
     struct device_scope scope;
     bool waited = false;
+    if (build->stream && build->new_pages)
+        build->idle_pages = idle_pages(build->arena);
     vpmm_status status = device_enter(build->arena->device, &scope);
     if (status == VPMM_SUCCESS) {
         status = create_handles(build);
@@ -801,8 +803,6 @@ static enum claim_result claim_plan(struct build *build, struct view *view, cons
     if (!claim_regions(build, view, plan))
         return CLAIM_SPOILED;
     carve(build, view, plan);
-    if (build->stream && build->new_pages)
-        build->idle_pages = idle_pages(build->arena);
     build->cost_us = plan->cost_us;
     fetch_add_sc_u32(&build->arena->builders, 1);
     return CLAIM_DONE;

@@ -63,6 +63,7 @@ static atomic_int calls_left;      /* that map or create; at 0 the next is refus
 static atomic_bool keeps_mappings; /* it unmaps nothing */
 static atomic_uint strange_waits;  /* of a stream, by another thread than that which allocates on it */
 static atomic_bool refuses_a_wait; /* the next of a stream */
+static atomic_uint asking;         /* questions of a thread that allocates, whether a mark has passed */
 
 static void park_at(int call)
 {
@@ -113,6 +114,13 @@ static CUresult CUDAAPI wait_by_its_thread(CUstream stream, CUevent event, unsig
                                                    : simulated->cuStreamWaitEvent(stream, event, flags);
 }
 
+static CUresult CUDAAPI query_and_count(CUevent event)
+{
+    if (malloc_thread_stream())
+        atomic_fetch_add(&asking, 1);
+    return simulated->cuEventQuery(event);
+}
+
 static CUresult CUDAAPI synchronize_when_let_go(CUevent event)
 {
     park_at(AT_SYNCHRONIZE);
@@ -136,6 +144,7 @@ static void open_builders(struct world *w, struct setup *setup)
     simulated = w->driver;
     driver = *w->driver;
     driver.cuMemCreate = create_when_let_go;
+    driver.cuEventQuery = query_and_count;
     driver.cuEventSynchronize = synchronize_when_let_go;
     driver.cuMemMap = map_or_not;
     driver.cuMemSetAccess = allow_or_not;
@@ -387,6 +396,7 @@ struct overtaking {
     size_t mapped;             /* pages thereafter, where `pages` + 1 were mapped before, */
     unsigned created, allowed; /* handles that were made, and calls for access */
     uint64_t waited;           /* mallocs that were served by a wait */
+    unsigned asked;            /* how often it then asked what has passed */
 };
 
 static void overtake(struct overtaking *o)
@@ -405,8 +415,10 @@ static void overtake(struct overtaking *o)
     if (o->lag)
         keep_busy(&w, t);
     give(&w, p, t);
+    atomic_store(&asking, 0);
     let_go(o->call);
     end(&b);
+    o->asked = atomic_load(&asking);
     o->created = atomic_load(&creating) - created;
     o->allowed = atomic_load(&allowing) - allowed;
     o->mapped = stats_of(&w).mapped_bytes / PAGE;
@@ -523,6 +535,19 @@ Test(builders, who_creates_takes_what_has_passed_of_another_stream_s, .timeout =
     cr_expect_eq(passed.mapped, 17, "%zu pages, where 16 of 17 were free", passed.mapped);
     overtake(&behind);
     cr_expect_eq(behind.mapped, 33, "%zu pages, where 16 of 17 were still in use", behind.mapped);
+}
+
+/* But not for less than half of what it makes. */
+Test(builders, who_creates_asks_what_has_passed_when_much_was_freed, .timeout = 60)
+{
+    struct overtaking less = {
+        .pages = 16, .freed = 7, .call = AT_CREATE, .on_another = true, .reuse = VPMM_REUSE_COMPLETED};
+    struct overtaking half = less;
+    half.freed = 8;
+    overtake(&less);
+    cr_expect_eq(less.asked, 0, "%u questions, where 7 pages were freed and 16 are made", less.asked);
+    overtake(&half);
+    cr_expect_gt(half.asked, 0, "no question, where 8 pages were freed and 16 are made");
 }
 
 Test(builders, who_creates_waits_for_what_another_stream_frees, .timeout = 60)
