@@ -298,8 +298,7 @@ static enum region_source take_what_fits(const struct build *build, struct regio
     struct space *space = &build->arena->space;
     struct want want = {build->wanted, 1};
     enum region_source source = region_take(space, build->stream, want, false, region);
-    if (source == REGION_NONE && build->may_wait &&
-        region_take_freed_elsewhere(space, build->stream, want, false, region))
+    if (source == REGION_NONE && build->may_wait && region_take_freed_elsewhere(space, build->stream, want, region))
         source = REGION_WAITED;
     return source;
 }
@@ -935,10 +934,7 @@ static void begin_again(struct build *build)
                             .published = load_sc_u64(&arena->space.publications)};
 }
 
-/*
- * What is kept nobody can spoil. Twice what is wanted, so that the policy has a choice, and handles that are free in
- * part do no harm; before a request fails, everything.
- */
+/* What is kept nobody can spoil. Twice what is wanted, so that the policy has a choice; before a request fails, all. */
 static enum claim_result plan_with_what_is_kept(struct build *build, const struct build_limits *limits,
                                                 struct region *found, vpmm_status *status)
 {

@@ -34,7 +34,7 @@ struct collector {
     enum view_reach reach;
     bool (*visit)(const struct seen_region *, void *); /* what is free; its data is this */
     uint64_t least;                                    /* pages of what is visited */
-    uint64_t kept, enough;                             /* pages in all, where each is kept as it is visited */
+    uint64_t wanted, kept, enough;                     /* pages, where each is kept as it is visited: useful ones */
 };
 
 /* By the region's own fence, not by where its hint was: see region.c. What of it is in reach; pages 0: nothing. */
@@ -287,15 +287,32 @@ static void visit_free_regions(bool every_bin, struct collector *collector)
     const struct stream *stream = collector->stream;
     enum view_reach reach = collector->reach;
     visit_regions_of(&arena->space.passed, every_bin, collector);
-    if (reach == VIEW_USABLE)
+    bool own_first = stream && reach != VIEW_PASSED; /* which need not be waited for */
+    if (own_first)
         visit_regions_of(&stream->free[SPACE_PAGES], every_bin, collector);
     bool others = reach == VIEW_ALL || load_relaxed_u32(&arena->space.mixed);
     for (uint32_t slot = 1, slots = load_acquire_u32(&arena->streams.slots); others && slot < slots; slot++) {
         if (slot + 1 < slots)
             hints_prefetch(&stream_at(&arena->streams, slot + 1)->free[SPACE_PAGES], every_bin);
-        if (reach != VIEW_USABLE || slot != stream->slot)
+        if (!own_first || slot != stream->slot)
             visit_regions_of(&stream_at(&arena->streams, slot)->free[SPACE_PAGES], every_bin, collector);
     }
+}
+
+/* What a plan can make of a kept region: all of it where it serves as it is, else the handles that lie wholly in it. */
+static uint64_t useful_pages(const struct collector *collector, const struct region *region)
+{
+    uint64_t end = region->first + region->units, pages = 0, next;
+    if (region->units >= collector->wanted || collector->arena->is_graph)
+        return region->units;
+    for (uint64_t page = region->first; page < end; page = next) {
+        const struct extent *extent = unit_extent(unit_at(&collector->arena->space.units, page));
+        uint64_t first = load_relaxed_u64(&extent->page);
+        next = first + extent->pages;
+        if (first >= region->first && next <= end)
+            pages += extent->pages;
+    }
+    return pages;
 }
 
 static bool has_enough(const struct collector *collector)
@@ -314,22 +331,26 @@ static bool keep_region(const struct seen_region *found, void *data)
     view->out_of_memory = !view_may_keep(view, 1);
     if (!view->out_of_memory && seen.pages && claim_member(view, &seen, collector->arena, &region)) {
         view_keep(view, region);
-        collector->kept += region.units;
+        collector->kept += useful_pages(collector, &region);
     }
     return !has_enough(collector);
 }
 
 bool view_keep_what_is_free(struct view *view, struct arena *arena, const struct stream *stream, enum view_reach reach,
-                            bool every_bin, uint64_t longest, uint64_t enough)
+                            bool every_bin, uint64_t wanted, uint64_t enough)
 {
     enum { SHORTER = 4 };
-    struct collector collector = {
-        .view = view, .arena = arena, .stream = stream, .reach = reach, .visit = keep_region, .enough = enough};
+    struct collector collector = {.view = view,
+                                  .arena = arena,
+                                  .stream = stream,
+                                  .reach = reach,
+                                  .visit = keep_region,
+                                  .wanted = wanted,
+                                  .enough = enough};
     view->out_of_memory = false;
     for (size_t i = 0; i < view->keeps; i++)
-        collector.kept += view->kept[i].units;
-    for (uint64_t least = longest; least && !has_enough(&collector);
-         least = least > 1 ? (least - 1) / SHORTER + 1 : 0) {
+        collector.kept += view->kept[i].units ? useful_pages(&collector, &view->kept[i]) : 0;
+    for (uint64_t least = wanted; least && !has_enough(&collector); least = least > 1 ? (least - 1) / SHORTER + 1 : 0) {
         collector.least = least;
         visit_free_regions(every_bin && least == 1, &collector);
     }

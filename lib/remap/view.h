@@ -77,11 +77,12 @@ bool view_may_keep(struct view *, size_t regions);
 void view_keep(struct view *, struct region);
 
 /*
- * Keeps what is free and in reach, each region as it is met, until `enough` pages are kept: first regions of `longest`
- * pages and more, then ever shorter ones. `every_bin` as above, for the shortest. false: no host memory.
+ * Keeps what is free and in reach, each region as it is met, first those of `wanted` pages and more, then ever shorter
+ * ones, until `enough` pages are kept that serve as they lie or in handles that can move. `every_bin` as above, for the
+ * shortest. false: no host memory.
  */
 bool view_keep_what_is_free(struct view *, struct arena *, const struct stream *, enum view_reach, bool every_bin,
-                            uint64_t longest, uint64_t enough);
+                            uint64_t wanted, uint64_t enough);
 
 /* Publishes what is kept. */
 void view_let_go(struct view *, struct arena *);

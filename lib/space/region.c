@@ -491,27 +491,25 @@ bool region_may_wait(const struct space *space, const struct stream *stream, uin
     return find_freed_elsewhere(space, stream, (struct want){units, 1}, false, fence_seems_waitable).units > 0;
 }
 
-static bool claim_freed_elsewhere(struct space *space, const struct stream *stream, struct want want, bool every_bin,
-                                  struct region *region)
+static bool take_freed_elsewhere(struct space *space, const struct stream *stream, struct want want, bool every_bin,
+                                 bool (*waitable)(const struct streams *, struct fence), struct region *region)
 {
-    for (;;) { /* lock-free, as region_take */
-        struct seen_region best = find_freed_elsewhere(space, stream, want, every_bin, fence_waitable);
+    struct seen_region best;
+    do { /* lock-free, as region_take */
+        best = find_freed_elsewhere(space, stream, want, every_bin, waitable);
         if (!best.units)
             return false;
-        if (region_claim(space, &best, region))
-            return true;
-    }
-}
-
-bool region_take_freed_elsewhere(struct space *space, struct stream *stream, struct want want, bool every_bin,
-                                 struct region *region)
-{
-    if (!claim_freed_elsewhere(space, stream, want, every_bin, region))
-        return false;
+    } while (!region_claim(space, &best, region));
     uint64_t needed = want_place(want, region->first) - region->first + want.units;
     if (region->units > needed)
         *region = region_keep_front(space, *region, needed);
     return true;
+}
+
+bool region_take_freed_elsewhere(struct space *space, const struct stream *stream, struct want want,
+                                 struct region *region)
+{
+    return take_freed_elsewhere(space, stream, want, false, fence_seems_waitable, region);
 }
 
 enum region_source region_await(struct space *space, struct stream *stream, struct region region)
@@ -530,7 +528,7 @@ enum region_source region_await(struct space *space, struct stream *stream, stru
 enum region_source region_take_waiting(struct space *space, struct stream *stream, struct want want, bool every_bin,
                                        struct region *region)
 {
-    if (!region_take_freed_elsewhere(space, stream, want, every_bin, region))
+    if (!take_freed_elsewhere(space, stream, want, every_bin, fence_waitable, region))
         return REGION_NONE;
     return region_await(space, stream, *region);
 }

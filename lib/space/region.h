@@ -53,10 +53,11 @@ struct region region_take_out(struct space *, struct region, uint64_t first, uin
 bool region_take_part(struct space *, struct stream *, uint64_t units, struct region *);
 
 /*
- * The best fit among what other streams have freed and can be waited for: it is the caller's, who is to wait for its
- * fence. What lies before the want's place is kept, and what lies behind it is free.
+ * The best fit among what other streams have freed and, as it seems, can be waited for: it is the caller's, who is to
+ * wait for its fence. What lies before the want's place is kept, and what lies behind it is free. Makes no call of the
+ * driver, as is due under a lock: so the wait may be refused.
  */
-bool region_take_freed_elsewhere(struct space *, struct stream *, struct want, bool every_bin, struct region *);
+bool region_take_freed_elsewhere(struct space *, const struct stream *, struct want, struct region *);
 
 /*
  * A wait for the fence of such a region: of the stream on the device, or of the calling thread, as the setting is
@@ -64,7 +65,7 @@ bool region_take_freed_elsewhere(struct space *, struct stream *, struct want, b
  */
 enum region_source region_await(struct space *, struct stream *, struct region);
 
-/* Both. */
+/* Both, of what the driver says can be waited for. */
 enum region_source region_take_waiting(struct space *, struct stream *, struct want, bool every_bin, struct region *);
 
 /* Whether there seems to be such a region. Makes no call of the driver. */

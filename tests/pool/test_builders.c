@@ -55,15 +55,19 @@ static void end_slow_clock(void)
 enum { AT_CREATE, AT_ALLOW, AT_UNMAP, AT_SYNCHRONIZE, CALLS };
 
 static const vpmm_driver *simulated;
-static atomic_bool parks[CALLS];   /* the next such call is not begun before it is let go */
-static atomic_bool parked[CALLS];  /* a thread stands there */
-static atomic_uint creating;       /* handles asked for */
-static atomic_uint allowing;       /* calls for access */
-static atomic_int calls_left;      /* that map or create; at 0 the next is refused. Below 0: none is */
-static atomic_bool keeps_mappings; /* it unmaps nothing */
-static atomic_uint strange_waits;  /* of a stream, by another thread than that which allocates on it */
-static atomic_bool refuses_a_wait; /* the next of a stream */
-static atomic_uint asking;         /* questions of a thread that allocates, whether a mark has passed */
+static atomic_bool parks[CALLS];       /* the next such call is not begun before it is let go */
+static atomic_bool parked[CALLS];      /* a thread stands there */
+static atomic_uint creating;           /* handles asked for */
+static atomic_uint allowing;           /* calls for access */
+static atomic_int calls_left;          /* that map or create; at 0 the next is refused. Below 0: none is */
+static atomic_bool keeps_mappings;     /* it unmaps nothing */
+static atomic_uint strange_waits;      /* of a stream, by another thread than that which allocates on it */
+static atomic_bool refuses_a_wait;     /* the next of a stream */
+static atomic_uint asking;             /* questions of a thread that allocates, whether a mark has passed */
+static atomic_bool refuses_marks;      /* it records nothing */
+static _Thread_local bool is_spoiled;  /* the calling thread's plans are */
+static unsigned calls_under_lock;      /* that such a thread makes for a mark with the plan lock, */
+static const struct world *planned_in; /* in this world; NULL: not counted */
 
 static void park_at(int call)
 {
@@ -121,6 +125,29 @@ static CUresult CUDAAPI query_and_count(CUevent event)
     return simulated->cuEventQuery(event);
 }
 
+static void note_lock(void)
+{
+    pthread_mutex_t *lock = planned_in && is_spoiled ? &planned_in->pool->arena.plan_lock : NULL;
+    if (!lock)
+        return;
+    if (pthread_mutex_trylock(lock) == 0)
+        pthread_mutex_unlock(lock);
+    else
+        calls_under_lock++;
+}
+
+static CUresult CUDAAPI look_for_a_capture(CUstream stream, CUstreamCaptureStatus *status)
+{
+    note_lock();
+    return simulated->cuStreamIsCapturing(stream, status);
+}
+
+static CUresult CUDAAPI record_or_not(CUevent event, CUstream stream)
+{
+    note_lock();
+    return atomic_load(&refuses_marks) ? CUDA_ERROR_UNKNOWN : simulated->cuEventRecord(event, stream);
+}
+
 static CUresult CUDAAPI synchronize_when_let_go(CUevent event)
 {
     park_at(AT_SYNCHRONIZE);
@@ -139,6 +166,9 @@ static void open_builders(struct world *w, struct setup *setup)
     atomic_store(&strange_waits, 0);
     atomic_store(&keeps_mappings, false);
     atomic_store(&refuses_a_wait, false);
+    atomic_store(&refuses_marks, false);
+    planned_in = NULL;
+    calls_under_lock = 0;
     end_slow_clock();
     world_open_without_pool(w, setup);
     simulated = w->driver;
@@ -150,6 +180,8 @@ static void open_builders(struct world *w, struct setup *setup)
     driver.cuMemSetAccess = allow_or_not;
     driver.cuMemUnmap = unmap_or_not;
     driver.cuStreamWaitEvent = wait_by_its_thread;
+    driver.cuStreamIsCapturing = look_for_a_capture;
+    driver.cuEventRecord = record_or_not;
     setup->pool.driver = &driver;
     must_work(vpmm_pool_create(&setup->pool, &w->pool));
 }
@@ -623,7 +655,6 @@ static struct spoiler {
     CUdeviceptr held;
     unsigned times, lines; /* that it takes them, and that it stands in line for them */
 } spoiler;
-static _Thread_local bool is_spoiled; /* the calling thread's plans are */
 
 static void *spoil(void *unused)
 {
@@ -686,6 +717,7 @@ static void *free_it(void *freed)
 {
     const struct freed *f = freed;
     give(f->w, f->page, f->stream);
+    atomic_store(&refuses_marks, false);
     return NULL;
 }
 
@@ -767,6 +799,46 @@ Test(builders, what_the_last_plan_does_not_need_is_free, .timeout = 60)
     close_builders(&w);
 }
 
+/* Free pieces of handles that are in use are met before whole handles, and cannot move. */
+Test(builders, what_the_last_plan_is_made_of_can_move, .timeout = 60)
+{
+    enum { HANDLE = 16, BROKEN = 12, WHOLE = 4, WANTED = 3 * HANDLE + 8 };
+    struct world w;
+    struct setup setup = setup_default();
+    CUdeviceptr broken[BROKEN], whole[WHOLE], rest[BROKEN], wall[WHOLE];
+    setup.pool.extent_size = HANDLE * PAGE;
+    setup.pool.cache_bytes = 0;
+    open_builders(&w, &setup);
+    CUstream s = world_stream(&w);
+    for (int i = 0; i < BROKEN; i++) {
+        give(&w, take(&w, HANDLE, s), s);
+        rest[i] = take(&w, 1, s);
+        broken[i] = take(&w, HANDLE - 1, s);
+    }
+    for (int i = 0; i < WHOLE; i++) {
+        whole[i] = take(&w, HANDLE, s);
+        wall[i] = take(&w, 1, s);
+    }
+    for (int i = 0; i < BROKEN; i++)
+        give(&w, broken[i], s);
+    for (int i = 0; i < WHOLE; i++)
+        give(&w, whole[i], s);
+    uint64_t mapped = stats_of(&w).mapped_bytes, moved = stats_of(&w).extents_remapped;
+    start_spoiler(&w, s, HANDLE);
+    CUdeviceptr p = take(&w, WANTED, s);
+    end_spoiler();
+    cr_expect(spoiler.times > 2 && spoiler.lines > 0, "%u plans were to be spoiled", spoiler.times);
+    cr_expect_eq(stats_of(&w).extents_remapped - moved, WHOLE);
+    cr_expect_leq(stats_of(&w).mapped_bytes - mapped, HANDLE * PAGE, "%llu more",
+                  (unsigned long long)(stats_of(&w).mapped_bytes - mapped) / PAGE);
+    give(&w, p, s);
+    for (int i = 0; i < BROKEN; i++)
+        give(&w, rest[i], s);
+    for (int i = 0; i < WHOLE; i++)
+        give(&w, wall[i], s);
+    close_builders(&w);
+}
+
 /* What is freed after the plan has seen what is free, and before it is claimed, is found as well. */
 Test(builders, who_creates_takes_what_was_freed_behind_its_plan, .timeout = 60)
 {
@@ -781,6 +853,39 @@ Test(builders, who_creates_takes_what_was_freed_behind_its_plan, .timeout = 60)
     cr_expect_eq(stats_of(&w).mapped_bytes / PAGE, PAGES + 1);
     give(&w, q, s);
     give(&w, wall, s);
+    close_builders(&w);
+}
+
+/* The same, where what is freed has no mark yet: nobody asks the driver while the others wait for the plan lock. */
+Test(builders, who_plans_looks_at_what_others_free_without_the_driver, .timeout = 60)
+{
+    enum { FREE = 4 };
+    struct world w;
+    struct setup setup = setup_default();
+    CUdeviceptr page[FREE], wall[FREE];
+    setup.pool.reuse = VPMM_REUSE_WAIT_DEVICE;
+    CUstream s = open_pages(&w, &setup), t = world_stream(&w);
+    CUdeviceptr p = take(&w, FREE, t), behind = take(&w, 1, t);
+    for (int i = 0; i < FREE; i++) {
+        page[i] = take(&w, 1, s);
+        wall[i] = take(&w, 1, s);
+    }
+    for (int i = 0; i < FREE; i++)
+        give(&w, page[i], s);
+    keep_busy(&w, t);
+    start_spoiler(&w, s, 1);
+    planned_in = &w;
+    atomic_store(&refuses_marks, true);
+    freed_next = (struct freed){&w, p, t};
+    p = take(&w, FREE, s);
+    end_spoiler();
+    cr_expect(spoiler.times > 0 && freed_next.page == 0, "no plan was spoiled");
+    cr_expect_eq(calls_under_lock, 0, "the driver was called %u times under the plan lock", calls_under_lock);
+    cr_expect(stats_of(&w).hits_waited == 1 && stats_of(&w).mapped_bytes / PAGE == 3 * FREE + 1);
+    give(&w, p, s);
+    give(&w, behind, t);
+    for (int i = 0; i < FREE; i++)
+        give(&w, wall[i], s);
     close_builders(&w);
 }
 
