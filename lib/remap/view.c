@@ -299,20 +299,26 @@ static void visit_free_regions(bool every_bin, struct collector *collector)
     }
 }
 
-/* What a plan can make of a kept region: all of it where it serves as it is, else the handles that lie wholly in it. */
-static uint64_t useful_pages(const struct collector *collector, const struct region *region)
+/*
+ * What a plan can make of so many pages from `page` on, which are free as far as was seen: all where they serve as they
+ * lie, else the handles that lie wholly in them.
+ */
+static uint64_t useful_pages(const struct collector *collector, uint64_t page, uint64_t pages)
 {
-    uint64_t end = region->first + region->units, pages = 0, next;
-    if (region->units >= collector->wanted || collector->arena->is_graph)
-        return region->units;
-    for (uint64_t page = region->first; page < end; page = next) {
+    uint64_t begin = page, end = page + pages, useful = 0;
+    if (pages >= collector->wanted || collector->arena->is_graph)
+        return pages;
+    while (page < end) {
         const struct extent *extent = unit_extent(unit_at(&collector->arena->space.units, page));
-        uint64_t first = load_relaxed_u64(&extent->page);
-        next = first + extent->pages;
-        if (first >= region->first && next <= end)
-            pages += extent->pages;
+        uint64_t first = extent ? load_relaxed_u64(&extent->page) : 0;
+        uint64_t next = extent ? first + extent->pages : 0;
+        if (next <= page) /* it has changed since it was seen, as in add_extents */
+            break;
+        if (first >= begin && next <= end)
+            useful += extent->pages;
+        page = next;
     }
-    return pages;
+    return useful;
 }
 
 static bool has_enough(const struct collector *collector)
@@ -320,6 +326,7 @@ static bool has_enough(const struct collector *collector)
     return collector->kept >= collector->enough || collector->view->out_of_memory;
 }
 
+/* What is of no use is left to others, but where all is to be kept: a run of it can be extended. */
 static bool keep_region(const struct seen_region *found, void *data)
 {
     struct collector *collector = data;
@@ -328,10 +335,12 @@ static bool keep_region(const struct seen_region *found, void *data)
     struct region region;
     if (has_enough(collector))
         return false;
+    uint64_t useful = useful_pages(collector, seen.page, seen.pages);
     view->out_of_memory = !view_may_keep(view, 1);
-    if (!view->out_of_memory && seen.pages && claim_member(view, &seen, collector->arena, &region)) {
+    if (!view->out_of_memory && seen.pages && (useful || collector->enough == UINT64_MAX) &&
+        claim_member(view, &seen, collector->arena, &region)) {
         view_keep(view, region);
-        collector->kept += useful_pages(collector, &region);
+        collector->kept += useful;
     }
     return !has_enough(collector);
 }
@@ -349,7 +358,7 @@ bool view_keep_what_is_free(struct view *view, struct arena *arena, const struct
                                   .enough = enough};
     view->out_of_memory = false;
     for (size_t i = 0; i < view->keeps; i++)
-        collector.kept += view->kept[i].units ? useful_pages(&collector, &view->kept[i]) : 0;
+        collector.kept += useful_pages(&collector, view->kept[i].first, view->kept[i].units);
     for (uint64_t least = wanted; least && !has_enough(&collector); least = least > 1 ? (least - 1) / SHORTER + 1 : 0) {
         collector.least = least;
         visit_free_regions(every_bin && least == 1, &collector);

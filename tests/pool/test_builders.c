@@ -654,6 +654,7 @@ static struct spoiler {
     size_t pages; /* that it takes */
     CUdeviceptr held;
     unsigned times, lines; /* that it takes them, and that it stands in line for them */
+    uint64_t others;       /* free regions that it then finds too short, the first time */
 } spoiler;
 
 static void *spoil(void *unused)
@@ -672,6 +673,15 @@ static void *spoil(void *unused)
     return unused;
 }
 
+static uint64_t free_regions(const struct world *w)
+{
+    const struct arena *arena = &w->pool->arena;
+    uint64_t regions = hints_count(&arena->space.passed);
+    for (uint32_t slot = 1; slot < atomic_load(&arena->streams.slots); slot++)
+        regions += hints_count(&stream_at(&arena->streams, slot)->free[SPACE_PAGES]);
+    return regions;
+}
+
 static void make_spoiler(enum wish wish)
 {
     if (!is_spoiled)
@@ -682,7 +692,8 @@ static void make_spoiler(enum wish wish)
         clock_yield();
         in_line = atomic_load(&spoiler.w->pool->arena.space.await.waiting);
     }
-    spoiler.lines += in_line && wish == TAKE;
+    if (in_line && wish == TAKE && !spoiler.lines++)
+        spoiler.others = free_regions(spoiler.w);
 }
 
 static void start_spoiler(struct world *w, CUstream stream, size_t pages)
@@ -828,6 +839,8 @@ Test(builders, what_the_last_plan_is_made_of_can_move, .timeout = 60)
     CUdeviceptr p = take(&w, WANTED, s);
     end_spoiler();
     cr_expect(spoiler.times > 2 && spoiler.lines > 0, "%u plans were to be spoiled", spoiler.times);
+    cr_expect_geq(spoiler.others, BROKEN - 1, "%llu pieces were left to others, where a plan has kept one to extend it",
+                  (unsigned long long)spoiler.others);
     cr_expect_eq(stats_of(&w).extents_remapped - moved, WHOLE);
     cr_expect_leq(stats_of(&w).mapped_bytes - mapped, HANDLE * PAGE, "%llu more",
                   (unsigned long long)(stats_of(&w).mapped_bytes - mapped) / PAGE);
