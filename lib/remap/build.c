@@ -336,7 +336,8 @@ static bool ask_what_has_passed(struct build *build)
  * Takes a region that others have freed since the plan and that serves in place of new memory, if there is one: then
  * the build is given up. A build of 7 GiB takes 3 ms, in which the thread before it may be done with as much. After
  * four passes of llama_four_threads by four threads on H200s the pool held 1.11 and 1.15 times what was in use (means
- * of 26 and 20 runs, of which three were above 1.3), and without this 1.18 (of 22, seven).
+ * of 26 and 20 runs, of which three were above 1.3), and without this 1.18 (of 22, seven), while find_or_claim's last
+ * plan was another.
  *
  * Not more often in turn than AT_MOST, with nothing made in between: where each build is overtaken the pool needs what
  * they make, and each malloc would pay for a build, and for its end, for ever.
@@ -960,8 +961,8 @@ static enum region_source source_of(const struct build *build, struct fence fenc
 /*
  * Under the plan lock, until it has something or there is nothing to be had. Other threads spoil plans by taking what
  * was seen free; each thereby makes progress. What is free by now comes first. The last plan nobody can spoil. (After
- * four passes of llama_four_threads by four threads on an H200 the pool held 1.10 times what was in use, never more than
- * 1.15 in 44 runs. Where eight plans came first, and the last was made of what they had kept, which was a quarter of
+ * four passes of llama_four_threads by four threads on H200s the pool held 1.10 times what was in use, never more than
+ * 1.16 in 100 runs. Where eight plans came first, and the last was made of what they had kept, which was a quarter of
  * what was free, it was 1.14 to 1.20, with a tenth to a quarter of the runs above 1.3; where the last was of new memory
  * alone, 1.27 to 1.40.)
  */
