@@ -869,8 +869,8 @@ Test(builders, who_creates_takes_what_was_freed_behind_its_plan, .timeout = 60)
     close_builders(&w);
 }
 
-/* The same, where what is freed has no mark yet: nobody asks the driver while the others wait for the plan lock. */
-Test(builders, who_plans_looks_at_what_others_free_without_the_driver, .timeout = 60)
+/* Plans are spoiled, and another stream frees what serves, behind its work, before it is looked for again. */
+static void spoil_and_free_elsewhere(bool is_marked)
 {
     enum { FREE = 4 };
     struct world w;
@@ -888,38 +888,7 @@ Test(builders, who_plans_looks_at_what_others_free_without_the_driver, .timeout 
     keep_busy(&w, t);
     start_spoiler(&w, s, 1);
     planned_in = &w;
-    atomic_store(&refuses_marks, true);
-    freed_next = (struct freed){&w, p, t};
-    p = take(&w, FREE, s);
-    end_spoiler();
-    cr_expect(spoiler.times > 0 && freed_next.page == 0, "no plan was spoiled");
-    cr_expect_eq(calls_under_lock, 0, "the driver was called %u times under the plan lock", calls_under_lock);
-    cr_expect(stats_of(&w).hits_waited == 1 && stats_of(&w).mapped_bytes / PAGE == 3 * FREE + 1);
-    give(&w, p, s);
-    give(&w, behind, t);
-    for (int i = 0; i < FREE; i++)
-        give(&w, wall[i], s);
-    close_builders(&w);
-}
-
-/* As plans are spoiled, what another stream frees meanwhile is waited for before the next is made. */
-Test(builders, who_plans_again_waits_for_what_another_stream_has_freed, .timeout = 60)
-{
-    enum { FREE = 4 };
-    struct world w;
-    struct setup setup = setup_default();
-    CUdeviceptr page[FREE], wall[FREE];
-    setup.pool.reuse = VPMM_REUSE_WAIT_DEVICE;
-    CUstream s = open_pages(&w, &setup), t = world_stream(&w);
-    CUdeviceptr p = take(&w, FREE, t), behind = take(&w, 1, t);
-    for (int i = 0; i < FREE; i++) {
-        page[i] = take(&w, 1, s);
-        wall[i] = take(&w, 1, s);
-    }
-    for (int i = 0; i < FREE; i++)
-        give(&w, page[i], s);
-    keep_busy(&w, t);
-    start_spoiler(&w, s, 1);
+    atomic_store(&refuses_marks, !is_marked);
     freed_next = (struct freed){&w, p, t};
     p = take(&w, FREE, s);
     end_spoiler();
@@ -931,6 +900,18 @@ Test(builders, who_plans_again_waits_for_what_another_stream_has_freed, .timeout
     for (int i = 0; i < FREE; i++)
         give(&w, wall[i], s);
     close_builders(&w);
+}
+
+Test(builders, who_plans_again_waits_for_what_another_stream_has_freed, .timeout = 60)
+{
+    spoil_and_free_elsewhere(true);
+}
+
+/* Nor does anybody ask the driver about a mark while others wait for the plan lock. */
+Test(builders, who_plans_looks_at_what_others_free_without_the_driver, .timeout = 60)
+{
+    spoil_and_free_elsewhere(false);
+    cr_expect_eq(calls_under_lock, 0, "the driver was called %u times under the plan lock", calls_under_lock);
 }
 
 /* What was found may be more than is asked for: others have the rest before the build is undone. */
