@@ -9,9 +9,9 @@
  *          in the next view beside what is free, where its claim cannot fail; what has become free beside it may be one
  *          run with it by then, which fits. So each plan has less to lose than the one before it. (Beside fifteen
  *          threads on an H200 plans for 3.6 GiB were spoiled eight times in a row, for 3 ms, and then new memory was
- *          made beside enough that was free.) After two plans what is free is kept as it is met: claimed right after the
- *          look, and not after a look at all of it and a plan, 10 us and more later. The third plan is made of what is
- *          kept alone. None is kept when the plan lock is let go
+ *          made beside enough that was free.) After two plans what is free is kept as it is met: claimed right after
+ *          the look, and not after a look at all of it and a plan, 10 us and more later. The third plan is made of what
+ *          is kept alone. None is kept when the plan lock is let go
  */
 #ifndef VPMM_LIB_VIEW_H
 #define VPMM_LIB_VIEW_H
@@ -78,8 +78,8 @@ void view_keep(struct view *, struct region);
 
 /*
  * Keeps what is free and in reach, each region as it is met, first those of `wanted` pages and more, then ever shorter
- * ones, until `enough` pages are kept that serve as they lie or in handles that can move. What has none of these is left
- * to others, but for UINT64_MAX, all. `every_bin` as above, for the shortest. false: no host memory.
+ * ones, until `enough` pages are kept that serve as they lie or in handles that can move. What has none of these is
+ * left to others; UINT64_MAX: everything is kept. `every_bin` as above, for the shortest. false: no host memory.
  */
 bool view_keep_what_is_free(struct view *, struct arena *, const struct stream *, enum view_reach, bool every_bin,
                             uint64_t wanted, uint64_t enough);
