@@ -43,8 +43,8 @@ static inline void clock_sleep_us(long us)
 }
 
 /*
- * For a few microseconds. A thread of the program's has a timer slack of 50 us: a sleep of 5 would be one of 55. Nor does
- * it yield: who gives up its core on a host without an idle one may have it back after some milliseconds.
+ * For a few microseconds. A thread of the program's has a timer slack of 50 us: a sleep of 5 would be one of 55. Nor
+ * does it yield: who gives up its core on a host without an idle one may have it back after some milliseconds.
  */
 static inline void clock_spin_ns(uint64_t ns)
 {

@@ -117,24 +117,33 @@ static uint32_t cut_off(uint64_t pages)
     return pages > UINT32_MAX ? UINT32_MAX : (uint32_t)pages;
 }
 
+/* The next extent from *page on that lies wholly in [begin, end), of free pages as they were seen. NULL: none. */
+static const struct extent *next_whole_extent(const struct units *units, uint64_t begin, uint64_t end, uint64_t *page)
+{
+    while (*page < end) {
+        const struct extent *extent = unit_extent(unit_at(units, *page));
+        if (!extent) /* they were handed out, freed and built over since: their claim will fail */
+            break;
+        uint64_t first = load_relaxed_u64(&extent->page), next = first + extent->pages;
+        if (next <= *page)
+            break;
+        *page = next;
+        if (first >= begin && next <= end)
+            return extent;
+    }
+    return NULL;
+}
+
 /* The extents that lie wholly inside the run, and may move. */
 static bool add_extents(struct view *view, const struct arena *arena, struct policy_run *run, uint32_t index)
 {
-    uint64_t end = run->page + run->pages;
+    uint64_t page = run->page, end = arena->is_graph ? page : page + run->pages;
+    const struct extent *extent;
     run->first_extent = (uint32_t)view->extents;
-    for (uint64_t page = run->page; page < end && !arena->is_graph;) {
-        const struct extent *extent = unit_extent(unit_at(&arena->space.units, page));
-        if (!extent) /* the run was handed out, freed and built over since it was seen: its claim will fail */
-            break;
-        uint64_t first = load_relaxed_u64(&extent->page);
-        if (first + extent->pages <= page)
-            break;
-        if (first >= run->page && first + extent->pages <= end) {
-            if (!room((void **)&view->extent, &view->extent_capacity, view->extents, sizeof *view->extent))
-                return false;
-            view->extent[view->extents++] = (struct policy_extent){first, extent->pages, index};
-        }
-        page = first + extent->pages;
+    while ((extent = next_whole_extent(&arena->space.units, run->page, end, &page))) {
+        if (!room((void **)&view->extent, &view->extent_capacity, view->extents, sizeof *view->extent))
+            return false;
+        view->extent[view->extents++] = (struct policy_extent){page - extent->pages, extent->pages, index};
     }
     run->extents = (uint32_t)view->extents - run->first_extent;
     return true;
@@ -306,18 +315,11 @@ static void visit_free_regions(bool every_bin, struct collector *collector)
 static uint64_t useful_pages(const struct collector *collector, uint64_t page, uint64_t pages)
 {
     uint64_t begin = page, end = page + pages, useful = 0;
+    const struct extent *extent;
     if (pages >= collector->wanted || collector->arena->is_graph)
         return pages;
-    while (page < end) {
-        const struct extent *extent = unit_extent(unit_at(&collector->arena->space.units, page));
-        uint64_t first = extent ? load_relaxed_u64(&extent->page) : 0;
-        uint64_t next = extent ? first + extent->pages : 0;
-        if (next <= page) /* it has changed since it was seen, as in add_extents */
-            break;
-        if (first >= begin && next <= end)
-            useful += extent->pages;
-        page = next;
-    }
+    while ((extent = next_whole_extent(&collector->arena->space.units, begin, end, &page)))
+        useful += extent->pages;
     return useful;
 }
 
