@@ -163,3 +163,33 @@ Test(walkthrough, moved_pages_are_not_copied)
     give(&w, eleven, s);
     world_close(&w);
 }
+
+/* What is free reaches from the middle of one handle to the middle of the next but one: that between them moves. */
+Test(walkthrough, handles_that_are_in_use_in_part_stay)
+{
+    enum { HANDLE = 4, HANDLES = 3, ENDS = HANDLE / 2, BETWEEN = HANDLES * HANDLE - 2 * ENDS, WANTED = 3 * HANDLE };
+    struct setup setup = setup_default();
+    setup.pool.extent_size = HANDLE * PAGE;
+    struct world w;
+    world_open(&w, &setup);
+    CUstream s = world_stream(&w);
+    give(&w, take(&w, HANDLES * HANDLE, s), s);
+    CUdeviceptr before = take(&w, ENDS, s), between = take(&w, BETWEEN, s), after = take(&w, ENDS, s);
+    cr_assert(between == before + ENDS * PAGE && after == between + BETWEEN * PAGE, "%s", layout(&w));
+    fill(&w, before, ENDS, 0x0b0b0b0b, s);
+    fill(&w, after, ENDS, 0x0a0a0a0a, s);
+    give(&w, between, s);
+    CUdeviceptr p = take(&w, WANTED, s);
+    fill(&w, p, WANTED, 0x0d0d0d0d, s);
+    cr_expect_eq(stats_of(&w).extents_remapped, 1);
+    cr_expect_eq(stats_of(&w).pages_created, HANDLES * HANDLE + WANTED - HANDLE);
+    expect_later(&w, before, ENDS, 0x0b0b0b0b, s);
+    expect_later(&w, after, ENDS, 0x0a0a0a0a, s);
+    expect_later(&w, p, WANTED, 0x0d0d0d0d, s);
+    give(&w, before, s);
+    give(&w, after, s);
+    give(&w, p, s);
+    world_drain(&w);
+    world_audit(&w);
+    world_close(&w);
+}
