@@ -10,8 +10,9 @@ enum region_source find_free(struct space *space, struct stream *stream, struct 
         source = region_join(space, stream, units, region);
     if (source == REGION_NONE && region_take_part(space, stream, units, region))
         source = REGION_COMPLETED;
-    if (source == REGION_NONE && may_wait)
-        source = region_take_waiting(space, stream, want, every_bin, region);
+    if (source == REGION_NONE && may_wait &&
+        region_take_freed_elsewhere(space, stream, want, every_bin, fence_waitable, region))
+        source = REGION_WAITED;
     return source;
 }
 

@@ -3,11 +3,11 @@
  * mappings, in either space.
  *
  *   2 own stream, 3 completed   a region that the stream may use without waiting
- *   4 waited                    a region that another stream has freed, and a wait for it
+ *   4 waited                    a region that another stream has freed, and that is yet to be waited for
  *
  * Each function returns a region in the caller's hands, which may be longer than the want, and where it comes from;
- * REGION_NONE: there is none. The thread is one of the stream's users. Tiers 2 and 3 are lock-free; what tier 4 waits
- * for is the setting's (vpmm_reuse).
+ * REGION_NONE: there is none. REGION_WAITED: the caller is to wait for it by region_await, with nothing else in hand
+ * that others may want. The thread is one of the stream's users. Lock-free.
  */
 #ifndef VPMM_LIB_FIND_H
 #define VPMM_LIB_FIND_H

@@ -45,7 +45,10 @@ static struct found_piece cut_as_piece(struct arena *arena, struct region region
 static bool find_subpages(struct arena *arena, struct want want, struct stream *stream, bool may_wait,
                           struct found_piece *found)
 {
-    return find_thoroughly(&arena->cut, stream, want, may_wait, &found->region) != REGION_NONE;
+    enum region_source source = find_thoroughly(&arena->cut, stream, want, may_wait, &found->region);
+    if (source == REGION_WAITED)
+        source = region_await(&arena->cut, stream, found->region);
+    return source != REGION_NONE;
 }
 
 /* Free pages that the stream may use without waiting, cut. */

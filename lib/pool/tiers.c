@@ -187,11 +187,11 @@ static bool await_turn(struct arena *arena, const struct turn_request *request, 
 }
 
 /*
- * Tiers 2 to 5. Where another thread builds, tier 4 comes before the queue: it waits for no turn and no lock of the
- * queue's, and who waits on the host for the memory that it has found keeps nobody behind it from building.
+ * Tiers 2 to 5; what is REGION_WAITED is yet to be waited for. Where another thread builds, tier 4 comes before the
+ * queue: it waits for no turn and no lock of the queue's.
  */
-static vpmm_status find_or_build(struct arena *arena, const struct turn_request *request, struct build_limits *limits,
-                                 struct turn_answer *answer)
+static vpmm_status find_or_take_turn(struct arena *arena, const struct turn_request *request,
+                                     struct build_limits *limits, struct turn_answer *answer)
 {
     struct turn *turn = &arena->turn;
     struct turn_place place;
@@ -201,11 +201,12 @@ static vpmm_status find_or_build(struct arena *arena, const struct turn_request 
     if (!limits->since_ns)
         limits->since_ns = clock_now_ns();
     bool has_turn = turn_try(turn, &place);
-    if (!has_turn && limits->may_wait)
-        answer->source = region_take_waiting(&arena->space, request->stream, (struct want){request->pages, 1}, false,
-                                             &answer->region);
-    if (answer->source != REGION_NONE)
+    if (!has_turn && limits->may_wait &&
+        region_take_freed_elsewhere(&arena->space, request->stream, (struct want){request->pages, 1}, false,
+                                    fence_waitable, &answer->region)) {
+        answer->source = REGION_WAITED;
         return VPMM_SUCCESS;
+    }
     if (!has_turn && await_turn(arena, request, &place, answer)) {
         keep_what_was_asked_for(arena, request->pages, &answer->region);
         return VPMM_SUCCESS;
@@ -216,6 +217,29 @@ static vpmm_status find_or_build(struct arena *arena, const struct turn_request 
     if (status == VPMM_SUCCESS)
         keep_what_was_asked_for(arena, request->pages, &answer->region);
     turn_leave(turn, &place);
+    return status;
+}
+
+/*
+ * Tiers 2 to 5. Who waits on the host for what tier 4 has found has neither the turn nor a place in the queue: it keeps
+ * nobody from building. What cannot be waited for is free again: then nothing more of that kind is looked for.
+ */
+static vpmm_status find_or_build(struct arena *arena, const struct turn_request *request, struct build_limits *limits,
+                                 struct turn_answer *answer)
+{
+    bool may_wait = limits->may_wait;
+    vpmm_status status;
+    for (;;) { /* once, or twice */
+        status = find_or_take_turn(arena, request, limits, answer);
+        if (status != VPMM_SUCCESS || answer->source != REGION_WAITED)
+            break;
+        vpmm_assert(limits->may_wait);
+        answer->source = region_await(&arena->space, request->stream, answer->region);
+        if (answer->source != REGION_NONE)
+            break;
+        limits->may_wait = false;
+    }
+    limits->may_wait = may_wait;
     return status;
 }
 

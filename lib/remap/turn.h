@@ -41,8 +41,9 @@
  * The turn is an order, no exclusion: all that a build shares with others is claimed by exchange or under the plan
  * lock, so builds may also run side by side. This bounds what a builder that the kernel has preempted costs the others:
  * a thread that has seen the same holder for TURN_PATIENCE_NS builds beside it, and from then on nobody who comes waits
- * for that holder. A build of any size ends sooner than that, but one whose policy waits for the GPU on the host, or
- * that has to stand in line beside who calls the driver for long (driver/burst.h).
+ * for that holder. A build of any size ends sooner than that, but one that moves memory for which its thread has to
+ * wait on the host first (before a request fails, with VPMM_REUSE=host), or that has to stand in line beside who calls
+ * the driver for long (driver/burst.h). What tier 4 waits for is waited for without the turn.
  *
  * Progress. The lock guards the queue alone: nobody calls the driver, waits or publishes under it. Neither hits nor
  * tiers 1 to 3 take it; tier 4 tries to, and waits for it only to give back a turn that it had. A queue of places on

@@ -491,7 +491,7 @@ bool region_may_wait(const struct space *space, const struct stream *stream, uin
     return find_freed_elsewhere(space, stream, (struct want){units, 1}, false, fence_seems_waitable).units > 0;
 }
 
-static bool take_freed_elsewhere(struct space *space, const struct stream *stream, struct want want, bool every_bin,
+bool region_take_freed_elsewhere(struct space *space, const struct stream *stream, struct want want, bool every_bin,
                                  bool (*waitable)(const struct streams *, struct fence), struct region *region)
 {
     struct seen_region best;
@@ -506,12 +506,6 @@ static bool take_freed_elsewhere(struct space *space, const struct stream *strea
     return true;
 }
 
-bool region_take_freed_elsewhere(struct space *space, const struct stream *stream, struct want want,
-                                 struct region *region)
-{
-    return take_freed_elsewhere(space, stream, want, false, fence_seems_waitable, region);
-}
-
 enum region_source region_await(struct space *space, struct stream *stream, struct region region)
 {
     bool passed = fence_passed(space->streams, region.fence);
@@ -523,14 +517,6 @@ enum region_source region_await(struct space *space, struct stream *stream, stru
         return REGION_NONE;
     }
     return passed ? REGION_COMPLETED : REGION_WAITED;
-}
-
-enum region_source region_take_waiting(struct space *space, struct stream *stream, struct want want, bool every_bin,
-                                       struct region *region)
-{
-    if (!take_freed_elsewhere(space, stream, want, every_bin, fence_waitable, region))
-        return REGION_NONE;
-    return region_await(space, stream, *region);
 }
 
 /* ---- handing out and taking back ---- */

@@ -53,20 +53,19 @@ struct region region_take_out(struct space *, struct region, uint64_t first, uin
 bool region_take_part(struct space *, struct stream *, uint64_t units, struct region *);
 
 /*
- * The best fit among what other streams have freed and, as it seems, can be waited for: it is the caller's, who is to
- * wait for its fence. What lies before the want's place is kept, and what lies behind it is free. Makes no call of the
- * driver, as is due under a lock: so the wait may be refused.
+ * The best fit among what other streams have freed and can be waited for: as the driver says (fence_waitable), or as it
+ * seems without a call of it, as is due under a lock (fence_seems_waitable). It is the caller's, who is to wait for its
+ * fence by region_await. What lies before the want's place is kept, and what lies behind it is free.
  */
-bool region_take_freed_elsewhere(struct space *, const struct stream *, struct want, struct region *);
+bool region_take_freed_elsewhere(struct space *, const struct stream *, struct want, bool every_bin,
+                                 bool (*waitable)(const struct streams *, struct fence), struct region *);
 
 /*
  * A wait for the fence of such a region: of the stream on the device, or of the calling thread, as the setting is
  * (vpmm_reuse). REGION_COMPLETED: it had passed meanwhile. REGION_NONE: it cannot be waited for, and is free again.
+ * The thread may stand still in it for as long as the GPU works: others must not wait for it then.
  */
 enum region_source region_await(struct space *, struct stream *, struct region);
-
-/* Both, of what the driver says can be waited for. */
-enum region_source region_take_waiting(struct space *, struct stream *, struct want, bool every_bin, struct region *);
 
 /* Whether there seems to be such a region. Makes no call of the driver. */
 bool region_may_wait(const struct space *, const struct stream *, uint64_t units);
