@@ -94,7 +94,7 @@ struct arena {
     _Atomic(uint64_t) built_pages; /* mapped by builds since the last of these: */
     _Atomic(uint32_t) rebuilds;    /* of 1/64 of the pool: no cache is in a steady state after one (front.h) */
     _Atomic(uint32_t) builders;    /* threads between a claim and the end of commit or unwind */
-    _Atomic(uint32_t) overtaken;   /* builds that were, since one last made new memory (build.c); a hint */
+    _Atomic(uint32_t) overtaken;   /* builds that were, since one last made new memory (lookout.c); a hint */
     struct bell bell;              /* the reaper's */
 
     pthread_mutex_t event_lock; /* asking about events, publishing completed; after the pass lock if both are taken */

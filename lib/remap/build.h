@@ -1,22 +1,13 @@
 /*
  * build.h - making a free region where there is none: extend, harvest, create.
  *
- *   plan     under the plan lock: the policy is shown what is free, and says what to map where
- *   claim    under the plan lock: the plan's free regions by exchange, its hole by carving, its new pages from the
- *            budget. What of a claimed region is not moved is published again at once. Where one has changed meanwhile
- *            the others are kept for the next plan (view.h)
- *   map      without the plan lock: create the new handles, map everything, a cuMemSetAccess for each MAPPINGS_A_CALL
- *            of them. A build that makes new memory looks before each handle that it creates, and before and after each
- *            call for access, for a region that others have freed meanwhile and that serves its request: then it is
- *            overtaken, and unwinds
- *   commit   no call left that can fail: extents learn their new place, old addresses become zombies
- *   unwind   on any failure, or where it is overtaken: unmap what was mapped (an unmap that the driver refuses leaves a
- *            zombie, never a hole), release what was created, put the hole back, publish the claimed regions behind a
- *            fence no earlier.
- *            The budget comes back with the memory: what the driver has not taken stays quarantined (zombie.h)
+ *   plan       under the plan lock: the policy is shown what is free (view.h), and says what to map where (policy.h)
+ *   claim      under the plan lock: what the plan needs, by exchange (claim.h). Where a region has changed meanwhile
+ *              the others are kept for the next plan (view.h)
+ *   carry out  without the plan lock: the driver is called, and the claim is committed or undone (carry_out.h)
  *
- * Memory of several fences, all usable by the stream, comes out behind the latest of them; memory that the stream was
- * made to wait for comes out behind a new fence of the stream.
+ * A plan that finds no hole has a chunk of address space reserved, and another is made (chunk.h). What others have
+ * freed and serves as it is comes before each plan, and during the driver calls (lookout.h).
  */
 #ifndef VPMM_LIB_BUILD_H
 #define VPMM_LIB_BUILD_H

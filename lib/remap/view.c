@@ -241,6 +241,15 @@ void view_keep(struct view *view, struct region region)
     view->kept[view->keeps++] = region;
 }
 
+bool view_claim_and_keep(struct view *view, struct arena *arena, uint32_t run)
+{
+    struct region region;
+    bool whole = view_claim_run(view, arena, run, &region);
+    if (region.units)
+        view_keep(view, region);
+    return whole;
+}
+
 void view_let_go(struct view *view, struct arena *arena)
 {
     for (size_t i = 0; i < view->keeps; i++)

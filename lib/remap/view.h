@@ -76,6 +76,9 @@ bool view_claim_run(struct view *, struct arena *, uint32_t run, struct region *
 bool view_may_keep(struct view *, size_t regions);
 void view_keep(struct view *, struct region);
 
+/* Both: as much of a run as is still there is kept. False: some of it has changed. */
+bool view_claim_and_keep(struct view *, struct arena *, uint32_t run);
+
 /*
  * Keeps what is free and in reach, each region as it is met, first those of `wanted` pages and more, then ever shorter
  * ones, until `enough` pages are kept that serve as they lie or in handles that can move. What has none of these is
