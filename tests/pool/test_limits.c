@@ -763,25 +763,29 @@ Test(limits, pages_that_are_too_long_are_not_cut)
     refused_setting(&setup, VPMM_ERROR_NOT_SUPPORTED, "not of this size");
 }
 
-/* Creating all is cheaper than waiting for ten pages; that refused, both together do, with each piece that was created,
-   and the host waits for nothing. */
+/*
+ * Where streams do not wait for one another before a request fails, all of it is created. That refused, the ten pages
+ * that the stream can wait for do, with as many as the device gave, and the host waits for nothing.
+ */
 Test(limits, all_that_a_full_device_gave_is_built_with)
 {
     enum { SINGLES = 20 };
     struct setup setup = setup_default();
     setup.sim.memory_bytes = 32 * PAGE;
     setup.pool.extent_size = 4 * PAGE;
+    setup.pool.reuse = VPMM_REUSE_COMPLETED;
     struct world w;
     world_open(&w, &setup);
     CUstream s = world_stream(&w), t = world_stream(&w);
     CUdeviceptr p[SINGLES];
     for (int i = 0; i < SINGLES; i++)
         p[i] = take(&w, 1, s);
-    keep_busy(&w, s); /* pages that must be waited for are dearer than new ones, of which there are 12 */
+    keep_busy(&w, s);
     for (int i = 0; i < SINGLES; i += 2)
         give(&w, p[i], s);
-    CUdeviceptr q = take(&w, 18, t);
+    CUdeviceptr q = take(&w, 18, t); /* the device has 12 */
     cr_expect(world_pending(&w, s), "the host has waited");
+    cr_expect_eq(stats_of(&w).unwound_create, 1);
     fill(&w, q, 18, 2, t);
     expect_later(&w, q, 18, 2, t);
     world_audit(&w);

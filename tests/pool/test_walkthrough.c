@@ -193,3 +193,35 @@ Test(walkthrough, handles_that_are_in_use_in_part_stay)
     world_audit(&w);
     world_close(&w);
 }
+
+/* Of a run the two long handles move, and the short one between them stays, free. */
+Test(walkthrough, what_lies_between_handles_that_move_is_free)
+{
+    enum { LONG = 16, SHORT = 4 };
+    static const size_t pages[] = {LONG, SHORT, LONG, 1, LONG, 1};
+    enum { PIECES = sizeof pages / sizeof *pages };
+    struct setup setup = setup_default();
+    setup.pool.extent_size = LONG * PAGE;
+    struct world w;
+    CUdeviceptr piece[PIECES];
+    world_open(&w, &setup);
+    CUstream s = world_stream(&w);
+    for (int i = 0; i < PIECES; i++)
+        piece[i] = take(&w, pages[i], s);
+    for (int i = 0; i < PIECES; i++)
+        if (pages[i] > 1)
+            give(&w, piece[i], s);
+    uint64_t created = stats_of(&w).pages_created;
+    CUdeviceptr p = take(&w, 3 * LONG, s), q = take(&w, SHORT, s);
+    cr_expect_eq(stats_of(&w).extents_remapped, 3);
+    cr_expect_eq(q, piece[1]);
+    cr_expect_eq(stats_of(&w).pages_created, created);
+    give(&w, p, s);
+    give(&w, q, s);
+    for (int i = 0; i < PIECES; i++)
+        if (pages[i] == 1)
+            give(&w, piece[i], s);
+    world_drain(&w);
+    world_audit(&w);
+    world_close(&w);
+}
