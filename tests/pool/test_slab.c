@@ -914,6 +914,21 @@ Test(slab, emptied_slabs_serve_large_requests, .timeout = 120)
     shelf_close(&s);
 }
 
+/* So that it can move by itself when it is empty, also what is made beyond the page that is wanted. */
+Test(slab, a_page_that_is_cut_is_a_handle)
+{
+    needs_simulator();
+    struct setup setup = slab_setup();
+    setup.sim.memory_bytes = (size_t)16 << 30; /* of which other handles may have 16 pages */
+    struct shelf s;
+    shelf_open(&s, &setup, 1, 1 << 15);
+    take_mixed(&s, 128 * MIB);
+    vpmm_stats stats = stats_of(&s.w);
+    cr_expect_gt(stats.pages_created * PAGE, stats.slab_bytes, "no page was made beyond what was wanted");
+    cr_expect_eq(stats.extents_created, stats.pages_created);
+    shelf_close(&s);
+}
+
 /* --- the statistics, and the pool's end --------------------------------------------------------------------------- */
 
 Test(slab, pieces_are_counted)

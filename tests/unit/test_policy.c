@@ -496,6 +496,8 @@ Test(policy, what_the_driver_makes_is_whole_steps)
           {"784 (s8) 8 *8000", NO_CAP, 320, "fresh 800: create 160x2"},
           {"784 (s16) *8000", NO_CAP, 336, "up 0: create 80x4"}, {"*16000", NO_CAP, 12288, "fresh 0: create 384x32"});
     TABLE(16, {"*800", NO_CAP, 100, "fresh 0: create 8 16x6"});
+    /* A limit that is no whole steps is the steps below it, however short the time. */
+    TABLE(20, {"*8000", NO_CAP, 960, "fresh 0: create 16x60"});
     /* Each step created is worth 20 us, as where it is a page. */
     TABLE(0, {"8 (s4) *200 8 (8x3) 8", NO_CAP, 28, "up 0: move 0..2"});
 }
