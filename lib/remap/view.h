@@ -74,9 +74,8 @@ bool view_claim_run(struct view *, struct arena *, uint32_t run, struct region *
 
 /* Before regions are claimed that are to be kept: room for so many more. false: no host memory. */
 bool view_may_keep(struct view *, size_t regions);
-void view_keep(struct view *, struct region);
 
-/* Both: as much of a run as is still there is kept. False: some of it has changed. */
+/* As view_claim_run, but what was taken is kept, last: for which there must be room. */
 bool view_claim_and_keep(struct view *, struct arena *, uint32_t run);
 
 /*
