@@ -42,13 +42,18 @@ static struct found_piece cut_as_piece(struct arena *arena, struct region region
                : (struct found_piece){.region = region, .space = &arena->space};
 }
 
+/* What cannot be waited for is free again, and looked for again; at last only what need not be waited for. */
 static bool find_subpages(struct arena *arena, struct want want, struct stream *stream, bool may_wait,
                           struct found_piece *found)
 {
-    enum region_source source = find_thoroughly(&arena->cut, stream, want, may_wait, &found->region);
-    if (source == REGION_WAITED)
-        source = region_await(&arena->cut, stream, found->region);
-    return source != REGION_NONE;
+    int tries = 0;
+    do {
+        bool waits = may_wait && tries++ < AWAIT_TRIES;
+        enum region_source source = find_thoroughly(&arena->cut, stream, want, waits, &found->region);
+        if (source != REGION_WAITED)
+            return source != REGION_NONE;
+    } while (region_await(&arena->cut, stream, found->region) == REGION_NONE);
+    return true;
 }
 
 /* Free pages that the stream may use without waiting, cut. */

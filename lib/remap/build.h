@@ -32,8 +32,8 @@ struct build_limits {
  * created does not suffice, and after a create that the device refused limits->creatable_pages says how much it gave;
  * the caller says it in words. OUT_OF_ADDRESS_SPACE, DRIVER, HOST_MEMORY; NOT_SUPPORTED: the pool is parked. The
  * message of these is set. The source is REGION_NONE for memory that was built, else what tier 2, 3 or, with may_wait,
- * 4 found: it was freed while the thread waited for the plan lock, or while it built. REGION_WAITED is yet to be waited
- * for by region_await, as the wait may be the host's, and the caller has the turn.
+ * 4 found: it was freed while the thread waited for the plan lock, or while it built. What is REGION_WAITED the caller
+ * waits for by region_await when it has left the turn: the wait may be the host's.
  */
 vpmm_status build_region(struct arena *, struct stream *, uint64_t pages, struct build_limits *, struct region *,
                          enum region_source *);

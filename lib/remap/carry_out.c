@@ -14,10 +14,11 @@
 struct work {
     struct claim *claim;
     struct lookout *lookout;
+    /* Of the driver calls, and of the lookout's questions beside them; while a step's calls are made, less the time
+       when they began. */
+    uint64_t calls_ns;
     struct access_list given; /* the rights that the target has (access.h); no device: none yet */
-    uint64_t calls_ns;  /* of the driver calls and of the lookout's questions beside them; while a step's calls are
-                                 made, less the time when they began */
-    struct burst burst; /* of a step's calls, beside who calls for long */
+    struct burst burst;       /* of a step's calls, beside who calls for long */
 };
 
 /* ---- the steps ---- */

@@ -20,10 +20,11 @@
 #include "remap/lookout.h"
 
 /*
- * The region is in the caller's hands: what was built, or what the lookout has found in its place. Whatever the answer,
- * nothing that was claimed is in hand any more but its records. OUT_OF_MEMORY, and where a create was refused
- * *creatable_pages says how much the device gave; DRIVER. The message is set, but where the request is another thread's
- * (`for_another`) and its stream would have to wait: OUT_OF_MEMORY without one.
+ * On success a region is in the caller's hands: what was built, or what the lookout has found in its place. Else
+ * nothing is. The claim has only its records left (claim_free). OUT_OF_MEMORY, and where a create was refused
+ * *creatable_pages says how much the device gave; DRIVER. The message is set, but where a wait answers OUT_OF_MEMORY:
+ * the request is another thread's (`for_another`), whose stream would have to wait, or what was claimed can no longer
+ * be waited for.
  */
 vpmm_status carry_out(struct claim *, struct lookout *, bool for_another, uint64_t *creatable_pages, struct region *);
 

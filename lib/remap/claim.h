@@ -41,7 +41,10 @@ struct claim {
     double cost_us;     /* of the driver calls, by the policy's cost model */
 };
 
-/* Under the plan lock, for a claim that is zero but for the arena and the stream. False: no host memory. */
+/*
+ * Under the plan lock, for a claim that is zero but for the arena and the stream. False: no host memory. Whatever it
+ * answers, claim_free is due.
+ */
 bool claim_alloc(struct claim *, struct view *, const struct policy_plan *);
 
 /* Under the plan lock. False: a run has changed since it was seen; the view keeps the others. */

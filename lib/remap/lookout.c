@@ -28,7 +28,7 @@ void lookout_begin(struct lookout *lookout, uint64_t made)
 }
 
 /*
- * True: since the claim, or since this was last true, idle memory has grown by half of what the build makes. What
+ * True: since lookout_begin, or since this was last true, idle memory has grown by half of what the build makes. What
  * others take again meanwhile counts against it. Then it is worth a question to the driver whether what was freed has
  * passed.
  */

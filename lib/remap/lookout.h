@@ -19,8 +19,8 @@ struct lookout {
     uint64_t wanted;       /* pages that the request is for */
     bool may_wait;         /* tier 4 serves it too */
     uint64_t published;    /* regions of the pool so far, when one that fits was last looked for */
-    uint64_t made;         /* pages that the plan makes; 0: none, and it is not given up */
-    uint64_t idle_pages;   /* of the pool: mapped and not live, at the beginning or when much had been freed since */
+    uint64_t made;         /* pages of new memory; 0: none, and nothing is looked for meanwhile */
+    uint64_t idle_pages;   /* of the pool: mapped and not live, at lookout_begin or when much had been freed since */
     uint64_t asked_ns;     /* the time that it has asked the driver what has passed */
     struct region found;   /* it serves in place of what is made; units 0: none */
     enum region_source source;

@@ -1,8 +1,8 @@
 /*
  * region.h - free regions: published, merged, found, joined, split, handed out.
  *
- * Every function is lock-free, but for the wait in region_await: it waits for no other thread, and a
- * thread stopped anywhere in it hides at most the regions that it has in its own hands (OWN) from the others.
+ * Every function is lock-free and waits for no other thread; region_await alone waits, for the GPU. A thread that is
+ * stopped in one hides from the others at most the regions that it has in its own hands (OWN).
  *
  * Merging. Two adjacent FREE regions of a chunk merge unless they wait for two different streams; the larger fence
  * counts. (Only what has passed with what has passed: on a GPU that lags 64 events behind, held rises from 1.04 to 1.21

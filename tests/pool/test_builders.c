@@ -4,6 +4,7 @@
  */
 #define _GNU_SOURCE 1
 
+#include "pool/find.h"
 #include "pool/pool.h"
 #include "random.h"
 #include "support.h"
@@ -63,7 +64,7 @@ static atomic_uint allowing;           /* calls for access */
 static atomic_int calls_left;          /* that map or create; at 0 the next is refused. Below 0: none is */
 static atomic_bool keeps_mappings;     /* it unmaps nothing */
 static atomic_uint strange_waits;      /* of a stream, by another thread than that which allocates on it */
-static atomic_int refused_waits;       /* so many of streams, from the next on */
+static atomic_int refused_waits;       /* so many, of streams or on the host, from the next on */
 static atomic_uint asking;             /* questions of a thread that allocates, whether a mark has passed */
 static atomic_bool refuses_marks;      /* it records nothing */
 static _Thread_local bool is_spoiled;  /* the calling thread's plans are */
@@ -111,12 +112,16 @@ static CUresult CUDAAPI unmap_or_not(CUdeviceptr p, size_t bytes)
     return atomic_load(&keeps_mappings) ? CUDA_ERROR_UNKNOWN : simulated->cuMemUnmap(p, bytes);
 }
 
+static bool is_wait_refused(void)
+{
+    return atomic_fetch_sub(&refused_waits, 1) > 0;
+}
+
 static CUresult CUDAAPI wait_by_its_thread(CUstream stream, CUevent event, unsigned flags)
 {
     if (malloc_thread_stream() && stream != malloc_thread_stream())
         atomic_fetch_add(&strange_waits, 1);
-    return atomic_fetch_sub(&refused_waits, 1) > 0 ? CUDA_ERROR_UNKNOWN
-                                                   : simulated->cuStreamWaitEvent(stream, event, flags);
+    return is_wait_refused() ? CUDA_ERROR_UNKNOWN : simulated->cuStreamWaitEvent(stream, event, flags);
 }
 
 static CUresult CUDAAPI query_and_count(CUevent event)
@@ -152,7 +157,7 @@ static CUresult CUDAAPI record_or_not(CUevent event, CUstream stream)
 static CUresult CUDAAPI synchronize_when_let_go(CUevent event)
 {
     park_at(AT_SYNCHRONIZE);
-    return simulated->cuEventSynchronize(event);
+    return is_wait_refused() ? CUDA_ERROR_UNKNOWN : simulated->cuEventSynchronize(event);
 }
 
 static void open_builders(struct world *w, struct setup *setup)
@@ -617,7 +622,7 @@ Test(builders, who_waits_on_the_host_for_what_is_freed_has_undone_its_build, .ti
     close_builders(&w);
 }
 
-/* The next plan moves what is free again. */
+/* When no wait is made, the next plan moves it. */
 Test(builders, what_is_freed_and_cannot_be_waited_for_is_free_again, .timeout = 60)
 {
     enum { PAGES = 16 };
@@ -630,7 +635,7 @@ Test(builders, what_is_freed_and_cannot_be_waited_for_is_free_again, .timeout = 
     start_and_park(&b, &w, s, PAGES);
     keep_busy(&w, t);
     give(&w, p, t);
-    atomic_store(&refused_waits, 1);
+    atomic_store(&refused_waits, AWAIT_TRIES);
     let_go(AT_CREATE);
     pthread_join(b.thread, NULL);
     cr_assert_eq(b.status, VPMM_SUCCESS);
@@ -640,24 +645,63 @@ Test(builders, what_is_freed_and_cannot_be_waited_for_is_free_again, .timeout = 
     close_builders(&w);
 }
 
-/* It is looked for once. */
-Test(builders, where_no_wait_is_made_a_malloc_ends, .timeout = 20)
+/* A wait that is refused once, for a moment, makes the pool no larger. */
+static void wait_when_one_is_refused(vpmm_reuse reuse, size_t bytes)
+{
+    struct world w;
+    struct setup setup = setup_default();
+    setup.pool.reuse = reuse;
+    setup.pool.cache_bytes = 0;
+    CUstream s = open_pages(&w, &setup), t = world_stream(&w);
+    CUdeviceptr p = take_bytes(&w, bytes, t), wall = take_bytes(&w, PAGE / 16, t); /* a page stays cut */
+    uint64_t mapped = stats_of(&w).mapped_bytes;
+    keep_busy(&w, t);
+    give(&w, p, t);
+    atomic_store(&refused_waits, 1);
+    CUdeviceptr q = take_bytes(&w, bytes, s);
+    cr_expect(atomic_load(&refused_waits) < 0, "it has not waited");
+    cr_expect_eq(stats_of(&w).mapped_bytes, mapped, "more was made beside %zu bytes", bytes);
+    cr_expect_eq(stats_of(&w).extents_remapped, 0);
+    give(&w, q, s);
+    give(&w, wall, t);
+    close_builders(&w);
+}
+
+Test(builders, a_refused_wait_is_asked_for_again, .timeout = 60)
+{
+    static const size_t bytes[] = {PAGE / 4 * 3, 2 * PAGE}; /* of a page that is cut, the rest does not do */
+    for (int i = 0; i < 2; i++) {
+        wait_when_one_is_refused(VPMM_REUSE_WAIT_DEVICE, bytes[i]);
+        wait_when_one_is_refused(VPMM_REUSE_WAIT_HOST, bytes[i]);
+    }
+}
+
+/* All waits are refused, tier 4's and those of the build that then moves the memory. */
+static void fail_when_all_are_refused(size_t bytes)
 {
     struct world w;
     struct setup setup = setup_default();
     setup.pool.reuse = VPMM_REUSE_WAIT_DEVICE;
+    setup.pool.cache_bytes = 0;
     CUstream s = open_pages(&w, &setup), t = world_stream(&w);
-    CUdeviceptr p = take(&w, 2, t), q;
+    CUdeviceptr p = take_bytes(&w, bytes, t), q;
+    uint64_t mapped = stats_of(&w).mapped_bytes;
     keep_busy(&w, t);
     give(&w, p, t);
     atomic_store(&refused_waits, INT_MAX);
-    vpmm_status status = vpmm_malloc(w.pool, 2 * PAGE, s, &q);
+    vpmm_status status = vpmm_malloc(w.pool, bytes, s, &q);
     cr_expect(status == VPMM_ERROR_DRIVER && strstr(vpmm_last_error(), "cuStreamWaitEvent"), "%s: %s",
               vpmm_status_name(status), vpmm_last_error());
     atomic_store(&refused_waits, 0);
-    give(&w, take(&w, 2, s), s);
-    cr_expect(stats_of(&w).hits_waited == 1 && stats_of(&w).mapped_bytes == 2 * PAGE);
+    give(&w, take_bytes(&w, bytes, s), s);
+    cr_expect_eq(stats_of(&w).mapped_bytes, mapped);
     close_builders(&w);
+}
+
+Test(builders, where_no_wait_is_made_a_malloc_ends, .timeout = 20)
+{
+    fail_when_all_are_refused(PAGE / 4 * 3);
+    fail_when_all_are_refused(2 * PAGE);
 }
 
 /* ---- what another thread takes spoils plans ---- */
