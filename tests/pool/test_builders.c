@@ -698,7 +698,7 @@ static void fail_when_all_are_refused(size_t bytes)
     close_builders(&w);
 }
 
-Test(builders, where_no_wait_is_made_a_malloc_ends, .timeout = 20)
+Test(builders, where_no_wait_is_made_a_malloc_ends, .timeout = 60)
 {
     fail_when_all_are_refused(PAGE / 4 * 3);
     fail_when_all_are_refused(2 * PAGE);
