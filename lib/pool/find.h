@@ -15,7 +15,7 @@
 #include "space/region.h"
 
 /* So often a request asks for a wait for what tier 4 has found; each time it may be refused, and other memory found. */
-enum { AWAIT_TRIES = 3 };
+enum { TIER_4_TRIES = 3 };
 
 /* Tiers 2 to 4, 4 only if `may_wait`. `every_bin`: also regions whose bins are just being emptied or filled. */
 enum region_source find_free(struct space *, struct stream *, struct want, bool may_wait, bool every_bin,

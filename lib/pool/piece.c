@@ -48,7 +48,7 @@ static bool find_subpages(struct arena *arena, struct want want, struct stream *
 {
     int tries = 0;
     do {
-        bool waits = may_wait && tries++ < AWAIT_TRIES;
+        bool waits = may_wait && tries++ < TIER_4_TRIES;
         enum region_source source = find_thoroughly(&arena->cut, stream, want, waits, &found->region);
         if (source != REGION_WAITED)
             return source != REGION_NONE;

@@ -223,7 +223,7 @@ static vpmm_status find_or_take_turn(struct arena *arena, const struct turn_requ
 /*
  * Tiers 2 to 5. Who waits on the host for what tier 4 has found has neither the turn nor a place in the queue: it keeps
  * nobody from building. What cannot be waited for is free again; other memory may do, or the same a moment later: so it
- * is all tried again, AWAIT_TRIES times in all with tier 4, and at last without it.
+ * is all tried again, TIER_4_TRIES times in all with tier 4, and at last without it.
  */
 static vpmm_status find_or_build(struct arena *arena, const struct turn_request *request, struct build_limits *limits,
                                  struct turn_answer *answer)
@@ -238,7 +238,7 @@ static vpmm_status find_or_build(struct arena *arena, const struct turn_request 
         answer->source = region_await(&arena->space, request->stream, answer->region);
         if (answer->source != REGION_NONE)
             break;
-        limits->may_wait = tries < AWAIT_TRIES;
+        limits->may_wait = tries < TIER_4_TRIES;
     }
     limits->may_wait = may_wait;
     return status;

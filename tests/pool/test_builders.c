@@ -635,7 +635,7 @@ Test(builders, what_is_freed_and_cannot_be_waited_for_is_free_again, .timeout = 
     start_and_park(&b, &w, s, PAGES);
     keep_busy(&w, t);
     give(&w, p, t);
-    atomic_store(&refused_waits, AWAIT_TRIES);
+    atomic_store(&refused_waits, TIER_4_TRIES);
     let_go(AT_CREATE);
     pthread_join(b.thread, NULL);
     cr_assert_eq(b.status, VPMM_SUCCESS);
