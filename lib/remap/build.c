@@ -218,7 +218,7 @@ static enum plan_result find_or_claim(struct build *build, const struct build_li
     enum plan_result planned = PLAN_SPOILED;
     for (int i = 0; planned == PLAN_SPOILED; i++) {
         begin_again(build);
-        *source = build->lookout.stream ? lookout_take(&build->lookout, found) : REGION_NONE;
+        *source = lookout_take(&build->lookout, found);
         planned = *source != REGION_NONE ? PLAN_FOUND
                   : i < TRIES            ? plan_and_claim(build, limits, limits->reach, found, status)
                                          : plan_with_what_is_kept(build, limits, found, status);

@@ -276,9 +276,8 @@ static bool commit(struct work *work, bool waited, struct region *result)
 
 static bool unmap_one(struct work *work, uint64_t page, uint64_t pages)
 {
-    struct claim *claim = work->claim;
     wait_for_place(work);
-    return mapping_unmap(claim->arena, page, pages) == CUDA_SUCCESS;
+    return mapping_unmap(work->claim->arena, page, pages) == CUDA_SUCCESS;
 }
 
 /*

@@ -33,8 +33,9 @@ struct claim {
     struct region target;   /* the carved hole */
     bool base_first;        /* base lies before target */
     struct extent **extent; /* moved, then created: these have no handle yet */
-    size_t extents, moved, created, mapped;
-    struct zombie *spare; /* for an unwind in which the driver refuses: a part for each extent */
+    size_t extents, moved;
+    size_t created, mapped; /* so far, while it is carried out */
+    struct zombie *spare;   /* for an unwind in which the driver refuses: a part for each extent */
     struct donor *donor;
     size_t donors, donor_places;
     uint64_t new_pages; /* in the budget */

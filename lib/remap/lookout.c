@@ -7,6 +7,8 @@ enum region_source lookout_take(const struct lookout *lookout, struct region *re
 {
     struct space *space = &lookout->arena->space;
     struct want want = {lookout->wanted, 1};
+    if (!lookout->stream)
+        return REGION_NONE;
     enum region_source source = region_take(space, lookout->stream, want, false, region);
     if (source == REGION_NONE && lookout->may_wait &&
         region_take_freed_elsewhere(space, lookout->stream, want, false, fence_seems_waitable, region))
