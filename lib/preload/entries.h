@@ -50,6 +50,10 @@
       (CUdeviceptr * memory, size_t bytes, CUstream stream))                                                           \
     X(free_async, "cuMemFreeAsync", "cuMemFreeAsync", (CUdeviceptr memory, CUstream stream))                           \
     X(free_async_ptsz, "cuMemFreeAsync_ptsz", "cuMemFreeAsync", (CUdeviceptr memory, CUstream stream))                 \
+    X(alloc_from_pool, "cuMemAllocFromPoolAsync", "cuMemAllocFromPoolAsync",                                           \
+      (CUdeviceptr * memory, size_t bytes, CUmemoryPool pool, CUstream stream))                                        \
+    X(alloc_from_pool_ptsz, "cuMemAllocFromPoolAsync_ptsz", "cuMemAllocFromPoolAsync",                                 \
+      (CUdeviceptr * memory, size_t bytes, CUmemoryPool pool, CUstream stream))                                        \
     /* memory at once */                                                                                               \
     X(alloc, "cuMemAlloc_v2", "cuMemAlloc", (CUdeviceptr * memory, size_t bytes))                                      \
     X(free, "cuMemFree_v2", "cuMemFree", (CUdeviceptr memory))                                                         \
@@ -108,12 +112,6 @@
     X(alloc_pitch, "cuMemAllocPitch_v2", "cuMemAllocPitch",                                                            \
       (CUdeviceptr * memory, size_t * pitch, size_t width, size_t height, unsigned int element), memory_device(),      \
       (memory, pitch, width, height, element))                                                                         \
-    X(alloc_from_pool, "cuMemAllocFromPoolAsync", "cuMemAllocFromPoolAsync",                                           \
-      (CUdeviceptr * memory, size_t bytes, CUmemoryPool pool, CUstream stream), device_of_pool(pool),                  \
-      (memory, bytes, pool, stream))                                                                                   \
-    X(alloc_from_pool_ptsz, "cuMemAllocFromPoolAsync_ptsz", "cuMemAllocFromPoolAsync",                                 \
-      (CUdeviceptr * memory, size_t bytes, CUmemoryPool pool, CUstream stream), device_of_pool(pool),                  \
-      (memory, bytes, pool, stream))                                                                                   \
     X(create, "cuMemCreate", "cuMemCreate",                                                                            \
       (CUmemGenericAllocationHandle * handle, size_t bytes, const CUmemAllocationProp *prop,                           \
        unsigned long long flags),                                                                                      \

@@ -60,7 +60,7 @@ void lane_add_beyond(int device, int64_t bytes);
 int64_t lane_beyond(int device);
 void lane_clear_beyond(int device); /* the pool has ended; with the lanes shut */
 
-/* The first reason why a device has no pool, for the line: it is copied. */
+/* The first reason why a device has no pool, or a trace has ended, for the line: it is copied. */
 void lane_explain(const char *reason);
 
 #endif

@@ -3,6 +3,7 @@
 #include "book.h"
 #include "real.h"
 #include "switch.h"
+#include "trace.h"
 
 #include <stdatomic.h>
 #include <stdint.h>
@@ -43,6 +44,19 @@ static CUcontext context_of(const vpmm_driver *driver, CUstream stream, enum cou
     if (!is_default(stream) && driver->cuStreamGetCtx(stream, &context) != CUDA_SUCCESS)
         return NULL;
     return context;
+}
+
+/* Of live memory, whoever it is of; the current context's where that cannot be said. */
+static int device_of_memory(CUdeviceptr memory)
+{
+    uint64_t start;
+    struct allocation allocation;
+    int device;
+    if (book_find(memory, &start, &allocation))
+        return (int)allocation.device;
+    if (REAL(pointer_attribute, &device, CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL, memory) == CUDA_SUCCESS)
+        return device;
+    return memory_device();
 }
 
 /* ---- malloc ---- */
@@ -126,19 +140,31 @@ static int device_of_stream(CUstream stream)
     return device;
 }
 
+/* As the request's end: it is written down, where it is to be (trace.h). */
+static CUresult traced_async(CUresult result, const CUdeviceptr *memory, size_t bytes, CUstream stream)
+{
+    enum count why;
+    const vpmm_driver *driver = vpmm_driver_cuda();
+    if (result == CUDA_SUCCESS && trace_is_on() && driver && context_of(driver, stream, &why))
+        trace_malloc(device_of_memory(*memory), *memory, bytes, stream);
+    return result;
+}
+
 CUresult preload_alloc_async(CUdeviceptr *memory, size_t bytes, CUstream stream)
 {
-    if (alloc_async(memory, bytes, stream))
-        return CUDA_SUCCESS;
-    return MEMORY_RETRIED_ON(device_of_stream(stream), REAL(alloc_async, memory, bytes, stream));
+    CUresult result = CUDA_SUCCESS;
+    if (!alloc_async(memory, bytes, stream))
+        result = MEMORY_RETRIED_ON(device_of_stream(stream), REAL(alloc_async, memory, bytes, stream));
+    return traced_async(result, memory, bytes, stream);
 }
 
 CUresult preload_alloc_async_ptsz(CUdeviceptr *memory, size_t bytes, CUstream stream)
 {
-    if (alloc_async(memory, bytes, default_is_per_thread(stream)))
-        return CUDA_SUCCESS;
-    return MEMORY_RETRIED_ON(device_of_stream(default_is_per_thread(stream)),
-                             REAL(alloc_async_ptsz, memory, bytes, stream));
+    CUresult result = CUDA_SUCCESS;
+    CUstream meant = default_is_per_thread(stream);
+    if (!alloc_async(memory, bytes, meant))
+        result = MEMORY_RETRIED_ON(device_of_stream(meant), REAL(alloc_async_ptsz, memory, bytes, stream));
+    return traced_async(result, memory, bytes, meant);
 }
 
 /* ---- free ---- */
@@ -235,34 +261,41 @@ static bool free_async(CUdeviceptr memory, CUstream stream, CUresult *result)
     return true;
 }
 
+/* False: the driver is to be asked. */
 static bool try_free_async(CUdeviceptr memory, CUstream stream, CUresult *result)
 {
     uint64_t start;
     struct allocation allocation;
-    if (!book_find(memory, &start, &allocation))
-        return false;
-    lane_enter();
-    bool freed = free_async(memory, stream, result);
-    lane_leave();
+    bool freed = false;
+    if (book_find(memory, &start, &allocation)) {
+        lane_enter();
+        freed = free_async(memory, stream, result);
+        lane_leave();
+    }
+    if (!freed)
+        lane_count(COUNT_drivers_frees);
     return freed;
 }
 
 CUresult preload_free_async(CUdeviceptr memory, CUstream stream)
 {
     CUresult result;
-    if (try_free_async(memory, stream, &result))
-        return result;
-    lane_count(COUNT_drivers_frees);
-    return REAL(free_async, memory, stream);
+    struct traced traced = trace_take(memory);
+    if (!try_free_async(memory, stream, &result))
+        result = REAL(free_async, memory, stream);
+    trace_free(memory, traced, stream, result);
+    return result;
 }
 
 CUresult preload_free_async_ptsz(CUdeviceptr memory, CUstream stream)
 {
     CUresult result;
-    if (try_free_async(memory, default_is_per_thread(stream), &result))
-        return result;
-    lane_count(COUNT_drivers_frees);
-    return REAL(free_async_ptsz, memory, stream);
+    CUstream meant = default_is_per_thread(stream);
+    struct traced traced = trace_take(memory);
+    if (!try_free_async(memory, meant, &result))
+        result = REAL(free_async_ptsz, memory, stream);
+    trace_free(memory, traced, meant, result);
+    return result;
 }
 
 /* ---- memory at once ---- */
@@ -352,7 +385,10 @@ CUresult preload_alloc(CUdeviceptr *memory, size_t bytes)
     bool served = serve_at_once(memory, bytes, &why);
     lane_leave();
     lane_count(why);
-    return served ? CUDA_SUCCESS : MEMORY_RETRIED(REAL(alloc, memory, bytes));
+    CUresult result = served ? CUDA_SUCCESS : MEMORY_RETRIED(REAL(alloc, memory, bytes));
+    if (result == CUDA_SUCCESS && trace_is_on())
+        trace_malloc(device_of_memory(*memory), *memory, bytes, TRACE_NO_STREAM);
+    return result;
 }
 
 /*
@@ -419,14 +455,16 @@ static bool free_at_once(CUdeviceptr memory, CUresult *result)
 CUresult preload_free(CUdeviceptr memory)
 {
     CUresult result;
+    struct traced traced = trace_take(memory);
     lane_enter();
     bool freed = free_at_once(memory, &result);
     lane_leave();
-    if (freed)
-        return result;
-    if (memory)
+    if (!freed)
+        result = REAL(free, memory);
+    if (!freed && memory)
         lane_count(COUNT_drivers_frees);
-    return REAL(free, memory);
+    trace_free(memory, traced, TRACE_NO_STREAM, result);
+    return result;
 }
 
 /* ---- the driver's other memory ---- */
@@ -480,6 +518,20 @@ static int device_of_pool(CUmemoryPool pool)
         found = reaches ? i : found;
     }
     return found;
+}
+
+/* Of a pool that the program has made, or names. */
+CUresult preload_alloc_from_pool(CUdeviceptr *memory, size_t bytes, CUmemoryPool pool, CUstream stream)
+{
+    return traced_async(MEMORY_RETRIED_ON(device_of_pool(pool), REAL(alloc_from_pool, memory, bytes, pool, stream)),
+                        memory, bytes, stream);
+}
+
+CUresult preload_alloc_from_pool_ptsz(CUdeviceptr *memory, size_t bytes, CUmemoryPool pool, CUstream stream)
+{
+    return traced_async(
+        MEMORY_RETRIED_ON(device_of_pool(pool), REAL(alloc_from_pool_ptsz, memory, bytes, pool, stream)), memory, bytes,
+        default_is_per_thread(stream));
 }
 
 #define RETRY(name, symbol, base, parameters, device, arguments)                                                       \

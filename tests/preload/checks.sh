@@ -88,6 +88,45 @@ for name in "${cases[@]}"; do
     check "$name, by $way" ${settings[$name]:-} "$here/preload_loaded" "$way" "$name"
   done
 done
+
+# traces <what> <variable>=<value>... <command>...: leaves one file, $work/requests.PID.0.csv, which can be replayed.
+traces() {
+  rm -f "$work"/requests.*
+  check "$1" VPMM_PRELOAD_TRACE="$work/requests" "${@:2}"
+  local all=("$work"/requests.*) of_device_0=("$work"/requests.*.0.csv)
+  if [ ${#all[@]} -ne 1 ] || [ ! -e "${of_device_0[0]}" ]; then
+    echo "FAILED: $1: no trace, or several"
+    failed=1
+  elif [ -x "$build/vpmm-replay" ] && ! "$build/vpmm-replay" "$work"/requests.* >"$work/said" 2>&1; then
+    echo "FAILED: $1: its trace cannot be replayed"
+    cat "$work/said"
+    failed=1
+  fi
+}
+
+# wrote <what> <lines>: the trace's, but for the times.
+wrote() {
+  if ! diff <(tr ' ' '\n' <<<"op,id,bytes,stream $2") <(cut -d, -f1-4 "$work"/requests.*) >"$work/said"; then
+    echo "FAILED: $1: the trace is another one"
+    cat "$work/said"
+    failed=1
+  fi
+}
+
+if [ -z "$only" ] || [ "$only" = traced ]; then
+  begin="a,0,1000,1 a,1,3145728,2 f,0,1000,2 f,1,3145728,1 a,2,5000,1 f,2,5000,0 a,3,2097152,3"
+  end="a,5,2097152,1 f,5,2097152,1 a,6,700,1"
+  traces "traced, by asked" "$here/preload_loaded" asked traced
+  wrote "traced, by asked" "$begin a,4,2097152,4 f,3,2097152,5 f,4,2097152,4 $end"
+  traces "traced, by threads" "$here/preload_loaded" threads traced
+  wrote "traced, by threads" "$begin a,4,2097152,3 f,3,2097152,4 f,4,2097152,5 $end"
+  traces "traced, of a pool of the driver's" VPMM_PAGE_SIZE=odd "$here/preload_loaded" asked refused
+  traces "traced, synchronous" VPMM_PRELOAD_SYNC=on FAKE_STEPPED=1 "$here/preload_loaded" asked at_once
+  traces "traced, over resets" "$here/preload_loaded" asked reset
+  traces "traced, with a child" "$here/preload_loaded" asked child
+  wrote "traced, with a child" "a,0,1000,1 f,0,1000,1"
+  traces "traced, of many threads" "$here/preload_loaded" asked threads
+fi
 [ -z "$only" ] || exit "$failed"
 check "left_behind, of work that goes on" FAKE_STEPPED=1 "$here/preload_loaded" asked left_behind
 check "memory, without captures" FAKE_MEMORY=67108864 VPMM_CAPTURES=off "$here/preload_loaded" asked memory
@@ -113,6 +152,9 @@ says "why nothing was is said" 'left to the driver 2, 2 on a device without a po
 
 says "a child says nothing of its parent's" 'vpmm: served 1 mallocs' \
   VPMM_PRELOAD_VERBOSE=1 "$here/preload_loaded" asked child
+
+says "why a trace has ended is said" 'VPMM_PRELOAD_TRACE=/dev/null/none: Not a directory' \
+  VPMM_PRELOAD_VERBOSE=1 VPMM_PRELOAD_TRACE=/dev/null/none "$here/preload_loaded" asked serve
 
 check "without CUDA" LD_LIBRARY_PATH= "$here/preload_loaded" none without_cuda
 check "RTLD_NEXT of other libraries" "$here/preload_next"

@@ -1586,6 +1586,46 @@ static void case_child(void)
     EXPECT(waitpid(child, &status, 0) == child && status == 0);
 }
 
+static void *free_on_own_default_stream(void *memory)
+{
+    OK(cu.set_current(context));
+    OK(cu.free_async((CUdeviceptr)(uintptr_t)memory, CU_STREAM_PER_THREAD));
+    return NULL;
+}
+
+/* What checks.sh finds in the trace: each line that is expected there is named here by its fields. */
+static void case_traced(void)
+{
+    CUstream other;
+    CUgraph graph;
+    pthread_t thread;
+    CUmemoryPool pool;
+    CUdeviceptr memory, plain, own = served(1000, stream), second; /* a,0,1000,1 */
+    OK(cu.stream_create(&other, CU_STREAM_NON_BLOCKING));
+    memory = served(3 << 20, other); /* a,1,3145728,2 */
+    OK(cu.free_async(own, other));   /* f,0,1000,2 */
+    EXPECT(cu.free_async(own, other) != CUDA_SUCCESS);
+    OK(cu.capture(other, CU_STREAM_CAPTURE_MODE_RELAXED));
+    EXPECT(left(&own, 1000, other) == CUDA_ERROR_NOT_SUPPORTED);
+    EXPECT(cu.free_async(memory, other) != CUDA_SUCCESS);
+    OK(cu.capture_end(other, &graph));
+    OK(cu.graph_destroy(graph));
+    OK(cu.free_async(memory, stream)); /* f,1,3145728,1 */
+    OK(cu.default_pool(&pool, 0));
+    OK(cu.alloc_pool(&memory, 5000, pool, stream)); /* a,2,5000,1 */
+    OK(cu.free(memory));                            /* f,2,5000,0 */
+    OK(cu.alloc(&plain, 5000));
+    OK(cu.free(plain));
+    own = served(2 << 20, CU_STREAM_PER_THREAD); /* a,3,2097152,3 */
+    second = served(2 << 20, NULL);              /* a,4,2097152,4; 3 in the way `threads` */
+    EXPECT(pthread_create(&thread, NULL, free_on_own_default_stream, (void *)(uintptr_t)own) == 0);
+    pthread_join(thread, NULL);                         /* f,3,2097152,5; 4 */
+    OK(cu.free_async(second, CU_STREAM_LEGACY));        /* f,4,2097152,4; 5 */
+    OK(cu.free_async(served(2 << 20, stream), stream)); /* a,5,2097152,1 and f,5,2097152,1 */
+    EXPECT(cu.alloc_async(&memory, (size_t)1 << 47, stream) != CUDA_SUCCESS);
+    served(700, stream); /* a,6,700,1, to the end */
+}
+
 /* Whatever dlsym is asked by, it is the same entry; what the driver does not have stays missing. */
 static void case_names(void)
 {
@@ -1689,6 +1729,7 @@ static const struct {
     {"reset_unserved", case_reset_unserved, true},
     {"reset_on_host", case_reset_on_host, true},
     {"child", case_child, true},
+    {"traced", case_traced, true},
     {"names", case_names, false},
 };
 
