@@ -16,6 +16,7 @@ from setuptools.command.build_py import build_py
 HERE = pathlib.Path(__file__).resolve().parent
 ROOT = HERE.parent.parent
 OLDEST = (2, 8)  # see src/compat.h
+OLDEST_OF_CXX20 = (2, 13)  # whose headers want it
 
 
 def build_vpmm(folder, cuda_home):
@@ -42,13 +43,15 @@ def libraries_of(vpmm):
 
 
 def build_back_end(out):
+    """The version of PyTorch that it is for."""
     import torch
     from torch.utils import cpp_extension
 
-    if tuple(int(part) for part in torch.__version__.split(".")[:2]) < OLDEST:
+    version = tuple(int(part) for part in torch.__version__.split(".")[:2])
+    if version < OLDEST:
         raise SystemExit(f"vpmm_torch needs PyTorch {OLDEST[0]}.{OLDEST[1]} or later, and this is {torch.__version__}")
-    flags = ["-std=c++17", "-O2", "-fPIC", "-fvisibility=hidden", f"-I{ROOT / 'include'}",
-             f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.compiled_with_cxx11_abi())}"]
+    flags = ["-std=c++20" if version >= OLDEST_OF_CXX20 else "-std=c++17", "-O2", "-fPIC", "-fvisibility=hidden",
+             f"-I{ROOT / 'include'}", f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.compiled_with_cxx11_abi())}"]
     for folder in cpp_extension.include_paths(device_type="cuda"):
         flags += ["-isystem", folder]
     libraries = pathlib.Path(torch.__file__).parent / "lib"
@@ -57,6 +60,7 @@ def build_back_end(out):
         sources = sorted(str(path) for path in (HERE / "src").glob("*.cpp"))
         subprocess.check_call([os.environ.get("CXX", "g++"), "-shared", *flags, "-o", out, *sources, *libraries_of(vpmm),
                                "-Wl,--exclude-libs,ALL", f"-L{libraries}", "-lc10", "-lc10_cuda", "-lpthread", "-ldl"])
+    return version
 
 
 class BuildWithLibrary(build_py):
@@ -64,7 +68,9 @@ class BuildWithLibrary(build_py):
         super().run()
         package = os.path.join(self.build_lib, "vpmm_torch")
         os.makedirs(package, exist_ok=True)
-        build_back_end(os.path.join(package, "libvpmm_torch.so"))
+        version = build_back_end(os.path.join(package, "libvpmm_torch.so"))
+        with open(os.path.join(package, "built_for.py"), "w") as file:
+            file.write(f'"""Written by setup.py."""\nTORCH = {version}  # what libvpmm_torch.so was built for\n')
 
 
 class PlatformDistribution(Distribution):

@@ -33,6 +33,8 @@
 #include <c10/util/ScopeExit.h>
 
 #include <algorithm>
+#include <atomic>
+#include <chrono>
 #include <cstdlib>
 #include <iterator>
 #include <map>
@@ -713,11 +715,27 @@ class BackEnd final : public WithoutExpandableSegments<back_end::CUDAAllocator> 
       (*tracer)->trace_gpu_memory_deallocation(c10::kCUDA, reinterpret_cast<uintptr_t>(address));
   }
 
+  /*
+   * What was sent to other processes and is not used here any more is live until they say that they are done with it.
+   * PyTorch's own allocator looks for that before it asks the device for memory.
+   */
+  void collect_shared() {
+    constexpr auto PAUSE = std::chrono::milliseconds(10);
+    using Clock = std::chrono::steady_clock;
+    if (C10_LIKELY(!exports_.are_any()))
+      return;
+    Clock::rep now = Clock::now().time_since_epoch().count(), next = next_collection_.load(std::memory_order_relaxed);
+    if (now >= next &&
+        next_collection_.compare_exchange_strong(next, now + Clock::duration(PAUSE).count(), std::memory_order_relaxed))
+      Shortage::call_back();
+  }
+
   /* Python may be asked for a stack, so that comes first: it may fail. */
   void* malloc(int index, size_t bytes, cudaStream_t stream) {
     Device& device = at(index);
     TORCH_CHECK_WITH(OutOfMemoryError, bytes < EXBIBYTE, "CUDA out of memory. Tried to allocate more than 1EB memory.");
     Context context = history_.is_watched() ? history_.context(RecordContext::STATE) : nullptr;
+    collect_shared();
     device.frees.try_again();
     std::shared_ptr<Pool> pool = device.pools.for_request(stream);
     HeldPools helpers; // until the allocation holds its pool itself
@@ -875,6 +893,7 @@ class BackEnd final : public WithoutExpandableSegments<back_end::CUDAAllocator> 
   Direct direct_;
   Exports exports_;
   Imports imports_;
+  std::atomic<std::chrono::steady_clock::rep> next_collection_{0};
 
   /* What each request and each free reads. */
   alignas(64) std::atomic<bool> enabled_{true};
@@ -920,9 +939,9 @@ static const char* refusal_of(Call call) {
 
 using PyTorchs = c10::cuda::CUDACachingAllocator::CUDAAllocator;
 
-/* Its caching allocator, which has been initialised, as torch.cuda.set_device does it, and holds no memory. */
+/* PyTorch's allocator, which has been initialised, as torch.cuda.set_device does it. */
 static bool holds_nothing(PyTorchs& former, int devices) {
-  bool nothing = former.name() == "native";
+  bool nothing = true;
   for (int i = 0; i < devices && nothing; i++)
     nothing = former.getDeviceStats(static_cast<c10::DeviceIndex>(i)).reserved_bytes[0].current == 0; // in sum
   return nothing;
@@ -946,7 +965,9 @@ static void take_the_place() {
     return;
   PyTorchs& former = *current.load();
   const int devices = former.initialized() ? c10::cuda::device_count() : 0;
-  TORCH_CHECK(holds_nothing(former, devices) || !devices,
+  TORCH_CHECK(!devices || former.name() == "native", "PyTorch's allocator is ", former.name(),
+              " by now, whose place vpmm does not take: enable vpmm before it is initialised");
+  TORCH_CHECK(holds_nothing(former, devices),
               "PyTorch holds CUDA memory already: enable vpmm before the first CUDA tensor");
   TORCH_CHECK(!devices || !former.isHistoryEnabled(),
               "PyTorch's allocator records its history, which vpmm could not go on with: enable vpmm before "

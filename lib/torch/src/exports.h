@@ -103,6 +103,11 @@ class Exports {
   /* Of an allocation that does not end meanwhile; its device is current. Throws. */
   Export share(const vpmm_driver& driver, const void* address, size_t bytes);
 
+  /* Whether anything is shared now. */
+  bool are_any() const {
+    return count_.load(std::memory_order_relaxed) != 0;
+  }
+
   /* The allocation ends, or what is behind it. */
   void end(const void* address) {
     if (count_.load(std::memory_order_acquire)) // who frees has seen that it was shared: the program's own order

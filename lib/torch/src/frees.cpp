@@ -51,21 +51,30 @@ bool Frees::say_uses(const Freed& freed) {
   return true;
 }
 
+/* False: it captures, or cannot be asked. */
+static bool may_record(cudaStream_t stream, bool& captures) {
+  cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+  bool is_known = succeeds(cudaStreamIsCapturing(stream, &status));
+  captures = is_known && status != cudaStreamCaptureStatusNone;
+  return is_known && !captures;
+}
+
 /* False: a stream captures, or there is no event to be had. */
-bool Frees::record_events(Freed& freed) {
+bool Frees::record_events(Freed& freed, Met* met) {
   std::vector<cudaEvent_t> events;
   bool recorded = true;
   events.reserve(freed.allocation.used.size()); // what throws throws before there is an event
-  for (const auto& [stream, device] : freed.allocation.used) {
-    OnDevice on(device);
-    cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
+  for (const Use& use : freed.allocation.used) {
+    OnDevice on(use.device);
+    bool captures = false;
     cudaEvent_t event = nullptr;
-    recorded = recorded && on.is_on() && succeeds(cudaStreamIsCapturing(stream, &capture)) &&
-               capture == cudaStreamCaptureStatusNone &&
+    recorded = recorded && on.is_on() && may_record(use.stream, captures) &&
                succeeds(cudaEventCreateWithFlags(&event, cudaEventDisableTiming));
     if (event)
       events.push_back(event);
-    recorded = recorded && succeeds(cudaEventRecord(event, stream));
+    recorded = recorded && succeeds(cudaEventRecord(event, use.stream));
+    if (captures && met)
+      met->capturing.push_back(use);
   }
   if (recorded)
     freed.events = std::move(events);
@@ -76,19 +85,19 @@ bool Frees::record_events(Freed& freed) {
 }
 
 /* By events, on each of the streams, in the order of `used`. One whose event has not passed is slow. */
-bool Frees::have_passed(Freed& freed, std::vector<Use>* slow) {
+bool Frees::have_passed(Freed& freed, Met* met) {
   Allocation& allocation = freed.allocation;
   if (allocation.used.empty())
     return true;
   RelaxedMode relaxed;
-  if (freed.events.empty() && !record_events(freed))
+  if (freed.events.empty() && !record_events(freed, met))
     return false;
   for (size_t i = 0; i < freed.events.size(); i++) {
     cudaError_t answer = cudaEventQuery(freed.events[i]);
     if (succeeds(answer))
       continue;
-    if (slow && answer == cudaErrorNotReady)
-      slow->push_back(allocation.used[i]);
+    if (met && answer == cudaErrorNotReady)
+      met->slow.push_back(allocation.used[i]);
     return false;
   }
   for (cudaEvent_t event : freed.events)
@@ -103,24 +112,34 @@ static bool is_used_on_another_device(const Allocation& allocation) {
                      [&](const Use& use) { return use.device != allocation.device; });
 }
 
-/*
- * What was recorded on a slow stream later than what has not passed there has not passed either. What was recorded before it
- * and stands behind it is asked for when that has passed.
- */
 static bool is_used_by_any(const Allocation& allocation, const std::vector<Use>& streams) {
   return std::any_of(allocation.used.begin(), allocation.used.end(),
                      [&](const Use& use) { return std::find(streams.begin(), streams.end(), use) != streams.end(); });
+}
+
+static bool needs_events(const Allocation& allocation) {
+  return !allocation.used.empty() && (allocation.pool->is_private() || is_used_on_another_device(allocation));
+}
+
+/*
+ * What was recorded on a slow stream later than what has not passed there has not passed either. What was recorded before it
+ * and stands behind it is asked for when that has passed. What a capturing stream has used waits for the capture's end:
+ * each request of the thread that captures walks, with thousands of these there.
+ */
+bool Frees::is_in_vain(const Freed& freed, const Met& met) {
+  return freed.events.empty() ? needs_events(freed.allocation) && is_used_by_any(freed.allocation, met.capturing)
+                              : is_used_by_any(freed.allocation, met.slow);
 }
 
 /*
  * What meets a stream stands between enter and leave. The keeper of a lent pool is called behind that: it may take Python's
  * lock, which who begins to capture has while it waits for those who have entered.
  */
-bool Frees::try_one(Freed& freed, std::vector<Use>* slow) {
+bool Frees::try_one(Freed& freed, Met* met) {
   const Pool& pool = *freed.allocation.pool;
   if (pool.is_private() && freed.allocation.used.empty())
     return end_use(freed);
-  if (slow && !freed.events.empty() && is_used_by_any(freed.allocation, *slow))
+  if (met && is_in_vain(freed, *met))
     return false;
   bool elsewhere = is_used_on_another_device(freed.allocation);
   if (!(elsewhere ? Pools::enter_everywhere() : pools_.enter()))
@@ -128,8 +147,7 @@ bool Frees::try_one(Freed& freed, std::vector<Use>* slow) {
   bool done = false;
   {
     auto leave = c10::make_scope_exit([&] { elsewhere ? Pools::leave_everywhere() : pools_.leave(); });
-    bool by_events = pool.is_private() || elsewhere;
-    done = by_events ? have_passed(freed, slow) : say_uses(freed);
+    done = needs_events(freed.allocation) ? have_passed(freed, met) : say_uses(freed);
     if (!pool.is_lent())
       done = done && end_use(freed);
   }
@@ -137,10 +155,10 @@ bool Frees::try_one(Freed& freed, std::vector<Use>* slow) {
 }
 
 /* Its memory counts as live until then. Where the host has no memory it is not done yet. */
-bool Frees::finish(Freed& freed, std::vector<Use>* slow) {
+bool Frees::finish(Freed& freed, Met* met) {
   bool done = false;
   try {
-    done = try_one(freed, slow);
+    done = try_one(freed, met);
   } catch (const std::bad_alloc&) {
   }
   if (done)
@@ -334,9 +352,9 @@ void Frees::try_all() {
     kept.swap(kept_);
     later_.store(0, std::memory_order_relaxed);
   }
-  std::vector<Use> slow; // streams on which something has not passed
+  Met met;
   for (auto it = kept.begin(); it != kept.end();)
-    it = finish(*it, &slow) ? kept.erase(it) : std::next(it);
+    it = finish(*it, &met) ? kept.erase(it) : std::next(it);
   if (!kept.empty())
     keep(std::move(kept));
 }

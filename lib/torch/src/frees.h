@@ -84,13 +84,20 @@ class Frees {
   /* Frees that a thread has taken out of what is kept, for a while. */
   class Walk;
 
+  /* Streams that one walk has met, and need not ask about again: */
+  struct Met {
+    std::vector<Use> slow;      // something on it has not passed
+    std::vector<Use> capturing; // no event can be recorded on it
+  };
+
   bool free_at_once(void* address, const Allocation& allocation);
-  bool finish(Freed& freed, std::vector<Use>* slow = nullptr);
-  bool try_one(Freed& freed, std::vector<Use>* slow);
+  bool finish(Freed& freed, Met* met = nullptr);
+  bool try_one(Freed& freed, Met* met);
+  bool is_in_vain(const Freed& freed, const Met& met);
   bool end_use(const Freed& freed);
   bool say_uses(const Freed& freed);
-  bool have_passed(Freed& freed, std::vector<Use>* slow);
-  bool record_events(Freed& freed);
+  bool have_passed(Freed& freed, Met* met);
+  bool record_events(Freed& freed, Met* met);
   void try_all();
   void note_point(Freed& freed);
   void free_all_joined(const Pool& pool, cudaStream_t stream);

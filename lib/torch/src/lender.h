@@ -18,6 +18,7 @@
 #include "pools.h"
 
 #include <atomic>
+#include <exception>
 #include <mutex>
 #include <utility>
 #include <vector>
@@ -32,9 +33,18 @@ class Lender {
     was_used_ = keeper->initialized();
   }
 
-  /* Of a pool that was made before vpmm took its place, as it counts them: graphs, and a MemPool. 0: it has no such. */
+  /*
+   * Of a pool that was made before vpmm took its place, as it counts them: graphs, and a MemPool. 0: it has no such,
+   * where PyTorch's own allocator throws.
+   */
   int users(c10::DeviceIndex device, MempoolId_t id) const {
-    return was_used_ ? keeper_->getPoolUseCount(device, id) : 0;
+    if (!was_used_)
+      return 0;
+    try {
+      return keeper_->getPoolUseCount(device, id);
+    } catch (const std::exception&) { // of an assertion
+      return 0;
+    }
   }
 
   /* For the first pool, and each other one. */

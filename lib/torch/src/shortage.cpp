@@ -31,6 +31,11 @@ static void quietly(Call call) {
   }
 }
 
+void Shortage::call_back() {
+  for (const auto& name : c10::FreeCudaMemoryCallbacksRegistry()->Keys())
+    c10::FreeCudaMemoryCallbacksRegistry()->Create(name)->Execute();
+}
+
 /* Where another thread's shortage keeps the pool from growing for a while. */
 void Shortage::await_helped() {
   std::lock_guard<std::mutex> guard(help_lock_);
@@ -79,8 +84,7 @@ void* Shortage::malloc_of_lent_held(Device& device, const Pool& pool, const Requ
 
 void* Shortage::malloc(Device& device, std::shared_ptr<Pool>& pool, const Request& request, HeldPools& helpers) {
   device.retries.fetch_add(1, std::memory_order_relaxed);
-  for (const auto& name : c10::FreeCudaMemoryCallbacksRegistry()->Keys())
-    c10::FreeCudaMemoryCallbacksRegistry()->Create(name)->Execute();
+  call_back();
   device.frees.try_hard(*pool);
   mapped_.end_idle(device, nullptr);
   if (pool->is_private()) {

@@ -39,6 +39,9 @@ class Shortage {
   void attach(OutOfMemoryObserver observer);
   void attach_to_rejections(RejectionObserver observer);
 
+  /* Who was registered with PyTorch to free memory when it is short: what other processes are done with, above all. */
+  static void call_back();
+
   /* NULL: there is no memory. The pool is another one if that has helped out, which ends no sooner than `helpers`. */
   void* malloc(Device& device, std::shared_ptr<Pool>& pool, const Request& request, HeldPools& helpers);
 

@@ -105,9 +105,13 @@ class Plain(unittest.TestCase):
                 "torch.cuda.set_per_process_memory_fraction(0.5)\n"
                 "import vpmm_torch; vpmm_torch.enable(); vpmm_torch.enable(); t = torch.ones(7, device='cuda')\n"
                 "fraction = round(torch.cuda.get_per_process_memory_fraction(), 2)\n"
-                "print(torch.cuda.get_allocator_backend(), int(t.sum()), fraction)\n")
+                "with torch.cuda.use_mem_pool(torch.cuda.MemPool()): u = torch.ones(5, device='cuda')\n"
+                "graph = torch.cuda.CUDAGraph()\n"
+                "with torch.cuda.graph(graph): t += 1\n"
+                "graph.replay()\n"
+                "print(torch.cuda.get_allocator_backend(), int(t.sum() + u.sum()), fraction)\n")
         done = run_alone(code)
-        self.assertEqual(done.stdout.split(), ["vpmm", "7", "0.5"], done.stderr)
+        self.assertEqual(done.stdout.split(), ["vpmm", "19", "0.5"], done.stderr)
 
     def test_a_pool_made_before_enable(self):
         code = ("import torch; torch.cuda.init(); before = torch.cuda.MemPool()\n"

@@ -7,20 +7,23 @@ or VPMM_TORCH=1 in the environment of an unchanged script. The pools are configu
 """
 import ctypes
 import os
+import warnings
 
-_path = os.path.join(os.path.dirname(os.path.abspath(__file__)), "libvpmm_torch.so")
 _library = None
 _is_enabled = False
 
 
 def enable():
-    """Takes the place of PyTorch's allocator. RuntimeError: that holds CUDA memory already, or is not the caching one."""
-    global _library, _is_enabled
-    import torch  # its libraries first: ours is linked against them
+    """Takes the place of PyTorch's allocator.
 
-    del torch
+    RuntimeError: that holds CUDA memory already, or is not the caching one, or vpmm_torch was installed for another
+    PyTorch.
+    """
+    global _library, _is_enabled
+    path = _path()
+    _leave_registered_segments_alone()
     if _library is None:
-        library = ctypes.CDLL(_path)
+        library = ctypes.CDLL(path)
         for function in (library.vpmm_torch_enable, library.vpmm_torch_park, library.vpmm_torch_wake):
             function.restype = ctypes.c_char_p
         library.vpmm_torch_park.argtypes = [ctypes.c_uint64, ctypes.c_uint64, ctypes.c_bool]
@@ -54,6 +57,27 @@ def wake(pool):
     _raise(_enabled().vpmm_torch_wake(*_id_of(pool)))
 
 
+def _path():
+    """Of the library. It is for one PyTorch: in the next one an allocator has other functions, in another order."""
+    import torch  # its libraries first: ours is linked against them
+
+    from .built_for import TORCH
+
+    version = tuple(int(part) for part in torch.__version__.split(".")[:2])
+    if version != TORCH:
+        raise RuntimeError(f"vpmm_torch was built for PyTorch {TORCH[0]}.{TORCH[1]}, and this is {torch.__version__}: "
+                           "install it again (pip install --force-reinstall --no-build-isolation ./lib/torch)")
+    return os.path.join(os.path.dirname(os.path.abspath(__file__)), "libvpmm_torch.so")
+
+
+def _leave_registered_segments_alone():
+    """NCCL would register segments, and not hear of what is mapped there later. PyTorch reads this when NCCL begins."""
+    name = "TORCH_NCCL_USE_TENSOR_REGISTER_ALLOCATOR_HOOK"
+    if os.environ.get(name, "0").lower() not in ("0", "n", "no", "f", "false"):
+        os.environ[name] = "0"
+        warnings.warn(f"{name} is set to 0: vpmm maps other memory where segments were, as expandable segments do")
+
+
 def _id_of(pool):
     return getattr(pool, "id", pool)
 
@@ -81,7 +105,7 @@ def pluggable():
     than the current one, of which PyTorch does not tell such an allocator."""
     import torch
 
-    return torch.cuda.memory.CUDAPluggableAllocator(_path, "vpmm_torch_malloc", "vpmm_torch_free")
+    return torch.cuda.memory.CUDAPluggableAllocator(_path(), "vpmm_torch_malloc", "vpmm_torch_free")
 
 
 def enable_if_asked():

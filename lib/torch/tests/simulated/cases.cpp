@@ -1065,6 +1065,21 @@ static void ends_with_the_capture(Back& back) {
   REQUIRE(back.getPoolUseCount(0, {7, 1}) == 0 && back.getDeviceStats(0).reserved_bytes[0].current == 0);
 }
 
+/* What the capturing streams have used is kept to the capture's end, and is asked about by few questions meanwhile. */
+static void asks_little_within_a_capture(Back& back) {
+  enum { MANY = 100 };
+  Capture capture(back, 2, true);
+  for (int i = 0; i < MANY; i++) {
+    c10::DataPtr used = capture.allocate(0);
+    capture.use(used, 1);
+  }
+  uint64_t asked = vpmm_sim_calls(simulated.sim, "cuStreamIsCapturing");
+  for (int i = 0; i < MANY; i++)
+    capture.allocate(0).clear();
+  REQUIRE(vpmm_sim_calls(simulated.sim, "cuStreamIsCapturing") - asked < 10 * MANY); // of each: MANY * MANY
+  capture.wait(0, 1);
+}
+
 /* ---- several devices ---- */
 
 /* A stream of the second device, which the test's thread works with while there is one. */
@@ -1225,6 +1240,32 @@ static void shares(Back& back, size_t bytes, bool is_private) {
   back.releasePool(0, id);
   back.emptyCache({0, 0});
   REQUIRE(vpmm_sim_used_bytes(simulated.sim) == used);
+}
+
+/* What was sent to other processes, until they are done with it, which a callback of PyTorch's finds out. */
+static c10::DataPtr in_limbo;
+
+struct Limbo : c10::FreeMemoryCallback {
+  bool Execute() override {
+    in_limbo.clear();
+    return true;
+  }
+};
+
+namespace c10 {
+REGISTER_FREE_MEMORY_CALLBACK("limbo", Limbo);
+}
+
+/* While anything is shared, a request looks for it now and then. */
+static void collects_what_others_are_done_with(Back& back) {
+  const int pause_us = 11000;
+  in_limbo = back.allocate(300);
+  usleep(pause_us);
+  back.allocate(300).clear();
+  REQUIRE(in_limbo);
+  back.shareIpcHandle(in_limbo.get());
+  back.allocate(300).clear();
+  REQUIRE(!in_limbo);
 }
 
 static std::string refusal_to_import(Back& back, const std::string& handle) {
@@ -1893,10 +1934,12 @@ void check_cases(Back& back) {
     sees_that_a_frontier_was_set_anew(back);
     ends_with_the_capture(back);
   }
+  asks_little_within_a_capture(back);
   for (size_t bytes : {size_t{500}, size_t{6} << 20, size_t{7} << 30}) {
     shares(back, bytes, false);
     shares(back, bytes, true);
   }
+  collects_what_others_are_done_with(back);
   refuses_what_is_no_more_shared(back);
   lets_go_of_imports_on_a_full_device(back);
   shares_nothing_that_the_driver_refuses(back);

@@ -329,6 +329,10 @@ bool Allocator::is_simple_data_ptr(const DataPtr&) const {
   return true;
 }
 
+std::string demangle(const char* name) {
+  return name;
+}
+
 C10_DEFINE_REGISTRY(FreeCudaMemoryCallbacksRegistry, FreeMemoryCallback)
 
 void SetAllocator(DeviceType, Allocator*, uint8_t) {}
@@ -562,7 +566,8 @@ struct Former : vpmm_torch::WithoutExpandableSegments<caching::CUDAAllocator> {
   }
   int getPoolUseCount(DeviceIndex, MempoolId id) override {
     auto found = former_pools.find(id);
-    return found == former_pools.end() ? 0 : found->second;
+    TORCH_INTERNAL_ASSERT(found != former_pools.end()); // as PyTorch's own
+    return found->second;
   }
   caching::ShareableHandle shareIpcHandle(void*) override {
     abort();
