@@ -3,9 +3,10 @@
  * to the driver, whether the reaper works, which device it is, and where memory is mapped. The exporter is made of
  * these.
  *
- * Threads: any, while others allocate. Nothing here takes a lock, makes a driver call or writes to memory that a malloc
- * or free reads. Each number is right, but two of them may be of different instants. All work on a pool whose device
- * is lost. INVALID_VALUE: a NULL argument.
+ * Threads: any, while others allocate. Nothing here takes a lock or makes a driver call, and but for a count in each
+ * stream's record, by vpmm_health_get of a pool without a thread, nothing writes to memory that a malloc or free reads.
+ * Each number is right, but two of them may be of different instants. All work on a pool whose device is lost.
+ * INVALID_VALUE: a NULL argument.
  */
 #ifndef VPMM_OBSERVE_H
 #define VPMM_OBSERVE_H

@@ -122,7 +122,7 @@ const char *vpmm_status_name(vpmm_status);
 
 /*
  * This thread's last failure in words; "" before the first; where the host has no memory for them, words that say so.
- * Never NULL; valid until the thread's next failure, or its end.
+ * Never NULL; valid until the thread's next call, which may change it also where it succeeds, or the thread's end.
  */
 const char *vpmm_last_error(void);
 
@@ -155,8 +155,9 @@ typedef enum vpmm_streams {
                              takes some tens of nanoseconds otherwise: make one current in threads that allocate */
     VPMM_STREAMS_TRUSTED, /* only where a call goes past the front cache */
     VPMM_STREAMS_EAGER,   /* past it always: there are no front caches, every call records its fences before it
-                             returns, and nothing is done with a handle after the call that was given it. NOT_SUPPORTED
-                             at creation where the driver has no cuStreamGetId (before CUDA 12) */
+                             returns, or leaves them to another call with the stream that is under way, and nothing is
+                             done with a handle after the call that was given it. NOT_SUPPORTED at creation where the
+                             driver has no cuStreamGetId (before CUDA 12) */
 } vpmm_streams;
 
 #define VPMM_DECAY_NEVER UINT64_MAX
@@ -192,11 +193,11 @@ typedef enum vpmm_streams {
  */
 /*
  * With `captures`, but not with EAGER: how calls that need memory which a stream has freed may record an event there,
- * whatever stream they are given, or none: vpmm_malloc, vpmm_free of what was said to be used there (vpmm_use),
- * vpmm_trim, vpmm_poll, vpmm_pool_destroy. Each function is called by any thread, by several at a time, and with locks
- * of the pool's taken; never by the pool's own thread, so that an idle pool does not give such memory back. Neither
- * calls the pool, nor waits for who may wait for the pool. Of default streams nobody asks, nor where the driver has no
- * cuStreamGetId. Both functions are set, or neither.
+ * whatever stream they are given, or none: vpmm_malloc, vpmm_free, vpmm_trim, vpmm_poll, vpmm_pool_destroy. Each
+ * function is called by any thread, by several at a time, and with locks of the pool's taken; never by the pool's own
+ * thread, so that an idle pool does not give such memory back. Neither calls the pool, nor waits for who may wait for
+ * the pool. Of default streams nobody asks, nor where the driver has no cuStreamGetId. Both functions are set, or
+ * neither.
  *
  *   enter                            if (shut) return false; inside++; if (!shut) return true; inside--; return false
  *   leave                            inside--
@@ -250,7 +251,8 @@ typedef struct vpmm_config {
     size_t max_mapped;         /* cap on mapped and quarantined bytes, at least a page and the granularity; 0: none
                                                                                                      VPMM_MAX_MAPPED */
     size_t cache_bytes;        /* most that one thread's front cache holds once the pool keeps its shape, 4 GiB;
-                                  8 MiB of it until then. Of pieces of pages it holds as much besides, at
+                                  8 MiB of it until then, but all of it at once of what is freed on a stream that
+                                  several threads use. Of pieces of pages it holds as much besides, at
                                   most 64 MiB.
                                   0: none. CU_STREAM_PER_THREAD has none, and no pool has where the process has no
                                   pthread key left: see vpmm_malloc                                VPMM_CACHE_BYTES */
@@ -324,7 +326,8 @@ typedef enum vpmm_attribute {
                                          have been, too; 0 gives back at the next pass, which begins at once */
     VPMM_ATTRIBUTE_MAX_MAPPED,        /* bytes; 0: no cap. A cap below what is mapped gives nothing back: the pool does
                                          not grow until less is mapped, by decay or vpmm_trim, and requests that what is
-                                         mapped cannot serve answer OUT_OF_MEMORY */
+                                         mapped cannot serve answer OUT_OF_MEMORY. A malloc under way may still map what
+                                         it has planned under the former cap */
     VPMM_ATTRIBUTE_REUSE,             /* a vpmm_reuse, for calls that begin later; one under way may use either */
     VPMM_ATTRIBUTE_PEAK_MAPPED,       /* bytes: peak_mapped_bytes, */
     VPMM_ATTRIBUTE_PEAK_LIVE,         /* peak_live_bytes, */
@@ -366,16 +369,16 @@ vpmm_status vpmm_pool_set_access(vpmm_pool *, int device, CUmemAccess_flags);
  * pool's device whichever is current.
  * INVALID_VALUE: zero bytes, a size that overflows when rounded, a NULL pool or output, another device's stream.
  * OUT_OF_MEMORY: the message says how much was asked, mapped, live and reusable. The thread has waited for all that had
- * been freed when nothing else was left to try, and tried again with each bit of it that had passed; what is freed
- * during that wait need not have been waited for, nor what a default stream freed where the device has not a byte left
- * to wait by. OUT_OF_ADDRESS_SPACE: of the device, or the request is longer than va_size. DRIVER: the driver refused a
- * call, or the device is lost. NOT_SUPPORTED: the stream captures, the pool is parked, or the process is the child of a
- * fork.
- * HOST_MEMORY: also CU_STREAM_PER_THREAD, where other libraries have taken all pthread keys of the process.
- * The output is written on success only. A capture is looked for where the call goes past the thread's front cache: a
- * hit succeeds on a capturing stream with VPMM_STREAMS_TRUSTED. With CHECKED, each malloc on a stream of which the
- * thread has a front cache fails there and ends the capture, as cuStreamGetId does. Builds with VPMM_DEBUG_CHECKS
- * always look.
+ * been freed when nothing else was left to try, and tried again with each bit of it that had passed (but in a pool with
+ * `graph`, and in one without pages, where the driver's pool is asked alone); what is freed during that wait need not
+ * have been waited for, nor what a default stream freed where the device has not a byte left to wait by.
+ * OUT_OF_ADDRESS_SPACE: of the device, or the request is longer than va_size. DRIVER: the driver refused a call, or the
+ * device is lost. NOT_SUPPORTED: the stream captures, the pool is parked, the process is the child of a fork, or the
+ * request is the driver's pool's to serve (VPMM_SMALL_ASYNC) and the device has none. HOST_MEMORY: also
+ * CU_STREAM_PER_THREAD, where other libraries have taken all pthread keys of the process. The output is written on
+ * success only. A capture is looked for where the call goes past the thread's front cache: a hit succeeds on a
+ * capturing stream with VPMM_STREAMS_TRUSTED. With CHECKED, each malloc on a stream of which the thread has a front
+ * cache fails there and ends the capture, as cuStreamGetId does. Builds with VPMM_DEBUG_CHECKS always look.
  */
 vpmm_status vpmm_malloc(vpmm_pool *, size_t bytes, CUstream stream, CUdeviceptr *);
 
@@ -384,11 +387,12 @@ vpmm_status vpmm_malloc(vpmm_pool *, size_t bytes, CUstream stream, CUdeviceptr 
  * every earlier use elsewhere must be ordered before this point, or said with vpmm_use. Address 0 is a no-op, and
  * SUCCESS where the pool can be used at all.
  * INVALID_POINTER: not the start of a live allocation of this pool, also if it was freed before and not handed out
- * since. Others as for malloc, but for a want of memory or addresses. A free into the thread's front cache makes no
- * driver call, on a default stream but one to three that ask for the current context; where what has lain there longest
- * makes room for it, it records an event. With VPMM_SMALL_ASYNC DRIVER may also say that the driver refused the free
- * itself: it may be tried again until a malloc has been given the same address, and does not keep the pool busy if it
- * is not.
+ * since. Others as for malloc, but for OUT_OF_MEMORY, OUT_OF_ADDRESS_SPACE and a parked pool. A free that hits looks
+ * for no capture, whatever the streams setting: what a graph uses is not freed before the graph is gone. A free into
+ * the thread's front cache makes no driver call, on a default stream but one to three that ask for the current context;
+ * where what has lain there longest makes room for it, it records an event. With VPMM_SMALL_ASYNC DRIVER may also say
+ * that the driver refused the free itself: it may be tried again until a malloc has been given the same address, and
+ * does not keep the pool busy if it is not.
  */
 vpmm_status vpmm_free(vpmm_pool *, CUdeviceptr, CUstream stream);
 
@@ -414,10 +418,11 @@ vpmm_status vpmm_use(vpmm_pool *, CUdeviceptr, CUstream stream);
 /*
  * Call before cuStreamDestroy (see vpmm_streams): gives the memory freed on the stream to every stream once its work
  * has passed, and returns when the pool no longer needs the handle. It waits for calls that were given the stream and
- * are under way, not for the stream. A stream that the pool has not met since it was created or last released has
- * nothing to be given: SUCCESS. NOT_SUPPORTED: the stream captures. DRIVER: its end cannot be recorded now;
- * HOST_MEMORY, of a per-thread stream: the thread cannot be known. The stream is as it was then. INVALID_VALUE: a NULL
- * pool.
+ * are past their thread's front cache, not for hits, nor for the stream: so the program sees to it that no call with
+ * the stream is under way when the stream is destroyed or begins to capture. A stream that the pool has not met since
+ * it was created or last released has nothing to be given: SUCCESS. NOT_SUPPORTED: the stream captures. DRIVER: its end
+ * cannot be recorded now; HOST_MEMORY, of a per-thread stream: the thread cannot be known. The stream is as it was
+ * then. INVALID_VALUE: a NULL pool.
  */
 vpmm_status vpmm_stream_release(vpmm_pool *, CUstream);
 
@@ -442,12 +447,12 @@ vpmm_status vpmm_stream_release_ptsz(vpmm_pool *, CUstream);
 /*
  * Gives wholly free extents back to the device until at most keep_bytes are mapped, or nothing more can be given. What
  * is in front caches counts as free, and so does a cut page without a live piece. Memory whose fence has not passed
- * stays; with `captures`, and for what a default stream left without a mark, the call waits for it. What other threads
- * have in their hands at that moment is waited for too, at most 10 ms for each extent. With keep_bytes 0 the driver's
- * pool of VPMM_SMALL_ASYNC is trimmed too. What was given back stays given back until a malloc has to make memory.
- * `released` (may be NULL): bytes of the extents of this call that the driver has taken back. What it refuses to take
- * is quarantined, tried again later, and in no call's `released`.
- * INVALID_VALUE: a NULL pool. DRIVER, HOST_MEMORY: less was given back. NOT_SUPPORTED: the child of a fork.
+ * stays; with `captures`, and for what a default stream left without a mark, or the driver has refused to mark, the
+ * call waits for all work of that context. What other threads have in their hands at that moment is waited for too, at
+ * most 10 ms for each extent. With keep_bytes 0 the driver's pool of VPMM_SMALL_ASYNC is trimmed too. What was given
+ * back stays given back until a malloc has to make memory. `released` (may be NULL): bytes of the extents of this call
+ * that the driver has taken back. What it refuses to take is quarantined, tried again later, and in no call's
+ * `released`. INVALID_VALUE: a NULL pool. DRIVER, HOST_MEMORY: less was given back. NOT_SUPPORTED: the child of a fork.
  */
 vpmm_status vpmm_trim(vpmm_pool *, size_t keep_bytes, size_t *released);
 
@@ -458,13 +463,13 @@ vpmm_status vpmm_trim(vpmm_pool *, size_t keep_bytes, size_t *released);
  * for the work of the device's primary context, and of those with a default stream that the pool was given; other
  * contexts' work with its memory must have ended. No capture is harmed.
  * From the call on until vpmm_wake has succeeded nothing on the device may use the pool's memory (a graph that is
- * launched faults). Mallocs answer NOT_SUPPORTED; one under way may still be served, and its memory is parked with the
- * rest. Frees and uses are as ever. parked_bytes says how much is to come back, mapped_bytes falls by it, and
- * max_mapped has room for it all the while. The pool can be destroyed. A call for a parked pool tries again what the
- * driver has refused, if it has. It waits for mallocs under way, if they map memory.
- * NOT_SUPPORTED: a pool without `graph`. BUSY: the device cannot be waited for now; nothing has changed. DRIVER: the
- * driver would not take all back; the pool is parked all the same, and its contents are lost; or the device is.
- * INVALID_VALUE: a NULL pool.
+ * launched faults). Mallocs answer NOT_SUPPORTED; one that begins before the wait is over may still be served, and its
+ * memory is parked with the rest. A wake that comes during a park waits for it, and wakes the pool. Frees and uses are
+ * as ever. parked_bytes says how much is to come back, mapped_bytes falls by it, and max_mapped has room for it all the
+ * while. The pool can be destroyed. A call for a parked pool tries again what the driver has refused, if it has. It
+ * waits for mallocs under way, if they map memory. NOT_SUPPORTED: a pool without `graph`. BUSY: the device cannot be
+ * waited for now; nothing has changed. DRIVER: the driver would not take all back; the pool is parked all the same, and
+ * its contents are lost; or the device is. INVALID_VALUE: a NULL pool.
  */
 vpmm_status vpmm_park(vpmm_pool *);
 
@@ -582,7 +587,8 @@ vpmm_status vpmm_dump(vpmm_pool *, FILE *);
 
 /*
  * One pass of the reaper by hand: publishes passed fences, unmaps what is due, and gives back what decays. It makes no
- * memory. INVALID_VALUE: a NULL pool. DRIVER: the device is lost, or a call was refused, and the next pass tries again.
+ * memory. INVALID_VALUE: a NULL pool. DRIVER: the device is lost, or its context is refused; the next pass tries
+ * again, as it does what of a pass the driver refuses (unmap_failures).
  * NOT_SUPPORTED: the child of a fork.
  */
 vpmm_status vpmm_poll(vpmm_pool *);

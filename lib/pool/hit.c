@@ -69,14 +69,24 @@ static inline bool is_current(struct vpmm_pool *pool, const struct cache *cache)
            is_current_elsewhere(pool, cache);
 }
 
+/* The question ends a capture, and is counted as what failed. */
+static __attribute__((noinline)) bool is_refused(struct vpmm_pool *pool, CUresult result)
+{
+    device_called(&pool->device, ENTRY_cuStreamGetId, "cuStreamGetId", result);
+    return false;
+}
+
 /* Whether the handle is still that of the cache's stream. */
 static inline bool is_same_stream(struct vpmm_pool *pool, CUstream handle, const struct cache *cache)
 {
     unsigned long long id;
     if (cache->is_default)
         return is_current(pool, cache);
+    CUresult result = pool->device.driver.cuStreamGetId(handle, &id);
+    if (result != CUDA_SUCCESS)
+        return is_refused(pool, result);
     add_alone_u64(&cache->front->tally.driver_calls, 1);
-    return pool->device.driver.cuStreamGetId(handle, &id) == CUDA_SUCCESS && id == cache->id;
+    return id == cache->id;
 }
 
 /* What the hit is not made for, and the cache or a neighbour's may still serve; else the long way. */

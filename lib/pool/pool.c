@@ -332,6 +332,8 @@ vpmm_status vpmm_trim(vpmm_pool *pool, size_t keep_bytes, size_t *released)
     uint64_t pages = 0;
     struct device_scope scope;
     vpmm_status status = pool_check(pool, "vpmm_trim");
+    if (released)
+        *released = 0;
     if (status == VPMM_SUCCESS)
         status = device_enter(&pool->device, &scope);
     if (status != VPMM_SUCCESS)

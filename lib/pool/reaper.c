@@ -96,6 +96,19 @@ static bool marks_came(struct reaper *reaper)
 }
 
 /*
+ * After a pass that was refused as a whole, as when the program has reset the device: whatever there is to do is still
+ * to be done, and would wake the thread at once. (A lost device ends it: see reap.)
+ */
+static uint64_t plan_after_refusal(struct reaper *reaper, const struct pass_outlook *after)
+{
+    struct arena *arena = reaper->arena;
+    bool is_left = after->decays_us || any_left(arena) || any_noted(arena) || streams_pending(&arena->streams, NULL);
+    reaper->pause_us = 0;
+    reaper->is_fixed = is_left;
+    return is_left ? REAPER_RETRY_US : 0;
+}
+
+/*
  * A pass of the thread's, and how many microseconds later the next; 0: nothing is pending. After the last news the
  * pauses grow to REAPER_CALL_US before it sleeps until it is called, also if nothing is pending: see the header. What
  * is refused, untouched or due to decay is not worth a pause that is slept out.
@@ -105,7 +118,8 @@ static uint64_t pass_and_plan(struct reaper *reaper)
     struct arena *arena = reaper->arena;
     bool came = marks_came(reaper);
     struct pass_outlook after;
-    pass_of_reaper(arena, &after); /* a lost device ends the thread: see reap */
+    if (pass_of_reaper(arena, &after) != VPMM_SUCCESS)
+        return plan_after_refusal(reaper, &after);
     bool news = after.any || came, pending = streams_pending(&arena->streams, NULL);
     if (news || pending || reaper->pause_us)
         reaper->pause_us = next_pause(reaper, news);

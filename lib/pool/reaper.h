@@ -30,7 +30,7 @@ enum {
     REAPER_ALONE_US = 5000,   /* the same in a pool that has met one stream alone */
     REAPER_CALL_US = 1000,    /* a pause that a ring ends */
     REAPER_LONGEST_US = 5000, /* of these pauses */
-    REAPER_RETRY_US = 10000,  /* between tries to unmap what the driver has refused */
+    REAPER_RETRY_US = 10000,  /* between tries of what the driver has refused: to unmap something, or a whole pass */
 };
 
 /*

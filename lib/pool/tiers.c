@@ -70,10 +70,11 @@ static vpmm_status build_or_grow(struct arena *arena, const struct turn_request 
     if (load_relaxed_u32(&arena->reuse) == VPMM_REUSE_WAIT_DEVICE && limits->reach != VIEW_ALL) {
         waiting.reach = VIEW_ALL;
         vpmm_status status = build(arena, request, &waiting, answer);
+        limits->room = waiting.room;
         if (!is_shortage(status) || limits->for_another)
             return status;
     }
-    return build(arena, request, limits, answer); /* not all of it could be waited for */
+    return build(arena, request, limits, answer); /* not all of it could be waited for, or made */
 }
 
 /* Whether tier 4 would serve another thread's request: that is left to it (turn.h). */
@@ -137,7 +138,7 @@ static void keep_what_was_asked_for(struct arena *arena, uint64_t pages, struct 
 static bool serve_one(struct arena *arena, struct turn_place *place, const struct turn_request *request)
 {
     struct build_limits limits = {.reach = VIEW_USABLE,
-                                  .creatable_pages = UINT64_MAX,
+                                  .room = DEVICE_ROOM_UNKNOWN,
                                   .longest_handle = request->longest_handle,
                                   .for_another = true};
     struct turn_answer answer;
@@ -266,7 +267,7 @@ vpmm_status tiers_after_wait(const struct tiers_wait *wait, vpmm_status status)
 
 /*
  * Waits for what was freed before, and tries again whenever some of it has passed: what the request needs may be the
- * first of it. What the device gives is asked for anew when it has been given something back, and at last.
+ * first of it. At last the device is asked anew: other pools may have given it something back.
  */
 static vpmm_status settle_and_find(struct arena *arena, const struct turn_request *request, struct build_limits *limits,
                                    struct turn_answer *answer, struct tiers_wait *wait)
@@ -277,13 +278,12 @@ static vpmm_status settle_and_find(struct arena *arena, const struct turn_reques
     if (status != VPMM_SUCCESS)
         return status;
     do {
-        uint64_t quarantined = stats_sum(arena->stats, STAT_quarantined_bytes);
         tiers_note_wait(wait, settling_wait_for_some(arena, &settling, &more));
-        if (!more)
+        if (!more) {
             async_pool_trim(arena->async);
+            limits->room = DEVICE_ROOM_UNKNOWN;
+        }
         cut_flush(arena); /* now that slices have passed, slabs are empty */
-        if (!more || stats_sum(arena->stats, STAT_quarantined_bytes) < quarantined)
-            limits->creatable_pages = UINT64_MAX;
         status = find_or_build(arena, request, limits, answer);
     } while (more && is_shortage(status));
     settling_end(&settling);
@@ -346,7 +346,7 @@ vpmm_status tiers_take_pages(struct arena *arena, uint64_t pages, uint64_t enoug
                              struct stream *stream, struct region *region, enum region_source *source)
 {
     struct build_limits limits = {.reach = VIEW_USABLE,
-                                  .creatable_pages = UINT64_MAX,
+                                  .room = DEVICE_ROOM_UNKNOWN,
                                   .longest_handle = longest_handle,
                                   .may_wait = tiers_policy_waits(arena)};
     struct turn_request request = {stream, pages, longest_handle, may_be_served(arena, pages)};

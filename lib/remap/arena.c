@@ -64,6 +64,7 @@ vpmm_status arena_init(struct arena *arena, struct device *device, struct stats 
     pthread_mutex_init(&arena->reserve_lock, NULL);
     pthread_mutex_init(&arena->plan_lock, NULL);
     pthread_mutex_init(&arena->event_lock, NULL);
+    pthread_mutex_init(&arena->park_lock, NULL);
     pthread_mutex_init(&arena->pass_lock, NULL);
     store_relaxed_u64(&arena->passed_at_ns, clock_now_ns());
     pile_init(&arena->zombies);
@@ -139,6 +140,7 @@ void arena_free(struct arena *arena)
     pthread_mutex_destroy(&arena->plan_lock);
     pthread_mutex_destroy(&arena->event_lock);
     pthread_mutex_destroy(&arena->pass_lock);
+    pthread_mutex_destroy(&arena->park_lock);
 }
 
 /* ---- giving everything back ---- */

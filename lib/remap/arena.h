@@ -57,6 +57,14 @@ struct pass_note {
     _Atomic(uint32_t) freed_async; /* memory of the driver's own pool, with no fence of ours, since the last settling */
 };
 
+/* What the device gave before it refused a create: no more is asked of it, until it has been given something back. */
+struct device_room {
+    uint64_t pages;    /* UINT64_MAX: it has refused nothing */
+    uint64_t releases; /* the arena's, once what it gave is given back */
+};
+
+#define DEVICE_ROOM_UNKNOWN ((struct device_room){.pages = UINT64_MAX})
+
 struct arena {
     struct device *device;
     struct stats *stats;
@@ -91,12 +99,14 @@ struct arena {
     _Atomic(uint32_t) several_builders; /* another one has since: set once, under the plan lock; read relaxed, a hint */
 
     struct pile zombies;
+    _Atomic(uint64_t) releases;    /* handles that the driver has taken back */
     _Atomic(uint64_t) built_pages; /* mapped by builds since the last of these: */
     _Atomic(uint32_t) rebuilds;    /* of 1/64 of the pool: no cache is in a steady state after one (front.h) */
     _Atomic(uint32_t) builders;    /* threads between a claim and the end of commit or unwind */
     _Atomic(uint32_t) overtaken;   /* builds that were, since one last made new memory (lookout.c); a hint */
     struct bell bell;              /* the reaper's */
 
+    pthread_mutex_t park_lock;  /* a park or a wake, the wait for the device included; before the pass lock */
     pthread_mutex_t event_lock; /* asking about events, publishing completed; after the pass lock if both are taken */
     pthread_mutex_t pass_lock;
     struct zombie *waiting; /* under the pass lock: zombies not yet unmapped */

@@ -36,7 +36,8 @@ static uint64_t creatable(const struct arena *arena, const struct build_limits *
         uint64_t held = arena->budgeted_pages + arena->quarantined_pages;
         cap = cap > held ? cap - held : 0;
     }
-    return cap < limits->creatable_pages ? cap : limits->creatable_pages;
+    bool is_known = limits->room.releases == load_relaxed_u64(&arena->releases);
+    return is_known && limits->room.pages < cap ? limits->room.pages : cap;
 }
 
 static bool plan_waits(const struct view *view, const struct policy_plan *plan)
@@ -233,8 +234,7 @@ static enum plan_result find_or_claim(struct build *build, const struct build_li
 static vpmm_status finish(struct build *build, struct build_limits *limits, struct region *result,
                           enum region_source *source)
 {
-    vpmm_status status =
-        carry_out(&build->claim, &build->lookout, limits->for_another, &limits->creatable_pages, result);
+    vpmm_status status = carry_out(&build->claim, &build->lookout, limits->for_another, &limits->room, result);
     *source = build->lookout.source;
     fetch_add_sc_u32(&build->lookout.arena->builders, UINT32_MAX);
     return status;
@@ -265,7 +265,7 @@ vpmm_status build_region(struct arena *arena, struct stream *stream, uint64_t pa
 
 vpmm_status build_initial(struct arena *arena, uint64_t pages)
 {
-    struct build_limits limits = {.reach = VIEW_PASSED, .creatable_pages = UINT64_MAX, .longest_handle = UINT32_MAX};
+    struct build_limits limits = {.reach = VIEW_PASSED, .room = DEVICE_ROOM_UNKNOWN, .longest_handle = UINT32_MAX};
     enum region_source source;
     struct region region;
     vpmm_status status = chunk_reserve(arena, 0);

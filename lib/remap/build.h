@@ -18,19 +18,19 @@
 
 struct build_limits {
     enum view_reach reach;
-    uint64_t creatable_pages; /* UINT64_MAX: as the cap allows. After a refusal: what the device was seen to give */
-    uint32_t longest_handle;  /* pages of one that is created, at most; UINT32_MAX: the policy's to say */
-    bool keep_size;           /* a plan that makes new memory is not carried out: OUT_OF_MEMORY */
-    bool for_another;         /* the stream is another thread's: nor is a plan that would make it wait (turn.h) */
-    bool may_wait;            /* what other streams have freed and serves as it is comes before a plan (tier 4) */
-    bool is_short;            /* tier 6: the view looks into every bin, and the thread serves nobody first */
-    uint64_t since_ns;        /* when the request was first found to need the driver; 0: not yet */
+    struct device_room room; /* beside the cap: noted by a build that the device has refused a create */
+    uint32_t longest_handle; /* pages of one that is created, at most; UINT32_MAX: the policy's to say */
+    bool keep_size;          /* a plan that makes new memory is not carried out: OUT_OF_MEMORY */
+    bool for_another;        /* the stream is another thread's: nor is a plan that would make it wait (turn.h) */
+    bool may_wait;           /* what other streams have freed and serves as it is comes before a plan (tier 4) */
+    bool is_short;           /* tier 6: the view looks into every bin, and the thread serves nobody first */
+    uint64_t since_ns;       /* when the request was first found to need the driver; 0: not yet */
 };
 
 /*
  * A region of at least `pages` pages for the stream, in the caller's hands. OUT_OF_MEMORY: what may be moved and
- * created does not suffice, and after a create that the device refused limits->creatable_pages says how much it gave;
- * the caller says it in words. OUT_OF_ADDRESS_SPACE, DRIVER, HOST_MEMORY; NOT_SUPPORTED: the pool is parked. The
+ * created does not suffice, and after a create that the device refused limits->room says how much it gave; the caller
+ * says it in words. OUT_OF_ADDRESS_SPACE, DRIVER, HOST_MEMORY; NOT_SUPPORTED: the pool is parked. The
  * message of these is set. The source is REGION_NONE for memory that was built, else what tier 2, 3 or, with may_wait,
  * 4 found: it was freed while the thread waited for the plan lock, or while it built. What is REGION_WAITED the caller
  * waits for by region_await when it has left the turn: the wait may be the host's.

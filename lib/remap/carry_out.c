@@ -140,14 +140,15 @@ static vpmm_status wait_for_region(const struct claim *claim, struct fence fence
     enum { TRIES = 16 };
     struct arena *arena = claim->arena;
     vpmm_status status = VPMM_ERROR_OUT_OF_MEMORY;
-    for (int i = 0; status != VPMM_SUCCESS && i < TRIES && fence_waitable(&arena->streams, fence); i++) {
+    bool waitable = true;
+    for (int i = 0; status != VPMM_SUCCESS && i < TRIES && (waitable = fence_waitable(&arena->streams, fence)); i++) {
         if (i)
             clock_yield();
         status = load_relaxed_u32(&arena->reuse) == VPMM_REUSE_WAIT_HOST
                      ? stream_wait_host(&arena->streams, fence)
                      : stream_wait(&arena->streams, claim->stream, fence);
     }
-    return status == VPMM_SUCCESS || fence_waitable(&arena->streams, fence) ? status : VPMM_ERROR_OUT_OF_MEMORY;
+    return status == VPMM_SUCCESS || waitable ? status : VPMM_ERROR_OUT_OF_MEMORY;
 }
 
 /* Waits for everything that the stream may not use yet. For another thread's: OUT_OF_MEMORY, without a message. */
@@ -382,12 +383,18 @@ static vpmm_status map_and_place(struct work *work, bool waited, struct region *
     return status;
 }
 
-static vpmm_status make_calls(struct work *work, bool for_another, uint64_t *creatable_pages, struct region *result)
+/* What was created is given back by the unwind. Where the driver does not take it then, it is asked for more later. */
+static struct device_room room_of(const struct claim *claim)
+{
+    return (struct device_room){created_pages(claim), load_relaxed_u64(&claim->arena->releases) + claim->created};
+}
+
+static vpmm_status make_calls(struct work *work, bool for_another, struct device_room *room, struct region *result)
 {
     bool waited = false;
     vpmm_status status = create_handles(work);
     if (status == VPMM_ERROR_OUT_OF_MEMORY)
-        *creatable_pages = created_pages(work->claim);
+        *room = room_of(work->claim);
     if (goes_on(work, status))
         status = wait_for_donors(work->claim, for_another, &waited);
     if (goes_on(work, status))
@@ -397,7 +404,7 @@ static vpmm_status make_calls(struct work *work, bool for_another, uint64_t *cre
     return status;
 }
 
-vpmm_status carry_out(struct claim *claim, struct lookout *lookout, bool for_another, uint64_t *creatable_pages,
+vpmm_status carry_out(struct claim *claim, struct lookout *lookout, bool for_another, struct device_room *room,
                       struct region *result)
 {
     struct arena *arena = claim->arena;
@@ -410,7 +417,7 @@ vpmm_status carry_out(struct claim *claim, struct lookout *lookout, bool for_ano
         unwind(&work);
         return status;
     }
-    status = make_calls(&work, for_another, creatable_pages, result);
+    status = make_calls(&work, for_another, room, result);
     device_leave(arena->device, &scope);
     if (lookout->found.units) {
         stats_count(arena->stats, STAT_unwound_overtaken);

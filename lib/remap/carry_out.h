@@ -22,10 +22,10 @@
 /*
  * On success a region is in the caller's hands: what was built, or what the lookout has found in its place. Else
  * nothing is. The claim has only its records left (claim_free). OUT_OF_MEMORY, and where a create was refused
- * *creatable_pages says how much the device gave; DRIVER. The message is set, but where a wait answers OUT_OF_MEMORY:
+ * *room says how much the device gave; DRIVER. The message is set, but where a wait answers OUT_OF_MEMORY:
  * the request is another thread's (`for_another`), whose stream would have to wait, or what was claimed can no longer
  * be waited for.
  */
-vpmm_status carry_out(struct claim *, struct lookout *, bool for_another, uint64_t *creatable_pages, struct region *);
+vpmm_status carry_out(struct claim *, struct lookout *, bool for_another, struct device_room *, struct region *);
 
 #endif

@@ -132,24 +132,25 @@ static void end_epoch(struct arena *arena, uint64_t now)
 
 /* ---- a step ---- */
 
-/* Who builds has the turn, and goes first. */
-static bool release_at_turn(struct arena *arena, uint64_t keep_pages, uint32_t *pages, bool *gave_way)
+/* False: nothing more can go, or not now (*later): who builds has the turn, and goes first; or the host has no memory. */
+static bool release_at_turn(struct arena *arena, uint64_t keep_pages, uint32_t *pages, bool *later)
 {
     struct turn_place place;
-    *gave_way = !turn_try(&arena->turn, &place);
-    if (*gave_way)
+    bool is_given = false;
+    *later = !turn_try(&arena->turn, &place);
+    if (*later)
         return false;
-    bool released = give_back_one(arena, keep_pages, pages);
+    *later = give_back_one(arena, keep_pages, pages, &is_given) != VPMM_SUCCESS;
     turn_leave(&arena->turn, &place);
-    return released;
+    return is_given;
 }
 
-static unsigned give_back(struct arena *arena, uint64_t target, bool *gave_way)
+static unsigned give_back(struct arena *arena, uint64_t target, bool *later)
 {
     unsigned shift = arena->space.units.unit_shift, n = 0;
     uint64_t keep_pages = (target >> shift) + (target & ((UINT64_C(1) << shift) - 1) ? 1 : 0);
     uint32_t pages;
-    for (; n < DECAY_EXTENTS && release_at_turn(arena, keep_pages, &pages, gave_way); n++)
+    for (; n < DECAY_EXTENTS && release_at_turn(arena, keep_pages, &pages, later); n++)
         stats_add(arena->stats, STAT_decayed_bytes, (uint64_t)pages << shift);
     return n;
 }
@@ -173,13 +174,13 @@ static bool approach(struct arena *arena, uint64_t ms, uint64_t now)
     uint64_t use = use_now(arena), target = target_of(arena, use, ms, now);
     if (stats_level(arena->stats, STAT_mapped_bytes) <= target || is_in_vain(arena))
         return false;
-    bool gave_way;
-    unsigned n = give_back(arena, target, &gave_way);
-    decay->in_vain = !n && !gave_way && target == floor_of(arena, use);
+    bool later;
+    unsigned n = give_back(arena, target, &later);
+    decay->in_vain = !n && !later && target == floor_of(arena, use);
     decay->publications = publications;
     if (n == DECAY_EXTENTS)
         decay->look_ns = now;
-    else if (gave_way)
+    else if (later)
         decay->look_ns = now + DECAY_AGAIN_US * UINT64_C(1000);
     return n > 0;
 }

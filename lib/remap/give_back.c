@@ -187,8 +187,9 @@ vpmm_status give_back_down_to(struct arena *arena, uint64_t keep_pages, uint64_t
     return status;
 }
 
-bool give_back_one(struct arena *arena, uint64_t keep_pages, uint32_t *released_pages)
+vpmm_status give_back_one(struct arena *arena, uint64_t keep_pages, uint32_t *released_pages, bool *is_given)
 {
-    vpmm_status status;
-    return release_one(arena, keep_pages, false, released_pages, &status) == GIVEN;
+    vpmm_status status = VPMM_SUCCESS;
+    *is_given = release_one(arena, keep_pages, false, released_pages, &status) == GIVEN;
+    return status;
 }

@@ -18,7 +18,10 @@
  */
 vpmm_status give_back_down_to(struct arena *, uint64_t keep_pages, uint64_t *released_pages);
 
-/* One of them that leaves at least keep_pages mapped, the longest. False: there is none. Under the pass lock. */
-bool give_back_one(struct arena *, uint64_t keep_pages, uint32_t *released_pages);
+/*
+ * One of them that leaves at least keep_pages mapped, the longest; *is_given false: there is none. HOST_MEMORY: it is
+ * not known. Under the pass lock.
+ */
+vpmm_status give_back_one(struct arena *, uint64_t keep_pages, uint32_t *released_pages, bool *is_given);
 
 #endif

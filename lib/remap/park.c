@@ -116,11 +116,8 @@ vpmm_status park_cannot_begin(void)
     return fail(VPMM_ERROR_BUSY, "the device cannot be waited for now, so nothing has changed: %s", vpmm_last_error());
 }
 
-vpmm_status park(struct arena *arena)
+static vpmm_status park_all(struct arena *arena)
 {
-    vpmm_assert(arena->is_graph);
-    if (streams_wait_for_all(&arena->streams) != VPMM_SUCCESS)
-        return park_cannot_begin();
     lock_take(&arena->pass_lock);
     end_builds(arena);
     bool all = step_all(arena, NULL);
@@ -129,6 +126,16 @@ vpmm_status park(struct arena *arena)
     vpmm_status status =
         all ? VPMM_SUCCESS : device_failed(arena->device, "parking a pool, the rest of which is parked");
     pthread_mutex_unlock(&arena->pass_lock);
+    return status;
+}
+
+/* A wake that comes while the device is waited for is after this, not before. */
+vpmm_status park(struct arena *arena)
+{
+    vpmm_assert(arena->is_graph);
+    lock_take(&arena->park_lock);
+    vpmm_status status = streams_wait_for_all(&arena->streams) == VPMM_SUCCESS ? park_all(arena) : park_cannot_begin();
+    pthread_mutex_unlock(&arena->park_lock);
     return status;
 }
 
@@ -145,6 +152,7 @@ static vpmm_status park_again(struct arena *arena)
 vpmm_status park_wake(struct arena *arena)
 {
     vpmm_status status = VPMM_SUCCESS;
+    lock_take(&arena->park_lock);
     lock_take(&arena->pass_lock);
     struct access_list list = access_read(&arena->access); /* it does not change under the pass lock */
     if (arena_is_parked(arena)) {
@@ -155,5 +163,6 @@ vpmm_status park_wake(struct arena *arena)
             store_release_u32(&arena->parked, 0); /* pairs with arena_is_parked's acquire */
     }
     pthread_mutex_unlock(&arena->pass_lock);
+    pthread_mutex_unlock(&arena->park_lock);
     return status;
 }

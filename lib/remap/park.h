@@ -13,8 +13,9 @@
  * Its pages stay in the budget as well (arena.h), so that a cap has room for them when they wake.
  *
  * Who may do what
- *   park, wake    one at a time, under the pass lock, which keeps passes from zombies. It is held over the driver's
- *                 calls, and over no wait for the GPU: that is before it
+ *   park, wake    one at a time, under the park lock, which is held over the wait for the GPU as well: so a wake that
+ *                 comes meanwhile wakes the pool. The pass lock, which keeps passes from zombies, is held over the
+ *                 driver's calls alone
  *   builds        none. `parked` is set under the plan lock, under which a build looks at it before it claims and
  *                 counts itself in (`builders`); who parks then waits until those counted in have committed or unwound
  *   a malloc      looks at `parked` when it begins. One that began before it was set is served with free memory, as if

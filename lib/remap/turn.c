@@ -123,9 +123,10 @@ static uint64_t patience_left(struct turn *turn, struct turn_place *place)
         place->ended = ended;
         place->since = now;
     }
-    if (now - place->since >= TURN_PATIENCE_NS)
+    bool is_over = now - place->since >= TURN_PATIENCE_NS;
+    if (is_over) /* who is late may say the same of an earlier turn in its place: it ends for fewer then */
         store_relaxed_u64(&turn->outlasted, ended + 1);
-    if (load_relaxed_u64(&turn->outlasted) == ended + 1)
+    if (is_over || load_relaxed_u64(&turn->outlasted) == ended + 1)
         return 0;
     return place->since + TURN_PATIENCE_NS - now;
 }

@@ -122,11 +122,9 @@ static const struct extent *next_whole_extent(const struct units *units, uint64_
 {
     while (*page < end) {
         const struct extent *extent = unit_extent(unit_at(units, *page));
-        if (!extent) /* they were handed out, freed and built over since: their claim will fail */
-            break;
+        vpmm_assert(extent); /* nobody moves them: that takes a claim under the plan lock */
         uint64_t first = load_relaxed_u64(&extent->page), next = first + extent->pages;
-        if (next <= *page)
-            break;
+        vpmm_assert(next > *page);
         *page = next;
         if (first >= begin && next <= end)
             return extent;

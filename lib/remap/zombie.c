@@ -60,6 +60,7 @@ static bool release(struct arena *arena, struct extent *extent)
     arena->quarantined_pages -= extent->pages;
     pthread_mutex_unlock(&arena->plan_lock);
     stats_sub(arena->stats, STAT_quarantined_bytes, (uint64_t)extent->pages << arena->space.units.unit_shift);
+    fetch_add_relaxed_u64(&arena->releases, 1);
     free(extent);
     return true;
 }

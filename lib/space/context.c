@@ -43,6 +43,17 @@ static CUresult make_block(struct streams *streams, struct wait_holder *holder, 
     return result;
 }
 
+/* Under wait_lock. The one that is meant for the context's, which could not be had yet. NULL: none is. */
+static struct wait_holder *holder_for(struct streams *streams, CUcontext context)
+{
+    for (uint32_t slot = 0; slot < load_acquire_u32(&streams->slots); slot++) {
+        struct wait_holder *holder = holder_at(streams, slot);
+        if (holder->is_kept && holder->context == context)
+            return holder;
+    }
+    return NULL;
+}
+
 /* Under wait_lock. One that keeps none, from this one on; NULL: there is none. */
 static struct wait_holder *empty_holder(struct streams *streams, struct wait_holder *first)
 {
@@ -56,8 +67,8 @@ static struct wait_holder *empty_holder(struct streams *streams, struct wait_hol
 static void keep_block(struct streams *streams, struct wait_holder *holder, CUcontext context)
 {
     struct device_scope scope;
-    if (!(holder->is_kept && holder->context == context))
-        holder = empty_holder(streams, holder); /* the record was another stream's */
+    struct wait_holder *meant = holder_for(streams, context);
+    holder = meant ? meant : empty_holder(streams, holder); /* the record was another stream's */
     if (holder && !has_block(streams, context)) {
         holder->context = context;
         holder->is_kept = true;

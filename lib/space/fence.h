@@ -11,7 +11,7 @@
  *               that come back
  *   mark        reads n = published, then records an event, then appends (n, event) to the ring. What was freed with
  *               a number up to n was freed before n was read, so its stream's work is before the event.
- *               A number is never published for a point that is not yet recorded; a late mark only waits longer
+ *               So what completes is recorded before; a late mark only waits longer
  *
  * Who may do what
  *   take, passed   any thread, lock-free

@@ -420,12 +420,20 @@ static bool look_inside(const struct seen_region *found, void *data)
     return ++part->looked < REGIONS_LOOKED_AT;
 }
 
+/* Of what lies before a split: of its own spans. */
+static struct region front_of(const struct space *space, struct region region, uint64_t units)
+{
+    region.units = units;
+    if (region.has_spans)
+        region.fence = latest_fence(space, region.first, region.first + units);
+    return region;
+}
+
 struct region region_drop_front(struct space *space, struct region region, uint64_t units)
 {
     struct region rest = split(space, region, units);
     unit_set(at(space, rest.first), UNIT_OWN, rest.units);
-    region.units = units;
-    region_publish(space, region);
+    region_publish(space, front_of(space, region, units));
     return rest;
 }
 
@@ -433,7 +441,7 @@ struct region region_keep_front(struct space *space, struct region region, uint6
 {
     struct region rest = split(space, region, units);
     unit_set(at(space, rest.first), UNIT_OWN, rest.units);
-    region.units = units;
+    region = front_of(space, region, units);
     region_publish(space, rest);
     return region;
 }
@@ -470,20 +478,55 @@ bool region_take_part(struct space *space, struct stream *stream, uint64_t units
     return false;
 }
 
-/* The best fit among what other streams have freed, and can be waited for, as `waitable` says. units 0: none. */
+/* A search for the best fit that can be waited for, as `waitable` says. best.units 0: none so far. */
+struct waited {
+    const struct space *space;
+    struct want want;
+    bool (*waitable)(const struct streams *, struct fence);
+    struct seen_region best;
+    unsigned looked;
+};
+
+static bool look_whether_waitable(const struct seen_region *found, void *data)
+{
+    enum { REGIONS_LOOKED_AT = 128 };
+    struct waited *waited = data;
+    const struct space *space = waited->space;
+    uint64_t needed = want_place(waited->want, found->first) - found->first + waited->want.units;
+    if (needed <= found->units && (!waited->best.units || found->units < waited->best.units) &&
+        waited->waitable(space->streams, unit_fence(unit_at(&space->units, found->first))))
+        waited->best = *found;
+    return ++waited->looked < REGIONS_LOOKED_AT;
+}
+
+/* Of a stream whose end nobody else may record, what was freed last cannot be waited for, and the rest can. */
+static void look_at_freed(struct waited *waited, const struct stream *stream, bool every_bin)
+{
+    const struct space *space = waited->space;
+    const struct hints *free = &stream->free[space->level];
+    struct seen_region found;
+    if (!hints_best(free, &space->units, UNIT_FREE, waited->want, every_bin, &found) ||
+        (waited->best.units && found.units >= waited->best.units))
+        return;
+    if (waited->waitable(space->streams, unit_fence(unit_at(&space->units, found.first)))) {
+        waited->best = found;
+        return;
+    }
+    waited->looked = 0;
+    hints_each_from(free, &space->units, UNIT_FREE, waited->want.units, look_whether_waitable, waited);
+}
+
+/* The best fit among what other streams have freed, and can be waited for. units 0: none. */
 static struct seen_region find_freed_elsewhere(const struct space *space, const struct stream *stream, struct want want,
                                                bool every_bin, bool (*waitable)(const struct streams *, struct fence))
 {
-    struct seen_region best = {0}, found;
+    struct waited waited = {.space = space, .want = want, .waitable = waitable};
     for (uint32_t slot = 1, n = load_acquire_u32(&space->streams->slots); slot < n; slot++) {
-        struct stream *other = stream_at(space->streams, slot);
-        if (other != stream &&
-            hints_best(&other->free[space->level], &space->units, UNIT_FREE, want, every_bin, &found) &&
-            (!best.units || found.units < best.units) &&
-            waitable(space->streams, unit_fence(unit_at(&space->units, found.first))))
-            best = found;
+        const struct stream *other = stream_at(space->streams, slot);
+        if (other != stream)
+            look_at_freed(&waited, other, every_bin);
     }
-    return best;
+    return waited.best;
 }
 
 bool region_may_wait(const struct space *space, const struct stream *stream, uint64_t units)

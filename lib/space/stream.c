@@ -444,21 +444,24 @@ static bool is_unmarked(struct stream *stream, enum stream_privacy *privacy)
     return has_handle || state == STREAM_ORPHAN;
 }
 
-static bool any_unmarked(const struct streams *streams, enum stream_privacy least, enum stream_privacy most)
+bool streams_unmarked(const struct streams *streams)
 {
-    enum stream_privacy privacy;
+    enum stream_privacy privacy, most = is_reaper(streams) ? STREAM_OPEN : STREAM_GATED;
     for (uint32_t slot = 1, n = load_acquire_u32(&streams->slots); slot < n; slot++)
-        if (is_unmarked(stream_at(streams, slot), &privacy) && least <= privacy && privacy <= most)
+        if (is_unmarked(stream_at(streams, slot), &privacy) && privacy <= most)
             return true;
     return false;
 }
 
-bool streams_unmarked(const struct streams *streams)
-{
-    return any_unmarked(streams, STREAM_OPEN, is_reaper(streams) ? STREAM_OPEN : STREAM_GATED);
-}
-
+/* A call with a stream of which nothing may be left unmarked is about to mark what it has published. */
 bool streams_unmarkable(const struct streams *streams)
 {
-    return any_unmarked(streams, STREAM_GATED, STREAM_PRIVATE);
+    enum stream_privacy privacy;
+    for (uint32_t slot = 1, n = load_acquire_u32(&streams->slots); slot < n; slot++) {
+        struct stream *stream = stream_at(streams, slot);
+        if (is_unmarked(stream, &privacy) && privacy >= STREAM_GATED &&
+            !(stream_is_brief(streams, stream) && stream_given(stream)))
+            return true;
+    }
+    return false;
 }

@@ -6,6 +6,8 @@
 
 #include <pthread.h>
 
+#include <vpmm/observe.h>
+
 struct user {
     struct world *w;
     CUstream a, b;
@@ -207,6 +209,31 @@ Test(capture, the_stream_itself_is_refused_in_thread_local_mode)
 Test(capture, the_stream_itself_is_refused_in_relaxed_mode)
 {
     capturing_stream_is_refused(CU_STREAM_CAPTURE_MODE_RELAXED);
+}
+
+/* The question for the stream's id ends the capture; who looks at the calls sees that it has failed. */
+Test(capture, a_hit_that_ends_a_capture_is_counted)
+{
+    needs_simulator();
+    struct setup setup = setup_default();
+    struct world w;
+    vpmm_call_counts calls[VPMM_DRIVER_CALLS];
+    CUdeviceptr p;
+    uint64_t failed = 0;
+    setup.pool.cache_bytes = 8 * PAGE;
+    world_open(&w, &setup);
+    CUstream s = world_stream(&w);
+    give(&w, take(&w, 1, s), s);
+    cr_assert_eq(w.driver->cuStreamBeginCapture(s, CU_STREAM_CAPTURE_MODE_RELAXED), CUDA_SUCCESS);
+    cr_assert_neq(vpmm_malloc(w.pool, PAGE, s, &p), VPMM_SUCCESS);
+    must_work(vpmm_calls_get(w.pool, calls));
+    for (int i = 0; i < VPMM_DRIVER_CALLS; i++)
+        if (strcmp(calls[i].call, "cuStreamGetId") == 0)
+            failed = calls[i].failed;
+    cr_expect_gt(failed, 0);
+    CUgraph graph;
+    (void)w.driver->cuStreamEndCapture(s, &graph);
+    world_close(&w);
 }
 
 /* What goes past the cache sees the capture of a stream that the default one would wait for. */

@@ -360,6 +360,31 @@ Test(contexts, a_context_that_was_met_beside_a_wait_has_a_block_after_the_next)
     world_close_with(&k.w, k.other);
 }
 
+/* However many of a context's streams were met while there was no memory for it. */
+Test(contexts, a_block_that_could_not_be_had_is_asked_for_once)
+{
+    enum { STREAMS = 8 };
+    needs_simulator();
+    struct setup setup = setup_default();
+    setup.pool.captures = true;
+    struct world w;
+    world_open_without_pool(&w, &setup);
+    vpmm_sim_fail(w.sim, "cuMemAlloc", 1, CUDA_ERROR_OUT_OF_MEMORY, true);
+    setup.pool.driver = w.driver;
+    must_work(vpmm_pool_create(&setup.pool, &w.pool));
+    for (int i = 0; i < STREAMS; i++) {
+        CUstream s = world_stream(&w);
+        give(&w, take(&w, 1, s), s);
+    }
+    uint64_t asked = world_calls(&w, "cuMemAlloc");
+    CUstream s = w.stream[0];
+    CUdeviceptr p = take(&w, 100, s);
+    cr_expect_eq(world_calls(&w, "cuMemAlloc") - asked, 1);
+    vpmm_sim_fail(w.sim, "cuMemAlloc", 0, CUDA_SUCCESS, false);
+    give(&w, p, s);
+    world_close(&w);
+}
+
 /* ---- a call leaves the thread as it was ---- */
 
 /* Without memory left for it, a malloc waits for what another stream has freed. */

@@ -508,6 +508,64 @@ Test(idle, a_trim_waits_where_nobody_may_mark, .timeout = 60)
 }
 
 /* Where others than its calls may mark, nothing stays unmarked, although the program does nothing more. */
+static const vpmm_driver *below;
+static atomic_bool holds_a_record, is_recording, may_record;
+
+static CUresult CUDAAPI record_when_let_go(CUevent event, CUstream stream)
+{
+    if (atomic_exchange(&holds_a_record, false)) {
+        atomic_store(&is_recording, true);
+        while (!atomic_load(&may_record))
+            sleep_us(100);
+    }
+    return below->cuEventRecord(event, stream);
+}
+
+struct freeing {
+    struct world *w;
+    CUdeviceptr pointer;
+    CUstream stream;
+    vpmm_status status;
+};
+
+static void *free_there(void *data)
+{
+    struct freeing *freeing = data;
+    freeing->w->driver->cuCtxSetCurrent(freeing->w->context);
+    freeing->status = vpmm_free(freeing->w->pool, freeing->pointer, freeing->stream);
+    return NULL;
+}
+
+/* It marks what it has published in a moment. No other stream's work is waited for meanwhile. */
+Test(idle, a_trim_does_not_wait_beside_a_free_that_is_about_to_mark, .timeout = 60)
+{
+    needs_simulator();
+    struct setup setup = setup_default();
+    vpmm_driver table;
+    struct world w;
+    pthread_t thread;
+    setup.pool.streams = VPMM_STREAMS_EAGER;
+    world_open_without_pool(&w, &setup);
+    below = w.driver;
+    table = *w.driver;
+    table.cuEventRecord = record_when_let_go;
+    setup.pool.driver = &table;
+    must_work(vpmm_pool_create(&setup.pool, &w.pool));
+    CUstream s = world_stream(&w), busy = world_stream(&w);
+    struct freeing freeing = {.w = &w, .pointer = take(&w, 4, s), .stream = s};
+    keep_busy(&w, busy);
+    atomic_store(&holds_a_record, true);
+    pthread_create(&thread, NULL, free_there, &freeing);
+    while (!atomic_load(&is_recording))
+        sleep_us(100);
+    must_work(vpmm_trim(w.pool, 0, NULL));
+    cr_expect(world_pending(&w, busy), "it has waited for the context");
+    atomic_store(&may_record, true);
+    pthread_join(thread, NULL);
+    cr_expect_eq(freeing.status, VPMM_SUCCESS);
+    world_close(&w);
+}
+
 Test(idle, marks_that_waited_are_the_reapers, .timeout = 60)
 {
     needs_simulator();
@@ -836,6 +894,32 @@ Test(idle, what_was_refused_for_a_while_is_given_back, .timeout = 60)
     for (int i = 0; i < 2000 && stats_of(&w).quarantined_bytes; i++)
         sleep_ms(10);
     cr_expect_eq(stats_of(&w).quarantined_bytes, 0);
+    world_close(&w);
+}
+
+/* As once the program has reset the device: what lies in a cache is still to be looked after. */
+Test(idle, passes_that_are_refused_are_not_made_one_after_another, .timeout = 60)
+{
+    enum { MS = 300, MOST = 2 * MS / (REAPER_RETRY_US / 1000) };
+    needs_simulator();
+    struct setup setup = setup_default();
+    setup.pool.reaper = true;
+    setup.pool.cache_bytes = 8 * PAGE;
+    struct world w;
+    world_open(&w, &setup);
+    CUstream s = world_stream(&w);
+    vpmm_sim_fail(w.sim, "cuCtxPushCurrent", 1, CUDA_ERROR_INVALID_CONTEXT, true);
+    CUdeviceptr p = 0;
+    cr_assert_eq(w.driver->cuCtxSetCurrent(w.context), CUDA_SUCCESS);
+    must_work(vpmm_malloc(w.pool, PAGE, s, &p));
+    give(&w, p, s);
+    sleep_ms(20);
+    uint64_t calls = world_calls(&w, "cuCtxPushCurrent");
+    sleep_ms(MS);
+    calls = world_calls(&w, "cuCtxPushCurrent") - calls;
+    vpmm_sim_fail(w.sim, "cuCtxPushCurrent", 0, CUDA_SUCCESS, false);
+    cr_expect_gt(calls, 0, "nothing is left to look after");
+    cr_expect_lt(calls, MOST);
     world_close(&w);
 }
 

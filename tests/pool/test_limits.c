@@ -86,6 +86,9 @@ Test(limits, null_arguments)
     must_fail(VPMM_ERROR_INVALID_VALUE, vpmm_free(NULL, t.kept, t.s));
     must_fail(VPMM_ERROR_INVALID_VALUE, vpmm_stream_release(NULL, t.s));
     must_fail(VPMM_ERROR_INVALID_VALUE, vpmm_trim(NULL, 0, NULL));
+    size_t released = 1;
+    must_fail(VPMM_ERROR_INVALID_VALUE, vpmm_trim(NULL, 0, &released));
+    cr_expect_eq(released, 0);
     must_fail(VPMM_ERROR_INVALID_VALUE, vpmm_dump(NULL, stdout));
     must_fail(VPMM_ERROR_INVALID_VALUE, vpmm_dump(t.w.pool, NULL));
     must_fail(VPMM_ERROR_INVALID_VALUE, vpmm_poll(NULL));
@@ -790,6 +793,65 @@ Test(limits, all_that_a_full_device_gave_is_built_with)
     expect_later(&w, q, 18, 2, t);
     world_audit(&w);
     give(&w, q, t);
+    for (int i = 1; i < SINGLES; i += 2)
+        give(&w, p[i], s);
+    world_close(&w);
+}
+
+/* Whether streams may wait on the device or not: the device is asked at once, and at last. */
+Test(limits, a_full_device_is_asked_twice)
+{
+    static const vpmm_reuse settings[] = {VPMM_REUSE_COMPLETED, VPMM_REUSE_WAIT_DEVICE};
+    for (size_t i = 0; i < sizeof settings / sizeof settings[0]; i++) {
+        struct setup setup = setup_default();
+        setup.sim.memory_bytes = 32 * PAGE;
+        setup.pool.reuse = settings[i];
+        struct world w;
+        world_open(&w, &setup);
+        CUstream s = world_stream(&w);
+        CUdeviceptr p = take(&w, 20, s), q;
+        must_fail(VPMM_ERROR_OUT_OF_MEMORY, vpmm_malloc(w.pool, 18 * PAGE, s, &q));
+        cr_expect_eq(stats_of(&w).unwound_create, 2);
+        give(&w, p, s);
+        world_close(&w);
+    }
+}
+
+/*
+ * Eight handles have moved, and then been given back at their new place; the device has them when their old addresses
+ * are unmapped, which it is before the work of another stream has ended.
+ */
+Test(limits, what_a_full_device_is_given_back_is_asked_for_before_others_work_is_waited_for)
+{
+    enum { SINGLES = 16, MOVED = 8 };
+    struct setup setup = setup_default();
+    setup.sim.memory_bytes = 32 * PAGE;
+    setup.pool.extent_size = PAGE;
+    setup.pool.reuse = VPMM_REUSE_COMPLETED;
+    struct world w;
+    world_open(&w, &setup);
+    CUstream s = world_stream(&w), t = world_stream(&w), busy = world_stream(&w);
+    CUdeviceptr p[SINGLES];
+    size_t released;
+    for (int i = 0; i < SINGLES; i++)
+        p[i] = take(&w, 1, s);
+    CUdeviceptr rest = take(&w, 12, t), at_work = take(&w, 4, busy);
+    keep_busy(&w, s);
+    keep_busy(&w, busy);
+    give(&w, at_work, busy);
+    for (int i = 0; i < SINGLES; i += 2)
+        give(&w, p[i], s);
+    CUdeviceptr moved = take(&w, MOVED, s);
+    give(&w, moved, t); /* which has not used it */
+    world_run(&w, t, SIZE_MAX);
+    must_work(vpmm_trim(w.pool, 24 * PAGE, &released));
+    cr_assert_eq(stats_of(&w).quarantined_bytes, MOVED * PAGE);
+    world_run(&w, s, SIZE_MAX);
+    CUdeviceptr q = take(&w, MOVED, t);
+    cr_expect(world_pending(&w, busy), "the host has waited");
+    cr_expect_eq(stats_of(&w).unwound_create, 1);
+    give(&w, q, t);
+    give(&w, rest, t);
     for (int i = 1; i < SINGLES; i += 2)
         give(&w, p[i], s);
     world_close(&w);

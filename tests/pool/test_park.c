@@ -4,6 +4,7 @@
  */
 #include "support.h"
 
+#include "base/clock.h"
 #include "pool/pool.h"
 
 enum { PAGES = 4, SUBPAGES = 100 << 10, HELD = 6 };
@@ -659,4 +660,67 @@ Test(park, a_release_that_worked_and_said_no_is_one)
     world_stream_destroy(&k.w, k.t);
     cr_assert_eq(k.w.driver->cuDevicePrimaryCtxRelease(k.w.device), CUDA_SUCCESS);
     cr_expect_eq(vpmm_sim_destroy(k.w.sim), 0, "leaks");
+}
+
+/* ---- a wake that comes while a park waits for the device ---- */
+
+static const vpmm_driver *below;
+static atomic_bool is_waiting, may_go_on;
+
+static CUresult CUDAAPI free_when_let_go(CUdeviceptr block)
+{
+    atomic_store(&is_waiting, true);
+    while (!atomic_load(&may_go_on))
+        clock_sleep_us(100);
+    return below->cuMemFree(block);
+}
+
+struct call {
+    struct world *w;
+    vpmm_status (*function)(vpmm_pool *);
+    pthread_t thread;
+    vpmm_status status;
+    atomic_bool done;
+};
+
+static void *make_call(void *data)
+{
+    struct call *call = data;
+    call->w->driver->cuCtxSetCurrent(call->w->context);
+    call->status = call->function(call->w->pool);
+    atomic_store(&call->done, true);
+    return NULL;
+}
+
+Test(park, a_wake_during_a_park_wakes_the_pool, .timeout = 60)
+{
+    enum { A_WHILE_US = 20000 };
+    needs_simulator();
+    struct setup setup = setup_default();
+    vpmm_driver table;
+    struct world w;
+    setup.pool.graph = true;
+    world_open_without_pool(&w, &setup);
+    below = w.driver;
+    table = *w.driver;
+    table.cuMemFree = free_when_let_go;
+    setup.pool.driver = &table;
+    must_work(vpmm_pool_create(&setup.pool, &w.pool));
+    CUstream s = world_stream(&w);
+    CUdeviceptr p = take(&w, PAGES, s);
+    struct call parks = {.w = &w, .function = vpmm_park}, wakes = {.w = &w, .function = vpmm_wake};
+    pthread_create(&parks.thread, NULL, make_call, &parks);
+    while (!atomic_load(&is_waiting))
+        clock_sleep_us(100);
+    pthread_create(&wakes.thread, NULL, make_call, &wakes);
+    clock_sleep_us(A_WHILE_US);
+    cr_expect_not(atomic_load(&wakes.done), "it has said that the pool is awake");
+    atomic_store(&may_go_on, true);
+    pthread_join(parks.thread, NULL);
+    pthread_join(wakes.thread, NULL);
+    cr_expect_eq(parks.status, VPMM_SUCCESS);
+    cr_expect_eq(wakes.status, VPMM_SUCCESS);
+    cr_expect_eq(stats_of(&w).parked_bytes, 0);
+    give(&w, p, s);
+    world_close(&w);
 }

@@ -969,6 +969,35 @@ Test(sound_faults, a_use_is_noted_or_not_at_all_as_host_memory_ends)
     }
 }
 
+/* The at-th request for host memory is refused to a step of decay. True: there was one so late. */
+static bool decays_without_host_memory(unsigned at)
+{
+    struct setup setup = setup_default();
+    setup.pool.decay_ms = 0;
+    struct world w;
+    world_open(&w, &setup);
+    CUstream s = world_stream(&w);
+    give(&w, take(&w, 10, s), s);
+    world_step(&w);
+    host_memory_ends_at = at;
+    must_work(vpmm_poll(w.pool));
+    bool refused = host_memory_ends_at == 0;
+    host_memory_ends_at = 0;
+    must_work(vpmm_poll(w.pool));
+    cr_expect_eq(stats_of(&w).mapped_bytes, 0, "after request %u for host memory", at);
+    world_close(&w);
+    return refused;
+}
+
+/* Such a step is made later, though nothing else happens meanwhile. */
+Test(sound_faults, memory_decays_once_there_is_host_memory_again)
+{
+    unsigned refused = 1;
+    while (decays_without_host_memory(refused))
+        refused++;
+    cr_expect_gt(refused, 2, "a step asks for host memory %u times", refused - 1);
+}
+
 /* Each request for host memory in turn is refused while the pool is made. True: there was one so late. */
 static bool no_pool_without_host_memory(const struct setup *setup, unsigned at)
 {

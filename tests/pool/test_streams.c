@@ -46,6 +46,79 @@ Test(streams, own_memory_is_used_again_at_once)
     world_close(&w);
 }
 
+static uint64_t not_waitable; /* a fence's number */
+
+static bool is_waitable(const struct streams *streams, struct fence fence)
+{
+    (void)streams;
+    return fence.number != not_waitable;
+}
+
+/* Of a stream's regions of a length, whichever of them is looked at first. */
+Test(streams, what_can_be_waited_for_is_found_beside_what_cannot)
+{
+    enum { REGIONS = 2 };
+    for (int first = 0; first < REGIONS; first++) {
+        struct world w;
+        world_open(&w, NULL);
+        CUstream s = world_stream(&w), t = world_stream(&w);
+        CUdeviceptr p[REGIONS], between[REGIONS];
+        struct stream *asking;
+        struct fence fence[REGIONS];
+        struct region region;
+        for (int i = 0; i < REGIONS; i++) {
+            p[i] = take(&w, 8, s);
+            between[i] = take(&w, 1, s);
+        }
+        keep_busy(&w, s);
+        for (int i = 0; i < REGIONS; i++) {
+            uint64_t unit;
+            give(&w, p[i], s);
+            cr_assert(unit_of_address(&w.pool->arena.space.units, p[i], &unit));
+            fence[i] = unit_fence(unit_at(&w.pool->arena.space.units, unit));
+        }
+        not_waitable = fence[first].number;
+        must_work(stream_enter(&w.pool->arena.streams, t, &asking));
+        cr_assert(region_take_freed_elsewhere(&w.pool->arena.space, asking, (struct want){8, 1}, false, is_waitable,
+                                              &region));
+        cr_expect_eq(region.fence.number, fence[1 - first].number);
+        region_publish(&w.pool->arena.space, region);
+        stream_finish(&w.pool->arena.streams, asking);
+        for (int i = 0; i < REGIONS; i++)
+            give(&w, between[i], s);
+        world_close(&w);
+    }
+}
+
+/* Two regions are one behind the later fence. Who takes the earlier one's part of it waits for that one's fence. */
+Test(streams, a_part_is_waited_for_by_its_own_fence)
+{
+    struct setup setup = setup_with(VPMM_REUSE_WAIT_DEVICE);
+    struct world w;
+    world_open(&w, &setup);
+    CUstream s = world_stream(&w), t = world_stream(&w);
+    CUdeviceptr both = take(&w, 8, s), behind = take(&w, 1, s);
+    give(&w, both, s);
+    world_run(&w, s, SIZE_MAX);
+    CUdeviceptr first = take(&w, 4, s), second = take(&w, 4, s);
+    cr_assert(first == both && second == both + 4 * PAGE);
+    keep_busy(&w, s);
+    give(&w, first, s);
+    size_t earlier = 2; /* the work, and the mark behind it */
+    keep_busy(&w, s);
+    give(&w, second, s);
+    CUdeviceptr q = take(&w, 4, t);
+    cr_assert_eq(q, first);
+    fill(&w, q, 4, 1, t);
+    world_run(&w, s, earlier);
+    world_run(&w, t, SIZE_MAX);
+    cr_expect_not(world_pending(&w, t), "it waits for what it does not need");
+    cr_expect(world_pending(&w, s));
+    give(&w, q, t);
+    give(&w, behind, s);
+    world_close(&w);
+}
+
 /* How often a malloc that builds asks whether what has been freed on another stream, or on its own, has passed. */
 static uint64_t questions_of_a_build(bool of_another)
 {

@@ -59,7 +59,7 @@ PLAY(get_two)
 PLAY(build_two_beside)
 {
     struct arena *arena = &inside()->arena;
-    struct build_limits limits = {.reach = VIEW_USABLE, .creatable_pages = UINT64_MAX, .longest_handle = UINT32_MAX};
+    struct build_limits limits = {.reach = VIEW_USABLE, .room = DEVICE_ROOM_UNKNOWN, .longest_handle = UINT32_MAX};
     struct stream *stream;
     struct region region;
     enum region_source source;
