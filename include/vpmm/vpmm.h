@@ -30,15 +30,15 @@
  *   mapped + quarantined <= max_mapped
  * but where VPMM_ATTRIBUTE_MAX_MAPPED has set it below what there was: then nothing is made before there is less.
  *
- * Threads: every function may be called from any thread. Errors change nothing; vpmm_last_error() says what was wrong.
- * The library never aborts and prints nothing. After fork a pool made by the parent answers VPMM_ERROR_NOT_SUPPORTED in
- * the child, but to vpmm_stats_get, vpmm_dump, get_attribute, vpmm_pool_driver and the observers (observe.h), which
- * show it as it was. No function may be called from a CUDA host function (CUDA forbids driver calls there). Streams may
- * be of any context of the pool's device; a context other than the primary one must outlive the pools that met its
- * streams, which keep events in it. A default stream (0, CU_STREAM_LEGACY, CU_STREAM_PER_THREAD) is that of the
- * thread's current context if that is of the pool's device. Else it is that of the device's primary context, also where
- * another device's context is current: work that was given stream 0 there is on another stream than the pool's calls
- * name.
+ * Threads: every function may be called from any thread. Errors change nothing, except where a function says so;
+ * vpmm_last_error() says what was wrong. The library never aborts and prints nothing. After fork a pool made by the
+ * parent answers VPMM_ERROR_NOT_SUPPORTED in the child, but to vpmm_stats_get, vpmm_dump, get_attribute,
+ * vpmm_pool_driver and the observers (observe.h), which show it as it was. No function may be called from a CUDA host
+ * function (CUDA forbids driver calls there). Streams may be of any context of the pool's device; a context other than
+ * the primary one must outlive the pools that met its streams, which keep events in it. A default stream (0,
+ * CU_STREAM_LEGACY, CU_STREAM_PER_THREAD) is that of the thread's current context if that is of the pool's device. Else
+ * it is that of the device's primary context, also where another device's context is current: work that was given
+ * stream 0 there is on another stream than the pool's calls name.
  *
  * Who may call what during what. "During" is from the call of the one until its return. Each pair of functions that is
  * not named is safe at the same time, on one pool and on several.
@@ -171,9 +171,9 @@ typedef enum vpmm_streams {
  * stay mapped. A peak claims itself for half of decay_ms, and evenly less from then on until decay_ms are over; and
  * beyond itself the same share again of what was mapped beyond the peak when the pool last grew: memory that was free,
  * but behind another stream's work or not in one piece. So a program that comes back to its peak again and again within
- * that half keeps what it needs, and one that has stopped has given everything back to the threshold after decay_ms
- * (but for what lies in front caches of stream 0, see README, Limits), and then wakes up no more. The next malloc
- * beyond what is left makes memory anew.
+ * that half keeps what it needs, and one that has stopped has given everything back to the threshold after decay_ms,
+ * and then wakes up no more. What lies in front caches of stream 0 stays until a later call there misses the cache, or
+ * vpmm_trim. The next malloc beyond what is left makes memory anew.
  */
 /*
  * Captures. What lies freed in a front cache has no recorded end. While a stream is known to the pool, another thread
@@ -245,8 +245,8 @@ typedef struct vpmm_config {
                                   at most 67108863 pages; no request can be longer; 8 TiB            VPMM_VA_SIZE */
     size_t initial_pages;      /* pages mapped at creation, rounded up to the granularity; 0         VPMM_PAGES */
     size_t extent_size;        /* bytes of the largest handle, a multiple as va_size is; 0: chosen by the policy, at
-                                  most a 512th of the cap or of the device's memory; page_size gives the
-                                  specification's one handle a page, if that is not less than the granularity
+                                  most a 512th of the cap or of the device's memory; page_size gives one
+                                  handle a page, if that is not less than the granularity
                                                                                                      VPMM_EXTENT_SIZE */
     size_t max_mapped;         /* cap on mapped and quarantined bytes, at least a page and the granularity; 0: none
                                                                                                      VPMM_MAX_MAPPED */
@@ -458,10 +458,10 @@ vpmm_status vpmm_trim(vpmm_pool *, size_t keep_bytes, size_t *released);
 
 /*
  * For a pool with `graph` whose graphs will not run for a while: gives all its physical memory back to the device (but
- * the byte of the driver's in each context by which it waits: see README, Limits), and keeps every address as it is.
- * What was in the memory is lost: the program copies what it needs elsewhere before, and back after vpmm_wake. Waits
- * for the work of the device's primary context, and of those with a default stream that the pool was given; other
- * contexts' work with its memory must have ended. No capture is harmed.
+ * the byte of the driver's in each context by which it waits), and keeps every address as it is. What was in the memory
+ * is lost: the program copies what it needs elsewhere before, and back after vpmm_wake. Waits for the work of the
+ * device's primary context, and of those with a default stream that the pool was given; other contexts' work with its
+ * memory must have ended. No capture is harmed.
  * From the call on until vpmm_wake has succeeded nothing on the device may use the pool's memory (a graph that is
  * launched faults). Mallocs answer NOT_SUPPORTED; one that begins before the wait is over may still be served, and its
  * memory is parked with the rest. A wake that comes during a park waits for it, and wakes the pool. Frees and uses are
@@ -578,10 +578,10 @@ typedef struct vpmm_stats {
 vpmm_status vpmm_stats_get(vpmm_pool *, vpmm_stats *);
 
 /*
- * Writes the statistics, a line each, then every region in ascending address order, in the specification's notation
- * (counts of pages): [X] live, [-X] reusable, [*X] hole, [~X] pending unmap; [?X] is in the hands of a call. Live pages
- * that are cut follow, a line for each run of them, in subpages: (X) live, (-X) free, (/X) a slab; then how many slices
- * of each size are free. INVALID_VALUE: a NULL argument, or a file that cannot be written.
+ * Writes the statistics, a line each, then every region in ascending address order, as [X], where X is how many pages
+ * it has: [X] live, [-X] reusable, [*X] hole, [~X] pending unmap; [?X] is in the hands of a call. Live pages that are
+ * cut follow, a line for each run of them, in subpages: (X) live, (-X) free, (/X) a slab; then how many slices of each
+ * size are free. INVALID_VALUE: a NULL argument, or a file that cannot be written.
  */
 vpmm_status vpmm_dump(vpmm_pool *, FILE *);
 
