@@ -5,9 +5,9 @@ usage() {
   cat <<'EOF'
 usage: stress/on_gpu.sh BUILD_DIR TRACE...
 
-On a machine with a GPU: runs what most figures of stress/README.md come from, with the programs in BUILD_DIR, and the
-tests that need no simulated GPU if they were built. The programs may have been built elsewhere. About nine minutes on an
-H200.
+On a machine with a GPU: runs the programs that most figures of stress/README.md come from, in BUILD_DIR, with fewer
+passes and runs than its tables have, and the tests that need no simulated GPU if they were built. The programs may have
+been built elsewhere. About nine minutes on an H200.
 
   1  vpmm and cuMemAllocAsync in turn, three times: dense, one thread, requests of at least 2 MiB, cold and warm
   2  the same with --verify, with four threads and all sizes, at the traces' own pace, and with one handle a page
