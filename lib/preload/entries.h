@@ -22,14 +22,14 @@
  *                        well: it does not know the address, and says CUDA_ERROR_INVALID_VALUE, as it says of its own
  *                        memory from outside of the graph; the capture goes on (seen with driver 580.159). That one
  *                        begins and ends is noted (captures.h)
- *   pools                a device whose current pool is not its default one, and requests that name a pool
+ *   pools                a device whose current pool is not its default one, and requests that name another than that
  *   other contexts       vpmm would keep events in them, which must not outlive them: only primary ones are served
  *   shared memory        once the default pool is made accessible from other devices, or, of synchronous requests, peer
  *                        access is enabled: vpmm's memory is accessible from its own device alone
  *   legacy IPC           own memory has no handle for it, as memory of the driver's pools has none: the driver says so
  *
- * Nothing is done before the first request but that one handler of forks is registered (captures.c): no thread, no look
- * for a driver. A process without CUDA pays for a longer list of libraries at its start, and two comparisons in dlsym.
+ * Nothing is done before the first request but that handlers of forks are registered (captures.c, lane.c, served.c): no
+ * thread, no look for a driver. A process without CUDA pays for a longer list of libraries at its start, and two comparisons in dlsym.
  */
 #ifndef VPMM_PRELOAD_ENTRIES_H
 #define VPMM_PRELOAD_ENTRIES_H

@@ -183,10 +183,15 @@ static void prepare(void)
         atexit(say);
 }
 
-void lane_count(enum count count)
+void lane_prepare(void)
 {
     static pthread_once_t once = PTHREAD_ONCE_INIT;
     pthread_once(&once, prepare);
+}
+
+void lane_count(enum count count)
+{
+    lane_prepare();
     atomic_fetch_add_explicit(&own_lane()->counts[count], 1, memory_order_relaxed);
 }
 

@@ -49,8 +49,11 @@ void lane_leave(void);
 void lane_shut(void);
 void lane_open(void);
 
-/* The first call makes sure that VPMM_PRELOAD_VERBOSE has its line at the exit. */
+/* The first call makes sure that VPMM_PRELOAD_VERBOSE has its line at the exit, as lane_prepare does. */
 void lane_count(enum count);
+
+/* The line comes after what is registered for the exit from here on. */
+void lane_prepare(void);
 
 /*
  * What the pool of a device counts as used beyond what the program sees of the default pool: bytes that requests were

@@ -76,15 +76,17 @@ static void forget(CUstream stream)
     CUcontext context;
     CUstreamCaptureStatus status;
     const vpmm_driver *driver = vpmm_driver_cuda();
-    if (!stream || stream == CU_STREAM_LEGACY || stream == CU_STREAM_PER_THREAD || !driver ||
-        driver->cuStreamIsCapturing(stream, &status) != CUDA_SUCCESS)
+    if (!stream || stream == CU_STREAM_LEGACY || stream == CU_STREAM_PER_THREAD || !driver)
         return;
-    if (status) { /* it may only have joined the capture, whose end is the end of the count */
+    CUresult result = driver->cuStreamIsCapturing(stream, &status);
+    if (result == CUDA_SUCCESS && !status)
+        result = driver->cuStreamGetCtx(stream, &context);
+    if (result == CUDA_ERROR_INVALID_HANDLE || result == CUDA_ERROR_DEINITIALIZED)
+        return;
+    if (result != CUDA_SUCCESS || status) { /* it may only have joined the capture, whose end is the end of the count */
         captures_shut_for_good();
         return;
     }
-    if (driver->cuStreamGetCtx(stream, &context) != CUDA_SUCCESS)
-        return;
     lane_enter();
     struct served *served = served_find(context);
     vpmm_status released = served ? vpmm_stream_release(served->pool, stream) : VPMM_SUCCESS;
@@ -111,8 +113,10 @@ static _Atomic(int) retained[BOOK_DEVICES];
 CUresult preload_primary_retain(CUcontext *context, CUdevice device)
 {
     CUresult result = REAL(primary_retain, context, device);
-    if (result == CUDA_SUCCESS && device >= 0 && device < BOOK_DEVICES)
+    if (result == CUDA_SUCCESS && device >= 0 && device < BOOK_DEVICES) {
+        served_note_primary(device, *context);
         atomic_fetch_add(&retained[device], 1);
+    }
     return result;
 }
 

@@ -96,32 +96,40 @@ static bool take(struct served *served, CUdeviceptr *memory, size_t bytes, CUstr
     return true;
 }
 
-/* In the lanes. False: *why. */
-static bool serve_async(CUdeviceptr *memory, size_t bytes, CUstream stream, enum count *why)
+/* What is left for good is left before there is a pool for it. */
+static bool may_serve(int device, CUmemoryPool named, enum count *why)
+{
+    *why = COUNT_left_context;
+    if (device < 0)
+        return false;
+    *why = COUNT_left_pool;
+    if (named ? !served_is_standard(device, named) : served_elsewhere(device))
+        return false;
+    *why = COUNT_left_shared;
+    return !served_is_shared(device, SERVED_SHARED_ASYNC);
+}
+
+/* In the lanes; `named`: the pool that the request names, or NULL. False: *why. */
+static bool serve_async(CUdeviceptr *memory, size_t bytes, CUmemoryPool named, CUstream stream, enum count *why)
 {
     const vpmm_driver *driver = vpmm_driver_cuda();
     *why = !driver ? COUNT_left_unserved : COUNT_left_size;
     if (!driver || !memory || !bytes)
         return false;
     CUcontext context = context_of(driver, stream, why);
-    struct served *served = context ? served_of_context(context, why) : NULL;
-    if (!served)
+    int device = served_device_of(context);
+    if (!context || !may_serve(device, named, why))
         return false;
-    *why = COUNT_left_pool;
-    if (served_elsewhere(served))
-        return false;
-    *why = COUNT_left_shared;
-    if (served_is_shared(served->device, SERVED_SHARED_ASYNC))
-        return false;
-    return take(served, memory, bytes, stream, false, why);
+    struct served *served = served_of_primary(device, context, why);
+    return served && take(served, memory, bytes, stream, false, why);
 }
 
 /* False: the driver is asked for it, also where vpmm has no memory: its own pool may keep some. */
-static bool alloc_async(CUdeviceptr *memory, size_t bytes, CUstream stream)
+static bool alloc_async(CUdeviceptr *memory, size_t bytes, CUmemoryPool named, CUstream stream)
 {
     enum count why;
     lane_enter();
-    bool served = serve_async(memory, bytes, stream, &why);
+    bool served = serve_async(memory, bytes, named, stream, &why);
     lane_leave();
     lane_count(why);
     return served;
@@ -153,7 +161,7 @@ static CUresult traced_async(CUresult result, const CUdeviceptr *memory, size_t 
 CUresult preload_alloc_async(CUdeviceptr *memory, size_t bytes, CUstream stream)
 {
     CUresult result = CUDA_SUCCESS;
-    if (!alloc_async(memory, bytes, stream))
+    if (!alloc_async(memory, bytes, NULL, stream))
         result = MEMORY_RETRIED_ON(device_of_stream(stream), REAL(alloc_async, memory, bytes, stream));
     return traced_async(result, memory, bytes, stream);
 }
@@ -162,7 +170,7 @@ CUresult preload_alloc_async_ptsz(CUdeviceptr *memory, size_t bytes, CUstream st
 {
     CUresult result = CUDA_SUCCESS;
     CUstream meant = default_is_per_thread(stream);
-    if (!alloc_async(memory, bytes, meant))
+    if (!alloc_async(memory, bytes, NULL, meant))
         result = MEMORY_RETRIED_ON(device_of_stream(meant), REAL(alloc_async_ptsz, memory, bytes, stream));
     return traced_async(result, memory, bytes, meant);
 }
@@ -213,6 +221,14 @@ static CUresult order_quietly(const vpmm_driver *driver, CUstream quiet, CUconte
     return result;
 }
 
+/* After a fault of the device each call of the driver has the word for it. */
+static CUresult refusal_of_free(vpmm_status status)
+{
+    size_t free, total;
+    CUresult theirs = status == VPMM_ERROR_DRIVER ? REAL(get_info, &free, &total) : CUDA_SUCCESS;
+    return theirs != CUDA_SUCCESS ? theirs : result_of(status);
+}
+
 /* The memory is out of the book; where vpmm does not take it, it goes back there. */
 static CUresult give(struct served *served, CUdeviceptr start, struct allocation allocation, CUstream stream)
 {
@@ -220,10 +236,10 @@ static CUresult give(struct served *served, CUdeviceptr start, struct allocation
     if (status == VPMM_SUCCESS) {
         lane_add_beyond(served->device, -beyond(allocation));
         lane_count(COUNT_freed);
-    } else {
-        book_add(start, allocation); /* its tables are there */
+        return CUDA_SUCCESS;
     }
-    return result_of(status);
+    book_add(start, allocation); /* its tables are there */
+    return refusal_of_free(status);
 }
 
 /* What the quiet stream has waited for is behind what it frees, or every use has ended: so it is every stream's. */
@@ -367,13 +383,14 @@ static bool serve_at_once(CUdeviceptr *memory, size_t bytes, enum count *why)
     *why = COUNT_left_context;
     if (driver->cuCtxGetCurrent(&context) != CUDA_SUCCESS)
         return false;
-    struct served *served = served_of_context(context, why);
-    if (!served)
+    int device = served_device_of(context);
+    if (device < 0)
         return false;
     *why = COUNT_left_shared;
-    if (served_is_shared(served->device, SERVED_SHARED_AT_ONCE))
+    if (served_is_shared(device, SERVED_SHARED_AT_ONCE))
         return false;
-    return take_at_once(driver, served, memory, bytes, why);
+    struct served *served = served_of_primary(device, context, why);
+    return served && take_at_once(driver, served, memory, bytes, why);
 }
 
 CUresult preload_alloc(CUdeviceptr *memory, size_t bytes)
@@ -520,18 +537,22 @@ static int device_of_pool(CUmemoryPool pool)
     return found;
 }
 
-/* Of a pool that the program has made, or names. */
+/* Who names the default pool means what cuMemAllocAsync takes where no other pool is set. */
 CUresult preload_alloc_from_pool(CUdeviceptr *memory, size_t bytes, CUmemoryPool pool, CUstream stream)
 {
-    return traced_async(MEMORY_RETRIED_ON(device_of_pool(pool), REAL(alloc_from_pool, memory, bytes, pool, stream)),
-                        memory, bytes, stream);
+    CUresult result = CUDA_SUCCESS;
+    if (!pool || !alloc_async(memory, bytes, pool, stream))
+        result = MEMORY_RETRIED_ON(device_of_pool(pool), REAL(alloc_from_pool, memory, bytes, pool, stream));
+    return traced_async(result, memory, bytes, stream);
 }
 
 CUresult preload_alloc_from_pool_ptsz(CUdeviceptr *memory, size_t bytes, CUmemoryPool pool, CUstream stream)
 {
-    return traced_async(
-        MEMORY_RETRIED_ON(device_of_pool(pool), REAL(alloc_from_pool_ptsz, memory, bytes, pool, stream)), memory, bytes,
-        default_is_per_thread(stream));
+    CUresult result = CUDA_SUCCESS;
+    CUstream meant = default_is_per_thread(stream);
+    if (!pool || !alloc_async(memory, bytes, pool, meant))
+        result = MEMORY_RETRIED_ON(device_of_pool(pool), REAL(alloc_from_pool_ptsz, memory, bytes, pool, stream));
+    return traced_async(result, memory, bytes, meant);
 }
 
 #define RETRY(name, symbol, base, parameters, device, arguments)                                                       \

@@ -109,17 +109,29 @@ static uint64_t used(const struct served *served, const vpmm_stats *stats)
     return bytes > 0 ? (uint64_t)bytes : 0; /* other threads' requests change the one and then the other */
 }
 
+/* What vpmm takes of a pool of the driver's own for small requests is reserved too. */
+static uint64_t reserved(const vpmm_stats *stats)
+{
+    return stats->mapped_bytes + stats->quarantined_bytes + stats->async_bytes;
+}
+
+static uint64_t greater(uint64_t a, uint64_t b)
+{
+    return a > b ? a : b;
+}
+
+/* A mark is not below its level, though vpmm's peaks are inexact, and leave out what is quarantined. */
 static uint64_t ours_of(CUmemPool_attribute attribute, const struct served *served, const vpmm_stats *stats)
 {
     switch ((int)attribute) {
     case CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT:
-        return stats->mapped_bytes + stats->quarantined_bytes;
+        return reserved(stats);
     case CU_MEMPOOL_ATTR_RESERVED_MEM_HIGH:
-        return stats->peak_mapped_bytes;
+        return greater(stats->peak_mapped_bytes, reserved(stats));
     case CU_MEMPOOL_ATTR_USED_MEM_CURRENT:
         return used(served, stats);
     case CU_MEMPOOL_ATTR_USED_MEM_HIGH:
-        return stats->peak_requested_bytes;
+        return greater(stats->peak_requested_bytes, used(served, stats));
     default:
         return 0;
     }
@@ -178,8 +190,8 @@ CUresult preload_pool_set_attribute(CUmemoryPool pool, CUmemPool_attribute attri
 static void trim_ours(const struct served *served, size_t keep)
 {
     vpmm_stats stats;
-    if (vpmm_stats_get(served->pool, &stats) == VPMM_SUCCESS && stats.mapped_bytes > keep)
-        vpmm_trim(served->pool, keep, NULL);
+    if (vpmm_stats_get(served->pool, &stats) == VPMM_SUCCESS && (stats.mapped_bytes > keep || !keep))
+        vpmm_trim(served->pool, keep, NULL); /* to nothing: of the driver's pool for small requests as well */
 }
 
 /* What the driver's memory leaves to vpmm's of what is to be kept. */

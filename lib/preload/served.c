@@ -13,13 +13,14 @@
 static struct device {
     struct served served;       /* constant while `primary` is not NULL */
     _Atomic(CUcontext) primary; /* publishes it */
+    _Atomic(CUcontext) seen;    /* the primary context that the program was given last */
     _Atomic(int) shared;        /* SERVED_SHARED_... */
     atomic_bool pool_set;       /* at any time; what it is now, the driver is asked */
     atomic_bool refused;        /* no pool could be made, and none will be */
     pid_t process;              /* that made the pool */
 } devices[BOOK_DEVICES];
 
-static _Atomic(int) highest = 0; /* device that is served or was, + 1 */
+static _Atomic(int) highest = 0; /* device whose primary context was seen, + 1 */
 static pthread_mutex_t making = PTHREAD_MUTEX_INITIALIZER;
 
 static struct device *device_at(int device)
@@ -57,6 +58,28 @@ struct served *served_by_standard(CUmemoryPool pool)
     return NULL;
 }
 
+/* ---- primary contexts ---- */
+
+void served_note_primary(int device, CUcontext context)
+{
+    struct device *noted = device_at(device);
+    int end = atomic_load_explicit(&highest, memory_order_relaxed);
+    if (!noted)
+        return;
+    atomic_store_explicit(&noted->seen, context, memory_order_relaxed);
+    while (end <= device && !atomic_compare_exchange_weak(&highest, &end, device + 1))
+        ;
+}
+
+int served_device_of(CUcontext context)
+{
+    int end = atomic_load_explicit(&highest, memory_order_acquire);
+    for (int i = 0; context && i < end; i++)
+        if (atomic_load_explicit(&devices[i].seen, memory_order_relaxed) == context)
+            return i;
+    return -1;
+}
+
 /* ---- what the program says of devices ---- */
 
 void served_pool_set(int device)
@@ -79,12 +102,21 @@ bool served_is_shared(int device, int how)
     return shared && atomic_load_explicit(&shared->shared, memory_order_relaxed) & how;
 }
 
-bool served_elsewhere(const struct served *served)
+bool served_is_standard(int device, CUmemoryPool pool)
+{
+    CUmemoryPool standard;
+    const struct served *served = served_on(device);
+    if (served)
+        return pool == served->standard;
+    return vpmm_driver_cuda()->cuDeviceGetDefaultMemPool(&standard, device) == CUDA_SUCCESS && pool == standard;
+}
+
+bool served_elsewhere(int device)
 {
     CUmemoryPool pool;
-    if (!atomic_load_explicit(&devices[served->device].pool_set, memory_order_relaxed))
+    if (!atomic_load_explicit(&devices[device].pool_set, memory_order_relaxed))
         return false;
-    return REAL(device_get_pool, &pool, served->device) != CUDA_SUCCESS || pool != served->standard;
+    return REAL(device_get_pool, &pool, device) != CUDA_SUCCESS || !served_is_standard(device, pool);
 }
 
 /* ---- forks ---- */
@@ -222,19 +254,8 @@ static bool make_served(const vpmm_driver *driver, struct device *device)
 /* Under `making`. */
 static void publish(struct device *device)
 {
-    int end = device->served.device + 1;
     device->process = getpid();
-    if (atomic_load_explicit(&highest, memory_order_relaxed) < end)
-        atomic_store_explicit(&highest, end, memory_order_release);
     atomic_store_explicit(&device->primary, device->served.primary, memory_order_release);
-}
-
-/* Which device a context is of; -1: none that the book can name. The context stays current, if it can be made so. */
-static int enter_context(const vpmm_driver *driver, CUcontext context, bool *entered)
-{
-    CUdevice device;
-    *entered = driver->cuCtxPushCurrent(context) == CUDA_SUCCESS;
-    return *entered && driver->cuCtxGetDevice(&device) == CUDA_SUCCESS && device_at(device) ? device : -1;
 }
 
 /* Whether it is the device's primary one, which is then retained. One that is not active is not made so. */
@@ -256,8 +277,6 @@ static bool make_on(const vpmm_driver *driver, int number, CUcontext context, en
 {
     struct device *device = &devices[number];
     *why = COUNT_left_unserved;
-    if (atomic_load_explicit(&device->refused, memory_order_relaxed))
-        return false;
     if (!retain_primary(driver, number, context)) {
         *why = COUNT_left_context;
         return false;
@@ -272,33 +291,31 @@ static bool make_on(const vpmm_driver *driver, int number, CUcontext context, en
     return made;
 }
 
-static struct served *make(const vpmm_driver *driver, CUcontext context, enum count *why)
+static struct served *make(const vpmm_driver *driver, int number, CUcontext context, enum count *why)
 {
-    bool entered;
     CUcontext left;
     pthread_mutex_lock(&making);
     struct served *served = served_find(context); /* another thread's, meanwhile */
     if (!served) {
         CUstreamCaptureMode mode = served_relax();
-        int device = enter_context(driver, context, &entered);
         *why = COUNT_left_context;
-        if (device >= 0 && make_on(driver, device, context, why))
-            served = &devices[device].served;
-        if (entered)
+        if (driver->cuCtxPushCurrent(context) == CUDA_SUCCESS) {
+            served = make_on(driver, number, context, why) ? &devices[number].served : NULL;
             driver->cuCtxPopCurrent(&left);
+        }
         served_unrelax(mode);
     }
     pthread_mutex_unlock(&making);
     return served;
 }
 
-struct served *served_of_context(CUcontext context, enum count *why)
+struct served *served_of_primary(int device, CUcontext context, enum count *why)
 {
-    *why = COUNT_left_context;
-    if (!context)
-        return NULL;
     struct served *served = served_find(context);
-    return served ? served : make(vpmm_driver_cuda(), context, why);
+    *why = COUNT_left_unserved;
+    if (served || atomic_load_explicit(&devices[device].refused, memory_order_relaxed))
+        return served;
+    return make(vpmm_driver_cuda(), device, context, why);
 }
 
 /* ---- the end of one ---- */

@@ -8,7 +8,8 @@
  * default pool does not export either. And `streams` is not TRUSTED, for a program destroys streams as they capture,
  * which cannot be released before.
  *
- *   primary   the context. A request is served if its stream's context, or the current one for a default stream, is one
+ *   primary   the context. A request is served if its stream's context, or the current one for a default stream, is
+ *             one, and names the device's default pool or none
  *   quiet     a stream of ours, non-blocking, which never has work of the program's, but may wait for some. Synchronous
  *             requests are made on it, and frees on streams of other contexts, which it waits for; it is released after
  *             each free, so that the memory goes to every stream
@@ -41,8 +42,15 @@ struct served {
     CUdeviceptr block;       /* a byte of cuMemAlloc's, to wait by where the device is full (memory.c); 0: none */
 };
 
-/* Whose requests a context's are, made if need be; NULL: the driver's, and the count says why. */
-struct served *served_of_context(CUcontext, enum count *why);
+/*
+ * The device whose primary context it is, as the program was given it; -1: it is none. No other context is asked about,
+ * or made current, for a request: a green one may be current to one thread alone.
+ */
+int served_device_of(CUcontext);
+void served_note_primary(int device, CUcontext);
+
+/* Whose requests a primary context's are, made if need be; NULL: the driver's, and the count says why. */
+struct served *served_of_primary(int device, CUcontext, enum count *why);
 
 /* Those that are there, or NULL: by their context, their device, or their default pool. */
 struct served *served_find(CUcontext);
@@ -53,8 +61,9 @@ struct served *served_by_standard(CUmemoryPool);
 void served_set_threshold(const struct served *, cuuint64_t threshold);
 void served_set_reuse(const struct served *, int may_wait);
 
-/* Whether another pool than its default one serves the device. */
-bool served_elsewhere(const struct served *);
+/* Whether the pool is the device's default one; whether another one serves the device. */
+bool served_is_standard(int device, CUmemoryPool);
+bool served_elsewhere(int device);
 
 /* The program has set a device's pool, or shares its memory with other devices, in stream order or at once. */
 enum { SERVED_SHARED_ASYNC = 1, SERVED_SHARED_AT_ONCE = 2 };

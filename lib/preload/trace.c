@@ -230,6 +230,7 @@ static void prepare(void)
     if (!said || !*said)
         return;
     prefix = strdup(said); /* the program may change its environment */
+    lane_prepare();        /* whose line says what the last write was refused for */
     atexit(write_all);
     pthread_atfork(hold, let_go, begin_in_child);
 }

@@ -58,6 +58,7 @@ declare -A settings=(
   [destroyed_in_capture]=VPMM_STREAMS=trusted
   [unused]="FAKE_MEMORY=67108864 FAKE_STEPPED=1 VPMM_CACHE_BYTES=0"
   [refused]=VPMM_PAGE_SIZE=odd
+  [small_async]=VPMM_SMALL=async
   [dependencies]="FAKE_STEPPED=1 VPMM_CACHE_BYTES=0"
   [at_once]="VPMM_PRELOAD_SYNC=on FAKE_STEPPED=1"
   [first_beside_capture]=VPMM_PRELOAD_SYNC=on
@@ -72,7 +73,8 @@ declare -A settings=(
   [reset_unserved]=FAKE_DEVICES=2
   [threshold_beside_first]="VPMM_DECAY_MS=50 VPMM_CAPTURES=off"
 )
-cases=(serve drivers capture beside_capture left_behind left_alone recaptured joined unreleased pools
+cases=(serve drivers capture beside_capture left_behind left_alone recaptured joined unreleased unreleased_unasked pools opened_first
+  small_async
   pool_of_location shared context first_beside_capture inactive created given_threshold freed_for_all
   unreleased_memory peers stream_of_another questions threshold dependencies constructor constructor_thread memory
   full trimmed kept race_for_memory other_device reset_beside destroyed_in_capture destroyed_and_followed

@@ -226,6 +226,30 @@ static bool is_range(CUdeviceptr address, CUdeviceptr start, size_t bytes)
     return cu.range(&from, &length, address) == CUDA_SUCCESS && from == start && length == bytes;
 }
 
+static CUmemoryPool own_pool(void)
+{
+    CUmemoryPool pool = NULL;
+    CUmemPoolProps props = {.allocType = CU_MEM_ALLOCATION_TYPE_PINNED,
+                            .location = {.type = CU_MEM_LOCATION_TYPE_DEVICE, .id = 0}};
+    OK(cu.pool_create(&pool, &props));
+    return pool;
+}
+
+/* Memory of the default pool that the driver has given out: on a stream of another context. */
+static CUdeviceptr theirs_of_standard(size_t bytes, CUstream *there)
+{
+    static CUcontext other;
+    CUmemoryPool standard;
+    CUdeviceptr memory = 0;
+    OK(cu.default_pool(&standard, 0));
+    OK(cu.context_create(&other, 0, 0)); /* and current */
+    OK(cu.stream_create(there, CU_STREAM_NON_BLOCKING));
+    OK(cu.alloc_pool(&memory, bytes, standard, *there));
+    EXPECT(fake.calls("cuMemAllocFromPoolAsync") > 0);
+    OK(cu.set_current(context));
+    return memory;
+}
+
 /* ---- the cases ---- */
 
 static void case_serve(void)
@@ -258,10 +282,8 @@ static void case_serve(void)
 
 static void case_drivers(void)
 {
-    CUmemoryPool pool;
     CUdeviceptr memory, plain, own = served(1000, stream);
-    OK(cu.default_pool(&pool, 0));
-    OK(cu.alloc_pool(&memory, 1000, pool, stream));
+    OK(cu.alloc_pool(&memory, 1000, own_pool(), stream));
     OK(cu.alloc(&plain, 5000));
     EXPECT(is_range(plain + 4999, plain, 5000));
     EXPECT(is_range(own + 999, own, 1000));
@@ -424,6 +446,56 @@ static void case_unreleased(void)
     EXPECT(!records_on_others(other));
 }
 
+/* The same where the driver refuses to say whether it captures, or what it is of. */
+static void case_unreleased_unasked(void)
+{
+    CUstream brief, other;
+    OK(cu.stream_create(&brief, CU_STREAM_NON_BLOCKING));
+    OK(cu.stream_create(&other, CU_STREAM_NON_BLOCKING));
+    OK(cu.free_async(served(3 << 20, brief), brief));
+    fake.fail_once("cuStreamGetCtx", 1, CUDA_ERROR_UNKNOWN);
+    OK(cu.stream_destroy(brief));
+    EXPECT(!records_on_others(other));
+}
+
+/* A device whose requests are all left has no pool. */
+static void case_opened_first(void)
+{
+    CUmemoryPool standard;
+    CUdeviceptr memory;
+    CUmemAccessDesc access = {.location = {.type = CU_MEM_LOCATION_TYPE_DEVICE, .id = 1},
+                              .flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE};
+    OK(cu.default_pool(&standard, 0));
+    OK(cu.pool_access(standard, &access, 1));
+    OK(left(&memory, 1000, stream));
+    OK(cu.free_async(memory, stream));
+    EXPECT(fake.calls("cuMemAddressReserve") == 0);
+}
+
+/* Small requests that vpmm takes of a pool of the driver's are reserved and trimmed like all else. */
+static void case_small_async(void)
+{
+    enum { MANY = 64, BYTES = 1 << 20 };
+    CUmemoryPool standard;
+    CUdeviceptr memory[MANY];
+    uint64_t used = 0, reserved = 0, later = 0;
+    size_t free = 0, total;
+    OK(cu.default_pool(&standard, 0));
+    for (int i = 0; i < MANY; i++)
+        memory[i] = served(BYTES, stream);
+    OK(cu.pool_get(standard, CU_MEMPOOL_ATTR_USED_MEM_CURRENT, &used));
+    OK(cu.pool_get(standard, CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT, &reserved));
+    EXPECT(used == (uint64_t)MANY * BYTES && reserved >= used);
+    for (int i = 0; i < MANY; i++)
+        OK(cu.free_async(memory[i], stream));
+    OK(cu.stream_wait(stream));
+    OK(cu.pool_trim(standard, 0));
+    OK(cu.info(&free, &total));
+    EXPECT(total - free < (size_t)MANY * BYTES / 2); /* of what is waited by, a block or two */
+    OK(cu.pool_get(standard, CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT, &later));
+    EXPECT(later == 0);
+}
+
 static void case_pools(void)
 {
     CUmemoryPool standard, pool;
@@ -438,6 +510,13 @@ static void case_pools(void)
     EXPECT(fake.calls("cuMemFreeAsync") == 0);
     OK(cu.free_async(memory, stream));
     EXPECT(fake.calls("cuMemFreeAsync") == 1);
+    uint64_t before = fake.calls("cuMemAllocFromPoolAsync");
+    OK(cu.alloc_pool(&memory, 1000, standard, stream)); /* which is vpmm's, whatever is the device's */
+    EXPECT(fake.calls("cuMemAllocFromPoolAsync") == before);
+    OK(cu.free_async(memory, stream));
+    OK(cu.alloc_pool(&memory, 1000, pool, stream));
+    EXPECT(fake.calls("cuMemAllocFromPoolAsync") == before + 1);
+    OK(cu.free_async(memory, stream));
     OK(cu.device_pool(0, standard));
     OK(cu.free_async(served(1000, stream), stream));
 }
@@ -759,9 +838,11 @@ static void case_kept(void)
     OK(cu.free_async(served(1000, stream), stream));
     OK(cu.default_pool(&standard, 0));
     OK(cu.pool_set(standard, CU_MEMPOOL_ATTR_RELEASE_THRESHOLD, &all));
-    OK(cu.alloc_pool(&memory, BYTES, standard, stream));
-    OK(cu.free_async(memory, stream));
-    OK(cu.stream_wait(stream));
+    CUstream there;
+    memory = theirs_of_standard(BYTES, &there);
+    OK(cu.free_async(memory, there));
+    OK(cu.stream_wait(there));
+    OK(cu.stream_destroy(there));
     OK(cu.alloc_async(&memory, BYTES, stream));
     OK(cu.fill(memory, 1, BYTES, stream));
     OK(cu.free_async(memory, stream));
@@ -1102,11 +1183,9 @@ static void case_memory(void)
     OK(cu.stream_wait(stream));
     OK(cu.alloc(&plain, 50 << 20)); /* vpmm gives back what it keeps */
     OK(cu.free(plain));
-    CUmemoryPool standard;
     OK(cu.free_async(served(40 << 20, stream), stream));
     OK(cu.stream_wait(stream));
-    OK(cu.default_pool(&standard, 0));
-    OK(cu.alloc_pool(&plain, 40 << 20, standard, stream));
+    OK(cu.alloc_pool(&plain, 40 << 20, own_pool(), stream));
     OK(cu.free_async(plain, stream));
 }
 
@@ -1118,12 +1197,14 @@ static void case_trimmed(void)
     uint64_t reserved = 0;
     OK(cu.default_pool(&standard, 0));
     OK(cu.free_async(served(64 << 20, stream), stream));
-    OK(cu.alloc_pool(&theirs, 16 << 20, standard, stream));
+    CUstream there;
+    theirs = theirs_of_standard(16 << 20, &there);
     OK(cu.stream_wait(stream));
     OK(cu.pool_trim(standard, 48 << 20)); /* the driver has 32 of it */
     OK(cu.pool_get(standard, CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT, &reserved));
     EXPECT(reserved == 48 << 20);
-    OK(cu.free_async(theirs, stream));
+    OK(cu.free_async(theirs, there));
+    OK(cu.stream_destroy(there));
 }
 
 /* cudaFree waits for the context's work, and leaves captures as they are: also where the device has not a byte left. */
@@ -1599,7 +1680,6 @@ static void case_traced(void)
     CUstream other;
     CUgraph graph;
     pthread_t thread;
-    CUmemoryPool pool;
     CUdeviceptr memory, plain, own = served(1000, stream), second; /* a,0,1000,1 */
     OK(cu.stream_create(&other, CU_STREAM_NON_BLOCKING));
     memory = served(3 << 20, other); /* a,1,3145728,2 */
@@ -1610,10 +1690,9 @@ static void case_traced(void)
     EXPECT(cu.free_async(memory, other) != CUDA_SUCCESS);
     OK(cu.capture_end(other, &graph));
     OK(cu.graph_destroy(graph));
-    OK(cu.free_async(memory, stream)); /* f,1,3145728,1 */
-    OK(cu.default_pool(&pool, 0));
-    OK(cu.alloc_pool(&memory, 5000, pool, stream)); /* a,2,5000,1 */
-    OK(cu.free(memory));                            /* f,2,5000,0 */
+    OK(cu.free_async(memory, stream));                    /* f,1,3145728,1 */
+    OK(cu.alloc_pool(&memory, 5000, own_pool(), stream)); /* a,2,5000,1 */
+    OK(cu.free(memory));                                  /* f,2,5000,0 */
     OK(cu.alloc(&plain, 5000));
     OK(cu.free(plain));
     own = served(2 << 20, CU_STREAM_PER_THREAD); /* a,3,2097152,3 */
@@ -1683,6 +1762,9 @@ static const struct {
     {"left_alone", case_left_alone, false},
     {"recaptured", case_recaptured, false},
     {"joined", case_joined, true},
+    {"unreleased_unasked", case_unreleased_unasked, false},
+    {"opened_first", case_opened_first, false},
+    {"small_async", case_small_async, false},
     {"unreleased", case_unreleased, false},
     {"pools", case_pools, false},
     {"pool_of_location", case_pool_of_location, false},
