@@ -102,7 +102,8 @@ static bool matches(struct auth *auth, const char *user, const char *password, u
     bool hashed = hash_password(password, auth->hash, auth->scratch, made, sizeof made);
     uint64_t took = thread_ns() - begun;
     auth->hashed_ns = now_ns + took;
-    auth->slow_ns = took * auth->each_second > SECOND_NS ? took : 0;
+    /* Whether a second's hashes would take more than half of it. */
+    auth->slow_ns = took > SECOND_NS / 2 / auth->each_second ? took : 0;
     bool password_good = hashed && same(made, auth->hash, sizeof made);
     bool user_good = strlen(user) == strlen(auth->user) && same(user, auth->user, strlen(user));
     return password_good & user_good;

@@ -2,9 +2,10 @@
  * auth.h - basic authentication against a hash of crypt(5).
  *
  * Such hashes are slow by design, so the credentials that passed last are known again by a keyed digest of them: each
- * scrape costs microseconds, and no password is kept. Others are hashed, at most so many a second that guessing keeps
- * the exporter's one thread from nobody; a wrong user costs the same time as a wrong password. Where hashes are so slow
- * that these would take all of its time, it rests after each as long again. And so that guessing keeps nobody out
+ * scrape costs microseconds, and no password is kept. Others are hashed, at most so many in each second of the clock
+ * that guessing keeps the exporter's one thread from nobody; a wrong user costs the same time as a wrong password. Where
+ * hashes are so slow that these would take more than half of the time, it rests after each as long again. Where one
+ * second ends and the next begins twice as many hashes may follow each other. And so that guessing keeps nobody out
  * either, the last of a second's hashes, and the first after a rest, are for addresses whose latest password was not
  * wrong.
  *

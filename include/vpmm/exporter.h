@@ -21,7 +21,8 @@
  * CUDA call and allocates within fixed bounds. Errors change nothing, and vpmm_last_error() names field, value and what
  * is allowed. Nothing is printed. After fork the child holds no socket of the parent's exporters, which answer
  * VPMM_ERROR_NOT_SUPPORTED there; it may start its own. A fork waits until the thread has answered all who have asked
- * by then: one request of each connection, and so up to passwords_per_second hashes of auth_hash's method.
+ * by then: one request of each connection, and so up to passwords_per_second hashes of auth_hash's method, or twice as
+ * many where a second of the clock ends meanwhile.
  */
 #ifndef VPMM_EXPORTER_H
 #define VPMM_EXPORTER_H
@@ -42,8 +43,9 @@ typedef struct vpmm_exporter_limits {
     unsigned header_bytes;            /* of memory for a request: its head, some 60 for each field and query argument,
                                          and the answer's head; 16384 (4096 to 1048576). Beyond: 431, 414, or nothing */
     unsigned requests_per_second;     /* of one address, and as many at once; 50 (1 to 100000). Beyond: 429 */
-    unsigned passwords_per_second;    /* not seen before that are checked, of all clients, and no more than half of the
-                                         time; 4 (1 to 1000). Beyond: 429. The last is for who has not just failed */
+    unsigned passwords_per_second;    /* not seen before that are checked in a second of the clock, of all clients, and
+                                         no more than half of the time; 4 (1 to 1000). Beyond: 429. The last is for
+                                         who has not just failed */
     unsigned reaper_stall_ms;         /* reaper's age from which a pool is not ready; 10000 (1000 to 3600000) */
 } vpmm_exporter_limits;
 
