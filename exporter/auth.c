@@ -95,7 +95,11 @@ static uint64_t thread_ns(void)
     return (uint64_t)now.tv_sec * SECOND_NS + (uint64_t)now.tv_nsec;
 }
 
-static bool matches(struct auth *auth, const char *user, const char *password, uint64_t now_ns)
+/*
+ * That the setting can be hashed is known since the start, and so is that the password is short enough: what fails here
+ * is libcrypt's memory, megabytes for yescrypt and scrypt. Its errno does not say so (of these two it is EINVAL).
+ */
+static enum auth_answer compare(struct auth *auth, const char *user, const char *password, uint64_t now_ns)
 {
     char made[sizeof auth->hash] = "";
     uint64_t begun = thread_ns();
@@ -104,9 +108,11 @@ static bool matches(struct auth *auth, const char *user, const char *password, u
     auth->hashed_ns = now_ns + took;
     /* Whether a second's hashes would take more than half of it. */
     auth->slow_ns = took > SECOND_NS / 2 / auth->each_second ? took : 0;
-    bool password_good = hashed && same(made, auth->hash, sizeof made);
+    if (!hashed)
+        return AUTH_TOO_OFTEN;
+    bool password_good = same(made, auth->hash, sizeof made);
     bool user_good = strlen(user) == strlen(auth->user) && same(user, auth->user, strlen(user));
-    return password_good & user_good;
+    return (password_good & user_good) ? AUTH_PASSED : AUTH_REFUSED;
 }
 
 enum auth_answer auth_check(struct auth *auth, const char *user, const char *password, bool has_failed, uint64_t now_ns)
@@ -120,9 +126,10 @@ enum auth_answer auth_check(struct auth *auth, const char *user, const char *pas
         return AUTH_PASSED;
     if (!may_hash(auth, has_failed, now_ns))
         return AUTH_TOO_OFTEN;
-    if (!matches(auth, user, password, now_ns))
-        return AUTH_REFUSED;
-    memcpy(auth->known, given, sizeof given);
-    auth->knows = true;
-    return AUTH_PASSED;
+    enum auth_answer found = compare(auth, user, password, now_ns);
+    if (found == AUTH_PASSED) {
+        memcpy(auth->known, given, sizeof given);
+        auth->knows = true;
+    }
+    return found;
 }

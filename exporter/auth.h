@@ -21,6 +21,7 @@
 
 #define AUTH_METHODS "yescrypt ($y$), scrypt ($7$), bcrypt ($2b$), SHA-512 ($6$) and SHA-256 ($5$)"
 
+/* AUTH_TOO_OFTEN: nothing is known of the password, for there are too many, or there is no host memory to hash it. */
 enum auth_answer { AUTH_PASSED, AUTH_REFUSED, AUTH_TOO_OFTEN };
 
 enum { AUTH_DIGEST_BYTES = 32, AUTH_TEXT_BYTES = 512 };

@@ -26,7 +26,7 @@ enum { METRICS_BYTES_A_POOL = 128 << 10, METRICS_BYTES = 64 << 10 }; /* bounds o
     X(crowded)   /* it was the oldest, and another came */                                                             \
     X(rate)      /* too many requests */                                                                               \
     X(auth)      /* no credentials, or wrong ones */                                                                   \
-    X(passwords) /* too many of them to be checked */
+    X(passwords) /* too many of them to be checked, or no host memory to check one */
 
 enum metrics_refusal {
 #define METRICS_REFUSAL(reason) REFUSAL_##reason,

@@ -241,6 +241,7 @@ static uint64_t thread_ns(void)
 }
 
 static uint64_t hash_ns; /* that each hash takes at least */
+static atomic_bool has_no_memory;
 
 /* libcrypt's, for the exporter as well. */
 char *crypt_r(const char *phrase, const char *setting, struct crypt_data *data)
@@ -250,7 +251,10 @@ char *crypt_r(const char *phrase, const char *setting, struct crypt_data *data)
     memcpy(&real, &symbol, sizeof real);
     for (uint64_t end = thread_ns() + hash_ns; thread_ns() < end;)
         ;
-    return real(phrase, setting, data);
+    if (!atomic_load(&has_no_memory))
+        return real(phrase, setting, data);
+    errno = EINVAL; /* as for yescrypt and scrypt */
+    return strcpy(data->output, "*0");
 }
 
 /* Four of 0.19 s would leave a second less than half of its time. */
@@ -290,6 +294,32 @@ Test(exporter_access, a_wrong_password_is_remembered)
         cr_assert_eq(status_with(2, port, "c2NyYXBlcjpvcGVuIHNlc2FtZQ=="), 200);
     }
     cr_assert(left_one, "who guesses takes all");
+    must_work(vpmm_exporter_stop(exporter));
+}
+
+/* A password that cannot be hashed now is neither right nor wrong, and is not held against its address. */
+Test(exporter_access, without_host_memory_a_password_may_come_again)
+{
+    vpmm_exporter *exporter;
+    vpmm_exporter_config config = quiet_config();
+    config.auth_user = "scraper";
+    config.auth_hash = hash_of("open sesame");
+    config.limits.passwords_per_second = 2; /* of which who has failed is given one */
+    must_work(vpmm_exporter_start(&config, &exporter));
+    uint16_t port = vpmm_exporter_port(exporter);
+    static const char good[] = "Authorization: Basic c2NyYXBlcjpvcGVuIHNlc2FtZQ==\r\n";
+    begin_a_second();
+    atomic_store(&has_no_memory, true);
+    struct reply reply = client_get(port, "/metrics", good);
+    cr_assert_eq(reply.status, 429);
+    cr_assert(strstr(reply.bytes, "Retry-After: 1\r\n"));
+    reply_free(&reply);
+    atomic_store(&has_no_memory, false);
+    reply = client_get(port, "/metrics", good);
+    cr_assert_eq(reply.status, 200, "%d", reply.status);
+    cr_assert_eq(sample(reply.body, "vpmm_exporter_refusals_total{reason=\"passwords\"}"), 1);
+    cr_assert_eq(sample(reply.body, "vpmm_exporter_refusals_total{reason=\"auth\"}"), 0);
+    reply_free(&reply);
     must_work(vpmm_exporter_stop(exporter));
 }
 
