@@ -3,11 +3,14 @@
  *
  * Such hashes are slow by design, so the credentials that passed last are known again by a keyed digest of them: each
  * scrape costs microseconds, and no password is kept. Others are hashed, at most so many in each second of the clock
- * that guessing keeps the exporter's one thread from nobody; a wrong user costs the same time as a wrong password. Where
- * hashes are so slow that these would take more than half of the time, it rests after each as long again. Where one
- * second ends and the next begins twice as many hashes may follow each other. And so that guessing keeps nobody out
- * either, the last of a second's hashes, and the first after a rest, are for addresses whose latest password was not
- * wrong.
+ * that guessing keeps the exporter's one thread from nobody; a wrong user costs the same time as a wrong password.
+ * Where hashes are so slow that these would take more than half of the time, it rests after each as long again. Where
+ * one second ends and the next begins twice as many hashes may follow each other.
+ *
+ * Whose password has passed needs no hash, so that these limits never keep it out. All others share the hashes with who
+ * guesses: the last of a second's, and the first after a rest, are for addresses whose latest password was not wrong.
+ * That holds against who guesses from one address. Who has many (a local user has all of 127.0.0.0/8) can take every
+ * hash, and keep out who comes with a password that has not passed yet: a new one, or any as the exporter has started.
  *
  * Threads: auth_check_hash any; the rest the exporter's thread alone.
  */

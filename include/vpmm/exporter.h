@@ -53,7 +53,8 @@ typedef struct vpmm_exporter_config {
     const char *address; /* numeric, IPv4 or IPv6, of the interface; "127.0.0.1" */
     uint16_t port;       /* 9435; 0: any free one */
 
-    /* Both or neither: files in PEM, or the PEM text itself. TLS 1.2 and 1.3 alone are spoken then. */
+    /* Both or neither: files in PEM, or the PEM text itself. TLS 1.2 and 1.3 alone are spoken then. Files are read
+       once, at the start: after a renewal the exporter is stopped and started. */
     const char *tls_cert, *tls_key;
 
     /* Both or neither: basic authentication, by a user of at most 127 bytes without a colon and a password, together of
