@@ -110,6 +110,8 @@ def check_dashboard():
     need(len(set(ids)) == len(ids), "two panels have one id")
     variables = [variable["name"] for variable in dashboard["templating"]["list"]]
     need(variables == ["datasource", "job", "instance", "device", "pool"], f"the variables are {variables}")
+    need(all(variable["multi"] and variable["includeAll"] for variable in dashboard["templating"]["list"][1:]),
+         "a variable without All")
     cells = set()
     for panel in panels(dashboard):
         at = panel["gridPos"]
@@ -261,6 +263,8 @@ class Prometheus:
             self.port = free.getsockname()[1]
         with open(os.path.join(PROMETHEUS, "prometheus.yml")) as file:
             text = file.read().replace("server:9435", target).replace("scrape_interval: 5s", "scrape_interval: 500ms")
+        text += ("  - job_name: other  # Prometheus itself, which has `up` and process_* as well\n"
+                 f"    static_configs:\n      - targets: ['127.0.0.1:{self.port}']\n")
         shutil.copy(os.path.join(PROMETHEUS, "vpmm.rules.yml"), self.folder)
         with open(os.path.join(self.folder, "prometheus.yml"), "w") as file:
             file.write(text)
@@ -305,17 +309,39 @@ def check_every_metric_is_on_the_dashboard(url):
     need(not missing, f"in no panel: {missing}")
 
 
+def with_values(expr, values):
+    for variable, value in values.items():
+        expr = expr.replace("$" + variable, value)
+    return expr
+
+
+def all_of_the_variables(prometheus, dashboard):
+    """What Grafana puts in a variable's place where All is chosen: its allValue, or else what it lists, escaped."""
+    values = {"__rate_interval": "5s", "__range": "8s"}
+    for variable in dashboard["templating"]["list"][1:]:
+        selector, label = re.fullmatch(r"label_values\((.+), (\w+)\)", variable["query"]["query"]).groups()
+        answer = prometheus.query(f"count by ({label}) ({with_values(selector, values)})")
+        listed = [re.escape(sample["metric"][label]).replace("\\", "\\\\") for sample in answer]
+        need(listed, f"{variable['name']} lists nothing")
+        values[variable["name"]] = variable.get("allValue") or "(" + "|".join(listed) + ")"
+    return values
+
+
 def check_every_panel_shows_something(prometheus):
     with open(DASHBOARD) as file:
         dashboard = json.load(file)
-    values = {"$__rate_interval": "5s", "$__range": "8s", "$job": "vpmm", "$instance": ".+", "$device": ".+", "$pool": ".+"}
-    empty = []
+    values = all_of_the_variables(prometheus, dashboard)
+    empty, others = [], []
     for expr in expressions(dashboard):
-        for variable, value in values.items():
-            expr = expr.replace(variable, value)
-        if not prometheus.query(expr):
+        answer = prometheus.query(with_values(expr, values))
+        if not answer:
             empty.append(expr)
+        if any(sample["metric"].get("job", "vpmm") != "vpmm" for sample in answer):
+            others.append(expr)
     need(not empty, f"no answer to {empty}")
+    need(not others, f"another job's targets answer to {others}")
+    up = prometheus.query(with_values('sum(up{job=~"$job",instance=~"$instance"})', values))
+    need([sample["value"][1] for sample in up] == ["1"], str(up))
 
 
 def check_identities_in_prometheus(prometheus):
@@ -341,7 +367,7 @@ def check_bad_clients_keep_nobody_out(prometheus, url):
         except OSError:
             pass  # it was closed already, which is as it should be
         time.sleep(0.002)
-    up = prometheus.query("min_over_time(up[3s])")
+    up = prometheus.query('min_over_time(up{job="vpmm"}[3s])')
     need([sample["value"][1] for sample in up] == ["1"], str(up))
     fds = [number for name, _, number in samples(fetch(url)) if name == "process_open_fds"]
     need(fds[0] < 150, f"the server has {fds} descriptors open")
