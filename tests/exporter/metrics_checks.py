@@ -83,7 +83,10 @@ def check_alerts_fire_and_do_not():
     tests = os.path.join(PROMETHEUS, "vpmm.rules.test.yml")
     run("promtool", "test", "rules", tests)
     with open(os.path.join(PROMETHEUS, "vpmm.rules.yml")) as rules, open(tests) as text:
-        alerts, tested = re.findall(r"alert: (\w+)", rules.read()), text.read()
+        rules_text, tested = rules.read(), text.read()
+    alerts = re.findall(r"alert: (\w+)", rules_text)
+    pools = re.findall(r"summary: .*labels\.pool.*", rules_text)
+    need(all("device {{ $labels.device }} of {{ $labels.instance }}" in summary for summary in pools), str(pools))
     for alert in alerts:
         need(re.search(rf"{{eval_time: \w+, alertname: {alert}}}", tested), f"{alert} is not seen to be silent")
         need(re.search(rf"alertname: {alert}\n\s+exp_alerts:", tested), f"{alert} is not seen to fire")
@@ -126,6 +129,9 @@ def check_dashboard():
         need(all(thing["datasource"]["uid"] == "${datasource}" for thing in [panel] + panel["targets"]),
              f"{panel['title']} has a data source of its own")
         need(panel["fieldConfig"]["defaults"].get("unit"), f"{panel['title']} has no unit")
+        for legend in (target.get("legendFormat", "") for target in panel["targets"]):
+            need("{{pool}}" not in legend or legend.startswith("{{instance}} {{device}} {{pool}}"),
+                 f"{panel['title']}: pools of one name cannot be told apart by {legend}")
     for expr in expressions(dashboard):
         used = set(re.findall(r"\$\{?(\w+)", expr))
         need(used <= {*variables, "__rate_interval", "__range"}, f"{expr} has unknown variables: {used}")
