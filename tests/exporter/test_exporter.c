@@ -313,6 +313,51 @@ Test(exporter, driver_errors_are_told_by_call)
     world_close(&w);
 }
 
+static double questions_of_capture(const char *text, const char *pool)
+{
+    char series[160];
+    snprintf(series, sizeof series, "vpmm_driver_calls_total{device=\"0\",pool=\"%s\",call=\"cuStreamIsCapturing\"}",
+             pool);
+    return sample(text, series);
+}
+
+/* Two of the alerts know a graph's pool by this, and are silent: whatever it is asked for, it asks no stream. */
+Test(exporter, a_graphs_pool_asks_no_stream_whether_it_captures_and_others_do)
+{
+    struct world w, graph;
+    struct setup setup = setup_default();
+    setup.pool.graph = true;
+    world_open(&graph, &setup);
+    setup = setup_default();
+    setup.pool.cache_bytes = (size_t)64 << 20;
+    world_open(&w, &setup);
+    CUstream of_graph = world_stream(&graph), further = world_stream(&graph);
+    CUstream streams[] = {of_graph, CU_STREAM_LEGACY, CU_STREAM_PER_THREAD};
+    for (size_t i = 0; i < sizeof streams / sizeof *streams; i++) {
+        give(&graph, take(&graph, 2, streams[i]), streams[i]);
+        give(&graph, take_bytes(&graph, 1000, streams[i]), streams[i]);
+    }
+    CUdeviceptr used = take(&graph, 2, of_graph);
+    must_work(vpmm_use(graph.pool, used, further));
+    give(&graph, used, of_graph);
+    must_work(vpmm_poll(graph.pool));
+    must_work(vpmm_trim(graph.pool, 0, NULL));
+    must_work(vpmm_stream_release(graph.pool, of_graph));
+    must_work(vpmm_park(graph.pool));
+    must_work(vpmm_wake(graph.pool));
+    give(&w, take(&w, 2, CU_STREAM_LEGACY), CU_STREAM_LEGACY);
+    vpmm_exporter *exporter = start(NULL);
+    must_work(vpmm_exporter_add(exporter, graph.pool, "graph"));
+    must_work(vpmm_exporter_add(exporter, w.pool, "p"));
+    char *text = scrape(exporter);
+    cr_expect_eq(questions_of_capture(text, "graph"), 0);
+    cr_expect_gt(questions_of_capture(text, "p"), 0);
+    free(text);
+    must_work(vpmm_exporter_stop(exporter));
+    world_close(&w);
+    world_close(&graph);
+}
+
 Test(exporter, the_device_is_named_once)
 {
     needs_simulator();
