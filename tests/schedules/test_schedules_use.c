@@ -271,6 +271,7 @@ PLAY(open_eager_of_three)
     open_world();
     for (int i = 0; i < 3; i++)
         play.p[i] = get_bytes(bytes, play.s);
+    meet(play.t); /* its record is made before the race, which is about its marks */
 }
 PLAY(use_the_first)
 {
