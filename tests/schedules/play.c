@@ -203,6 +203,17 @@ static void look_at_bits(const struct hints *hints)
                       "a bin has entries and no bit");
 }
 
+/* A flush and the reaper look into listed caches alone: what another one has noted is found before a failure at most. */
+static void look_at_caches(const struct fronts *fronts)
+{
+    for (const struct front *front = atomic_load(&fronts->first); front; front = front->next)
+        for (const struct cache *cache = atomic_load(&front->caches); cache; cache = cache->next) {
+            uint64_t index = cache->index;
+            bool listed = tree_next(&fronts->noted_caches, index, &index) && index == cache->index;
+            explore_check(listed || !cache_noted(cache), "a cache has something noted, and is not listed");
+        }
+}
+
 void look(void)
 {
     vpmm_stats stats = stats_of(&play.w);
@@ -211,6 +222,8 @@ void look(void)
     explore_check(!violation, "%s", violation);
     look_at_bits(&inside()->arena.space.passed);
     look_at_bits(&inside()->arena.cut.passed);
+    look_at_caches(&inside()->fronts);
+    look_at_caches(&inside()->cut_fronts);
     for (uint32_t slot = 1; slot < atomic_load(&inside()->arena.streams.slots); slot++)
         for (int level = 0; level < SPACES; level++)
             look_at_bits(&stream_at(&inside()->arena.streams, slot)->free[level]);
