@@ -242,12 +242,14 @@ SCHEDULES(malloc_of_a_slice_that_another_thread_has_cached)
             .open = open_plain, .close = close_without_a_build, .prepare = {fill_a_page}, .act = {put_first, get_big}});
 }
 
-/* Its slot still has the address when the record is another slab's, of a class of its kind, and cached for the stream.
+/*
+ * Its slot still has the address when the record is another slab's, of a class of its kind, and cached for the stream.
+ * Not by a trim, which waits for what is not run here: who waits lets the others go on.
  */
-PLAY(trim_and_cache_another_class)
+PLAY(dissolve_and_cache_another_class)
 {
-    trim_now();
-    run_stream(play.s); /* nothing is pending: who waits lets the others go on */
+    fronts_flush(&inside()->cut_fronts, NULL, true);
+    slabs_dissolve_empty(slabs());
     meet_slices(BIG - SUBPAGE_BYTES, play.s);
 }
 SCHEDULES(hit_against_a_record_that_is_used_again)
@@ -256,7 +258,7 @@ SCHEDULES(hit_against_a_record_that_is_used_again)
                  (struct exploration){.open = open_plain,
                                       .close = close_plain,
                                       .prepare = {cache_one_big},
-                                      .act = {get_big, trim_and_cache_another_class}});
+                                      .act = {get_big, dissolve_and_cache_another_class}});
 }
 
 /* ---- mallocs against dissolves ---- */
