@@ -203,7 +203,7 @@ static void look_at_bits(const struct hints *hints)
                       "a bin has entries and no bit");
 }
 
-/* A flush and the reaper look into listed caches alone: what another one has noted is found before a failure at most. */
+/* A flush and the reaper look into listed caches alone: what another has noted is found before a failure at most. */
 static void look_at_caches(const struct fronts *fronts)
 {
     for (const struct front *front = atomic_load(&fronts->first); front; front = front->next)
