@@ -8,9 +8,9 @@ usage: tests/mutations.sh [--help] [--list | --check] [<part of a name>...]
 Breaks the library in one place at a time, as tests/mutations.list says, and runs the tests that are named there until
 one fails. Prints a table: the mutation, and the test that turned red; "(no end)" is one that was stopped after 150 s. A
 mutation that no test notices survives, and the exit status is 1. One of which the list says why it survives is run and
-shown, and may. First each of these tests is run on the library as it is, where it must pass. That takes about 45
-minutes; tests/run.sh does not run it. With names, only mutations that contain one of them. Everything is made under
-build/mutations, or $VPMM_BUILD_DIR/mutations.
+shown, and may. First each of these tests is run on the library as it is, where it must pass. That takes about two hours
+on two cores; tests/run.sh does not run it. With names, only mutations that contain one of them. Everything is made
+under build/mutations, or $VPMM_BUILD_DIR/mutations.
 
 --list   prints the names
 --check  breaks and builds nothing: it says which mutations cannot be made, because what they replace does not stand

@@ -207,10 +207,10 @@ static enum region_source source_of(const struct build *build, struct fence fenc
 /*
  * Under the plan lock, until it has something or there is nothing to be had. Other threads spoil plans by taking what
  * was seen free; each thereby makes progress. What is free by now comes first. The last plan nobody can spoil. (After
- * four passes of llama_four_threads by four threads on H200s the pool held 1.10 times what was in use, and in one of
- * 159 runs more than 1.16 (1.27). Where eight plans came first, and the last was made of what they had kept, which was
- * a quarter of what was free, it was 1.14 to 1.20, with a tenth to a quarter of the runs above 1.3; where the last was
- * of new memory alone, 1.27 to 1.40.)
+ * four passes of llama_four_threads by four threads on H200s the pool held 1.10 times what was in use, and in three of
+ * 355 runs more than 1.2 (1.30). Where eight plans came first, and the last was made of what they had kept, which was a
+ * quarter of what was free, it was 1.14 to 1.20, with a tenth to a quarter of the runs above 1.3; where the last was of
+ * new memory alone, 1.27 to 1.40.)
  */
 static enum plan_result find_or_claim(struct build *build, const struct build_limits *limits, struct region *found,
                                       enum region_source *source, vpmm_status *status)

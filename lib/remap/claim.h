@@ -8,9 +8,9 @@
  *   target   the hole: target.units = the pages of all extents
  *
  * Records are allocated first, so that no later step can want for host memory. Then regions are claimed by exchange;
- * where one has changed the others are the view's (view.h). What of a claimed region is not moved is published again at once. Then the hole is carved, and
- * the new pages are taken from the budget. From there the claim is carried out (carry_out.h), which ends in a region of
- * base and target or in claim_return. A claim is its thread's alone.
+ * where one has changed the others are the view's (view.h). What of a claimed region is not moved is published again at
+ * once. Then the hole is carved, and the new pages are taken from the budget. From there the claim is carried out
+ * (carry_out.h), which ends in a region of base and target or in claim_return. A claim is its thread's alone.
  */
 #ifndef VPMM_LIB_CLAIM_H
 #define VPMM_LIB_CLAIM_H

@@ -68,7 +68,7 @@ static void keep_block(struct streams *streams, struct wait_holder *holder, CUco
 {
     struct device_scope scope;
     struct wait_holder *meant = holder_for(streams, context);
-    holder = meant ? meant : empty_holder(streams, holder); /* the record was another stream's */
+    holder = meant ? meant : empty_holder(streams, holder); /* the given one may keep another context's */
     if (holder && !has_block(streams, context)) {
         holder->context = context;
         holder->is_kept = true;
