@@ -102,7 +102,8 @@ static bool marks_came(struct reaper *reaper)
 static uint64_t plan_after_refusal(struct reaper *reaper, const struct pass_outlook *after)
 {
     struct arena *arena = reaper->arena;
-    bool is_left = after->decays_us || any_left(arena) || any_noted(arena) || streams_pending(&arena->streams, NULL);
+    bool is_left = after->zombies || after->decays_us || any_left(arena) || any_noted(arena) ||
+                   streams_pending(&arena->streams, NULL);
     reaper->pause_us = 0;
     reaper->is_fixed = is_left;
     return is_left ? REAPER_RETRY_US : 0;

@@ -66,6 +66,13 @@ CUresult preload_enable_peer(CUcontext peer, unsigned int flags)
 
 /* ---- ends ---- */
 
+/* vpmm has nothing of that stream, or of no stream any more. */
+static bool has_gone(CUresult result)
+{
+    return result == CUDA_ERROR_INVALID_HANDLE || result == CUDA_ERROR_DEINITIALIZED ||
+           result == CUDA_ERROR_CONTEXT_IS_DESTROYED || result == CUDA_ERROR_INVALID_CONTEXT;
+}
+
 /*
  * vpmm uses the handle no more. A stream that captures cannot be released, or the driver may refuse it: nobody comes in
  * any more then (captures.h), so that vpmm touches a stream only in calls that are given it, and knows by its id that a
@@ -81,7 +88,7 @@ static void forget(CUstream stream)
     CUresult result = driver->cuStreamIsCapturing(stream, &status);
     if (result == CUDA_SUCCESS && !status)
         result = driver->cuStreamGetCtx(stream, &context);
-    if (result == CUDA_ERROR_INVALID_HANDLE || result == CUDA_ERROR_DEINITIALIZED)
+    if (has_gone(result))
         return;
     if (result != CUDA_SUCCESS || status) { /* it may only have joined the capture, whose end is the end of the count */
         captures_shut_for_good();

@@ -109,7 +109,7 @@ static uint64_t used(const struct served *served, const vpmm_stats *stats)
     return bytes > 0 ? (uint64_t)bytes : 0; /* other threads' requests change the one and then the other */
 }
 
-/* What vpmm takes of a pool of the driver's own for small requests is reserved too. */
+/* What is live in a pool of the driver's own, for small requests, is reserved too; what that keeps besides is not said. */
 static uint64_t reserved(const vpmm_stats *stats)
 {
     return stats->mapped_bytes + stats->quarantined_bytes + stats->async_bytes;
@@ -190,8 +190,11 @@ CUresult preload_pool_set_attribute(CUmemoryPool pool, CUmemPool_attribute attri
 static void trim_ours(const struct served *served, size_t keep)
 {
     vpmm_stats stats;
-    if (vpmm_stats_get(served->pool, &stats) == VPMM_SUCCESS && (stats.mapped_bytes > keep || !keep))
-        vpmm_trim(served->pool, keep, NULL); /* to nothing: of the driver's pool for small requests as well */
+    if (vpmm_stats_get(served->pool, &stats) != VPMM_SUCCESS)
+        return;
+    bool has_small = served->small_async || !stats.reserved_bytes; /* a pool without pages: all requests are small */
+    if (stats.mapped_bytes > keep || (!keep && has_small))
+        vpmm_trim(served->pool, keep, NULL);
 }
 
 /* What the driver's memory leaves to vpmm's of what is to be kept. */

@@ -66,6 +66,11 @@ void served_note_primary(int device, CUcontext context)
     int end = atomic_load_explicit(&highest, memory_order_relaxed);
     if (!noted)
         return;
+    for (int i = 0; i < end; i++) { /* of a device that was reset, the handle may be this one's now */
+        CUcontext former = context;
+        if (&devices[i] != noted)
+            atomic_compare_exchange_strong(&devices[i].seen, &former, NULL);
+    }
     atomic_store_explicit(&noted->seen, context, memory_order_relaxed);
     while (end <= device && !atomic_compare_exchange_weak(&highest, &end, device + 1))
         ;
@@ -212,6 +217,7 @@ static vpmm_status make_pool(struct served *served)
     config.exportable = false;
     vpmm_status status = vpmm_config_from_env(&config);
     config.device = served->device;
+    served->small_async = config.small == VPMM_SMALL_ASYNC;
     config.reaper = true;                       /* nobody here calls vpmm_poll */
     if (config.streams == VPMM_STREAMS_TRUSTED) /* a stream that is destroyed as it captures is not released: life.c */
         config.streams = VPMM_STREAMS_CHECKED;

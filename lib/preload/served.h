@@ -39,6 +39,7 @@ struct served {
     CUstream quiet;
     CUmemoryPool standard;   /* NULL where the driver has none */
     pthread_mutex_t waiting; /* over a wait by the block */
+    bool small_async;        /* small requests are of a pool of the driver's own (VPMM_SMALL) */
     CUdeviceptr block;       /* a byte of cuMemAlloc's, to wait by where the device is full (memory.c); 0: none */
 };
 

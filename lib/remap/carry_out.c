@@ -383,18 +383,22 @@ static vpmm_status map_and_place(struct work *work, bool waited, struct region *
     return status;
 }
 
-/* What was created is given back by the unwind. Where the driver does not take it then, it is asked for more later. */
-static struct device_room room_of(const struct claim *claim)
+/*
+ * What was created is given back by the unwind. Where the driver does not take it then, or others have given something
+ * back since the first create, it is asked for more later.
+ */
+static struct device_room room_of(const struct claim *claim, uint64_t releases_before)
 {
-    return (struct device_room){created_pages(claim), load_relaxed_u64(&claim->arena->releases) + claim->created};
+    return (struct device_room){created_pages(claim), releases_before + claim->created};
 }
 
 static vpmm_status make_calls(struct work *work, bool for_another, struct device_room *room, struct region *result)
 {
     bool waited = false;
+    uint64_t releases = load_relaxed_u64(&work->claim->arena->releases);
     vpmm_status status = create_handles(work);
     if (status == VPMM_ERROR_OUT_OF_MEMORY)
-        *room = room_of(work->claim);
+        *room = room_of(work->claim, releases);
     if (goes_on(work, status))
         status = wait_for_donors(work->claim, for_another, &waited);
     if (goes_on(work, status))

@@ -484,7 +484,8 @@ struct waited {
     struct want want;
     bool (*waitable)(const struct streams *, struct fence);
     struct seen_region best;
-    unsigned looked;
+    bool every_bin;
+    unsigned looked; /* at regions one by one, of all streams */
 };
 
 static bool look_whether_waitable(const struct seen_region *found, void *data)
@@ -496,35 +497,37 @@ static bool look_whether_waitable(const struct seen_region *found, void *data)
     if (needed <= found->units && (!waited->best.units || found->units < waited->best.units) &&
         waited->waitable(space->streams, unit_fence(unit_at(&space->units, found->first))))
         waited->best = *found;
-    return ++waited->looked < REGIONS_LOOKED_AT;
+    return waited->every_bin || ++waited->looked < REGIONS_LOOKED_AT;
 }
 
 /* Of a stream whose end nobody else may record, what was freed last cannot be waited for, and the rest can. */
-static void look_at_freed(struct waited *waited, const struct stream *stream, bool every_bin)
+static void look_at_freed(struct waited *waited, const struct stream *stream)
 {
     const struct space *space = waited->space;
     const struct hints *free = &stream->free[space->level];
     struct seen_region found;
-    if (!hints_best(free, &space->units, UNIT_FREE, waited->want, every_bin, &found) ||
+    if (!hints_best(free, &space->units, UNIT_FREE, waited->want, waited->every_bin, &found) ||
         (waited->best.units && found.units >= waited->best.units))
         return;
     if (waited->waitable(space->streams, unit_fence(unit_at(&space->units, found.first)))) {
         waited->best = found;
         return;
     }
-    waited->looked = 0;
-    hints_each_from(free, &space->units, UNIT_FREE, waited->want.units, look_whether_waitable, waited);
+    if (waited->every_bin)
+        hints_each(free, &space->units, UNIT_FREE, look_whether_waitable, waited);
+    else
+        hints_each_from(free, &space->units, UNIT_FREE, waited->want.units, look_whether_waitable, waited);
 }
 
 /* The best fit among what other streams have freed, and can be waited for. units 0: none. */
 static struct seen_region find_freed_elsewhere(const struct space *space, const struct stream *stream, struct want want,
                                                bool every_bin, bool (*waitable)(const struct streams *, struct fence))
 {
-    struct waited waited = {.space = space, .want = want, .waitable = waitable};
+    struct waited waited = {.space = space, .want = want, .waitable = waitable, .every_bin = every_bin};
     for (uint32_t slot = 1, n = load_acquire_u32(&space->streams->slots); slot < n; slot++) {
         const struct stream *other = stream_at(space->streams, slot);
         if (other != stream)
-            look_at_freed(&waited, other, every_bin);
+            look_at_freed(&waited, other);
     }
     return waited.best;
 }

@@ -431,8 +431,11 @@ bool streams_pending(const struct streams *streams, const struct stream *but)
     return false;
 }
 
-/* Counted in: a record that is in use keeps what it is. PRIVATE: nobody has its handle any more, too. */
-static bool is_unmarked(struct stream *stream, enum stream_privacy *privacy)
+/*
+ * Counted in: a record that is in use keeps what it is. PRIVATE: nobody has its handle any more, too. *soon: a call with
+ * a stream of which nothing may be left unmarked is about to mark what it has published.
+ */
+static bool is_unmarked(const struct streams *streams, struct stream *stream, enum stream_privacy *privacy, bool *soon)
 {
     if (load_sc_u64(&stream->published) <= load_relaxed_u64(&stream->recorded))
         return false;
@@ -440,28 +443,27 @@ static bool is_unmarked(struct stream *stream, enum stream_privacy *privacy)
     enum stream_state state = load_sc_u32(&stream->state);
     bool has_handle = stream_state_has_handle(state);
     *privacy = has_handle ? load_relaxed_u32(&stream->privacy) : STREAM_PRIVATE;
+    *soon = stream_is_brief(streams, stream) && stream_given(stream);
     stream_end_visit(stream);
     return has_handle || state == STREAM_ORPHAN;
 }
 
 bool streams_unmarked(const struct streams *streams)
 {
+    bool soon;
     enum stream_privacy privacy, most = is_reaper(streams) ? STREAM_OPEN : STREAM_GATED;
     for (uint32_t slot = 1, n = load_acquire_u32(&streams->slots); slot < n; slot++)
-        if (is_unmarked(stream_at(streams, slot), &privacy) && privacy <= most)
+        if (is_unmarked(streams, stream_at(streams, slot), &privacy, &soon) && privacy <= most)
             return true;
     return false;
 }
 
-/* A call with a stream of which nothing may be left unmarked is about to mark what it has published. */
 bool streams_unmarkable(const struct streams *streams)
 {
+    bool soon;
     enum stream_privacy privacy;
-    for (uint32_t slot = 1, n = load_acquire_u32(&streams->slots); slot < n; slot++) {
-        struct stream *stream = stream_at(streams, slot);
-        if (is_unmarked(stream, &privacy) && privacy >= STREAM_GATED &&
-            !(stream_is_brief(streams, stream) && stream_given(stream)))
+    for (uint32_t slot = 1, n = load_acquire_u32(&streams->slots); slot < n; slot++)
+        if (is_unmarked(streams, stream_at(streams, slot), &privacy, &soon) && privacy >= STREAM_GATED && !soon)
             return true;
-    }
     return false;
 }

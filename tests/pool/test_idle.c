@@ -507,7 +507,6 @@ Test(idle, a_trim_waits_where_nobody_may_mark, .timeout = 60)
     }
 }
 
-/* Where others than its calls may mark, nothing stays unmarked, although the program does nothing more. */
 static const vpmm_driver *below;
 static atomic_bool holds_a_record, is_recording, may_record;
 
@@ -566,6 +565,7 @@ Test(idle, a_trim_does_not_wait_beside_a_free_that_is_about_to_mark, .timeout = 
     world_close(&w);
 }
 
+/* Where others than its calls may mark, nothing stays unmarked, although the program does nothing more. */
 Test(idle, marks_that_waited_are_the_reapers, .timeout = 60)
 {
     needs_simulator();
@@ -920,6 +920,30 @@ Test(idle, passes_that_are_refused_are_not_made_one_after_another, .timeout = 60
     vpmm_sim_fail(w.sim, "cuCtxPushCurrent", 0, CUDA_SUCCESS, false);
     cr_expect_gt(calls, 0, "nothing is left to look after");
     cr_expect_lt(calls, MOST);
+    world_close(&w);
+}
+
+/* A pass that is refused as a whole does not end the tries of what one before it was refused. */
+Test(idle, what_was_refused_is_given_back_though_a_pass_is_refused, .timeout = 60)
+{
+    needs_simulator();
+    struct setup setup = with_decay(VPMM_DECAY_NEVER, true);
+    struct world w;
+    setup.sim.stepped = false;
+    world_open(&w, &setup);
+    CUstream s = world_stream(&w);
+    give(&w, take(&w, 4, s), s);
+    cr_assert_eq(w.driver->cuStreamSynchronize(s), CUDA_SUCCESS);
+    vpmm_sim_fail(w.sim, "cuMemRelease", 1, CUDA_ERROR_UNKNOWN, true);
+    (void)vpmm_trim(w.pool, 0, NULL);
+    cr_assert_gt(stats_of(&w).quarantined_bytes, 0);
+    vpmm_sim_fail(w.sim, "cuCtxPushCurrent", 1, CUDA_ERROR_UNKNOWN, true);
+    sleep_ms(100);
+    vpmm_sim_fail(w.sim, "cuMemRelease", 0, CUDA_SUCCESS, false);
+    vpmm_sim_fail(w.sim, "cuCtxPushCurrent", 0, CUDA_SUCCESS, false);
+    for (int i = 0; i < 2000 && stats_of(&w).quarantined_bytes; i++)
+        sleep_ms(10);
+    cr_expect_eq(stats_of(&w).quarantined_bytes, 0);
     world_close(&w);
 }
 

@@ -62,6 +62,7 @@ static bool may_record(cudaStream_t stream, bool& captures) {
 /* False: a stream captures, or there is no event to be had. */
 bool Frees::record_events(Freed& freed, Met* met) {
   std::vector<cudaEvent_t> events;
+  const Use* capturing = nullptr;
   bool recorded = true;
   events.reserve(freed.allocation.used.size()); // what throws throws before there is an event
   for (const Use& use : freed.allocation.used) {
@@ -73,14 +74,16 @@ bool Frees::record_events(Freed& freed, Met* met) {
     if (event)
       events.push_back(event);
     recorded = recorded && succeeds(cudaEventRecord(event, use.stream));
-    if (captures && met)
-      met->capturing.push_back(use);
+    if (captures)
+      capturing = &use;
   }
   if (recorded)
     freed.events = std::move(events);
   else
     for (cudaEvent_t event : events)
       cudaEventDestroy(event);
+  if (capturing && met)
+    met->capturing.push_back(*capturing);
   return recorded;
 }
 
@@ -122,9 +125,9 @@ static bool needs_events(const Allocation& allocation) {
 }
 
 /*
- * What was recorded on a slow stream later than what has not passed there has not passed either. What was recorded before it
- * and stands behind it is asked for when that has passed. What a capturing stream has used waits for the capture's end:
- * each request of the thread that captures walks, with thousands of these there.
+ * What was recorded on a slow stream later than what has not passed there has not passed either. What was recorded
+ * before it and stands behind it is asked for when that has passed. What a capturing stream has used waits for the
+ * capture's end: each request of the thread that captures walks, with thousands of these there.
  */
 bool Frees::is_in_vain(const Freed& freed, const Met& met) {
   return freed.events.empty() ? needs_events(freed.allocation) && is_used_by_any(freed.allocation, met.capturing)

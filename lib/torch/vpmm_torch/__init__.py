@@ -61,8 +61,10 @@ def _path():
     """Of the library. It is for one PyTorch: in the next one an allocator has other functions, in another order."""
     import torch  # its libraries first: ours is linked against them
 
-    from .built_for import TORCH
-
+    try:
+        from .built_for import TORCH
+    except ImportError:
+        raise RuntimeError("vpmm_torch is not built here: pip install --no-build-isolation ./lib/torch") from None
     version = tuple(int(part) for part in torch.__version__.split(".")[:2])
     if version != TORCH:
         raise RuntimeError(f"vpmm_torch was built for PyTorch {TORCH[0]}.{TORCH[1]}, and this is {torch.__version__}: "
