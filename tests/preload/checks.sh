@@ -125,6 +125,10 @@ if [ -z "$only" ] || [ "$only" = traced ]; then
   traces "traced, of a pool of the driver's" VPMM_PAGE_SIZE=odd "$here/preload_loaded" asked refused
   traces "traced, synchronous" VPMM_PRELOAD_SYNC=on FAKE_STEPPED=1 "$here/preload_loaded" asked at_once
   traces "traced, over resets" "$here/preload_loaded" asked reset
+  if [ "$(($(grep -c '^a' "$work"/requests.*) - $(grep -c '^f' "$work"/requests.*)))" -ne 1 ]; then
+    echo "FAILED: traced, over resets: but for what ended with the last one, each allocation has its free"
+    failed=1
+  fi
   traces "traced, with a child" "$here/preload_loaded" asked child
   wrote "traced, with a child" "a,0,1000,1 f,0,1000,1"
   traces "traced, of many threads" "$here/preload_loaded" asked threads
