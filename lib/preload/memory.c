@@ -152,8 +152,10 @@ static int device_of_stream(CUstream stream)
 static CUresult traced_async(CUresult result, const CUdeviceptr *memory, size_t bytes, CUstream stream)
 {
     enum count why;
+    if (result != CUDA_SUCCESS || !trace_is_on())
+        return result;
     const vpmm_driver *driver = vpmm_driver_cuda();
-    if (result == CUDA_SUCCESS && trace_is_on() && driver && context_of(driver, stream, &why))
+    if (driver && context_of(driver, stream, &why))
         trace_malloc(device_of_memory(*memory), *memory, bytes, stream);
     return result;
 }

@@ -109,7 +109,7 @@ static uint64_t used(const struct served *served, const vpmm_stats *stats)
     return bytes > 0 ? (uint64_t)bytes : 0; /* other threads' requests change the one and then the other */
 }
 
-/* What is live in a pool of the driver's own, for small requests, is reserved too; what that keeps besides is not said. */
+/* With what is live in a pool of the driver's own, for small requests; what that keeps besides is not said. */
 static uint64_t reserved(const vpmm_stats *stats)
 {
     return stats->mapped_bytes + stats->quarantined_bytes + stats->async_bytes;

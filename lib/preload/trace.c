@@ -87,7 +87,7 @@ static uint64_t clock_us(void)
     return (uint64_t)now.tv_sec * 1000000 + (uint64_t)now.tv_nsec / 1000;
 }
 
-/* Whole lines alone are written, so whenever the process is killed the file can be read. */
+/* Whole lines are written together, so a file has a part of one only where the process was killed as it wrote. */
 static void add_line(struct file *file, char op, const struct traced *traced, unsigned stream)
 {
     uint64_t now_us = clock_us();

@@ -433,29 +433,27 @@ static void case_joined(void)
     OK(cu.event_destroy(join));
 }
 
-/* A stream goes whose end the driver does not let vpmm record. */
-static void case_unreleased(void)
+/* A stream goes while the driver refuses this call: vpmm has not let go of it, and records on no stream any more. */
+static void destroy_refused(const char *call, CUresult result)
 {
     CUstream brief, other;
     OK(cu.stream_create(&brief, CU_STREAM_NON_BLOCKING));
     OK(cu.stream_create(&other, CU_STREAM_NON_BLOCKING));
     OK(cu.free_async(served(3 << 20, brief), brief));
-    fake.fail("cuEventRecord", 1, CUDA_ERROR_OUT_OF_MEMORY);
+    fake.fail(call, 1, result);
     OK(cu.stream_destroy(brief));
-    fake.fail("cuEventRecord", 0, CUDA_SUCCESS);
+    fake.fail(call, 0, CUDA_SUCCESS);
     EXPECT(!records_on_others(other));
 }
 
-/* The same where the driver refuses to say whether it captures, or what it is of. */
+static void case_unreleased(void)
+{
+    destroy_refused("cuEventRecord", CUDA_ERROR_OUT_OF_MEMORY);
+}
+
 static void case_unreleased_unasked(void)
 {
-    CUstream brief, other;
-    OK(cu.stream_create(&brief, CU_STREAM_NON_BLOCKING));
-    OK(cu.stream_create(&other, CU_STREAM_NON_BLOCKING));
-    OK(cu.free_async(served(3 << 20, brief), brief));
-    fake.fail_once("cuStreamGetCtx", 1, CUDA_ERROR_UNKNOWN);
-    OK(cu.stream_destroy(brief));
-    EXPECT(!records_on_others(other));
+    destroy_refused("cuStreamGetCtx", CUDA_ERROR_UNKNOWN);
 }
 
 /* A device whose requests are all left has no pool. */
