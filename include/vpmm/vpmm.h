@@ -250,10 +250,9 @@ typedef struct vpmm_config {
                                                                                                      VPMM_EXTENT_SIZE */
     size_t max_mapped;         /* cap on mapped and quarantined bytes, at least a page and the granularity; 0: none
                                                                                                      VPMM_MAX_MAPPED */
-    size_t cache_bytes;        /* most that one thread's front cache holds once the pool keeps its shape, 4 GiB;
-                                  8 MiB of it until then, but all of it at once of what is freed on a stream that
-                                  several threads use. Of pieces of pages it holds as much besides, at
-                                  most 64 MiB.
+    size_t cache_bytes;        /* most that one thread's front cache holds, 4 GiB; 8 MiB of it at first, and again
+                                  when the pool has mapped some; twice as much each time that the thread has freed
+                                  16384 times since. Of pieces of pages it holds as much besides, at most 64 MiB.
                                   0: none. CU_STREAM_PER_THREAD has none, and no pool has where the process has no
                                   pthread key left: see vpmm_malloc                                VPMM_CACHE_BYTES */
     vpmm_small small;          /*                                                  VPMM_SMALL=slab|async */

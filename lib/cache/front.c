@@ -227,7 +227,7 @@ static struct front *new_front(struct fronts *fronts, uint64_t thread)
     front->tally.live_stat = fronts->space->live_stat;
     front->tally.cached_stat = fronts->space->cached_stat;
     stats_join(fronts->space->stats, &front->tally, fronts->last_limit);
-    front_adjust_limit(front, false);
+    front_adjust_limit(front);
     void *first = load_relaxed_ptr(&fronts->first);
     do /* lock-free: a failed exchange is another thread's push. Nothing leaves the list, so no pointer comes back */
         front->next = first;

@@ -108,10 +108,10 @@ struct front {
     struct stats_tally tally;
     uint64_t floor;         /* of the tally's live_bytes; as a number with a sign */
     uint64_t stock;         /* bytes: see front_held */
-    uint64_t limit;         /* bytes: the pool's first limit, or its last one while the pool keeps its shape */
+    uint64_t limit;         /* bytes: from the pool's first limit to its last one, while the pool keeps its shape */
     uint32_t rebuilds;      /* the pool's, when the limit was last reset, */
     uint64_t refused;       /* frees of what was too long for the limit */
-    uint64_t steady_at;     /* frees, with those, at which the limit may rise */
+    uint64_t steady_at;     /* frees, with those, at which the limit doubles */
     struct fronts *fronts;  /* constant */
     struct cache **by_slot; /* the attached caches, by their records' slots */
     uint32_t slots;         /* of by_slot */
@@ -308,9 +308,8 @@ void front_tell_of_free(struct front *, uint64_t bytes, uint64_t requested);
 /* For assertions: the front is the calling thread's, or the reaper looks after it. */
 bool front_is_own(const struct front *);
 
-/* Sets a new front's limit, and then as the pool has kept its shape or not. `shared`: for a stream that other threads
-   use too. */
-void front_adjust_limit(struct front *, bool shared);
+/* Sets a new front's limit, and then as the pool has kept its shape or not. */
+void front_adjust_limit(struct front *);
 
 /* ---- the hit, both ways ---- */
 

@@ -255,7 +255,7 @@ static uint32_t make_room(struct cache *cache, uint64_t length)
     uint64_t size = length << front->fronts->space->units.unit_shift;
     if (!stream)
         return CACHE_BINS;
-    front_adjust_limit(front, load_relaxed_u32(&stream->caches[front->fronts->space->level]) > 1);
+    front_adjust_limit(front);
     if (size > front->limit) {
         front->refused++;
         return CACHE_BINS;

@@ -143,7 +143,7 @@ bool slices_give(struct cache *cache, struct slice *slice, CUdeviceptr address)
     if (!bin)
         return false;
     uint64_t bytes = slice_size[class].bytes;
-    front_adjust_limit(cache->front, false);
+    front_adjust_limit(cache->front);
     if (load_relaxed_u16(&bin->count) == bin->most &&
         cache_flush_oldest(cache, CACHED_SLICES, class, (bin->most + 1u) / 2))
         stream_mark(cache->front->fronts->space->streams, load_relaxed_ptr(&cache->stream));

@@ -37,15 +37,21 @@ struct collector {
     uint64_t wanted, kept, enough;                     /* pages, where each is kept as it is visited: useful ones */
 };
 
+/* What the stream itself freed it need not wait for, also where nobody could: nothing marks a default stream for others. */
+static bool fence_in_reach(const struct collector *collector, struct fence fence)
+{
+    const struct streams *streams = &collector->arena->streams;
+    bool own = collector->stream && collector->reach != VIEW_PASSED;
+    return (own && fence_usable(streams, fence, collector->stream)) ||
+           (collector->reach == VIEW_ALL ? fence_seems_waitable(streams, fence) : fence_passed(streams, fence));
+}
+
 /* By the region's own fence, not by where its hint was: see region.c. What of it is in reach; pages 0: nothing. */
 static struct view_region in_reach(const struct collector *collector, const struct seen_region *found)
 {
-    const struct streams *streams = &collector->arena->streams;
     struct fence fence = unit_fence(unit_at(&collector->arena->space.units, found->first));
     struct view_region region = {.page = found->first, .pages = found->units, .found = *found};
-    bool whole = collector->reach == VIEW_ALL      ? fence_seems_waitable(streams, fence)
-                 : collector->reach == VIEW_USABLE ? fence_usable(streams, fence, collector->stream)
-                                                   : fence_passed(streams, fence);
+    bool whole = fence_in_reach(collector, fence);
     region.part = !whole;
     if (region.part)
         region_longest_part(&collector->arena->space, found, &region.page, &region.pages);

@@ -313,28 +313,34 @@ Test(front, what_is_longer_than_the_limit_is_not_cached)
     world_close(&w);
 }
 
-/* 8 MiB while the pool takes shape, whatever the setting; new memory begins that anew. */
+/* All are taken, and given one by one: how many pages the cache has then, and had at most. */
+static uint64_t fill_cache(struct world *w, CUstream s, CUdeviceptr *p, int pages)
+{
+    uint64_t most = 0;
+    for (int i = 0; i < pages; i++)
+        p[i] = take(w, 1, s);
+    for (int i = 0; i < pages; i++) {
+        give(w, p[i], s);
+        most = cached_pages(w) > most ? cached_pages(w) : most;
+    }
+    return most;
+}
+
+/* 8 MiB while the pool takes shape, whatever the setting, and then more bit by bit; new memory begins that anew. */
 Test(front, a_cache_is_small_until_the_pool_keeps_its_shape)
 {
-    enum { FIRST = 4 };
+    enum { FIRST = 4, STEADY = 17000 };
     struct setup setup = cached(4 * FIRST);
     struct world w;
     world_open(&w, &setup);
     CUstream s = world_stream(&w);
-    CUdeviceptr p[2 * FIRST];
-    for (int i = 0; i < 2 * FIRST; i++)
-        p[i] = take(&w, 1, s);
-    for (int i = 0; i < 2 * FIRST; i++) {
-        give(&w, p[i], s);
-        require(cached_pages(&w) <= FIRST, "%llu pages are cached", (unsigned long long)cached_pages(&w));
+    CUdeviceptr p[4 * FIRST];
+    for (uint64_t limit = FIRST; limit <= 4 * FIRST; limit *= 2) {
+        uint64_t most = fill_cache(&w, s, p, 4 * FIRST);
+        require(most <= limit && most > limit / 2, "%llu pages are cached", (unsigned long long)most);
+        for (int i = 0; i < STEADY; i++)
+            give(&w, take(&w, 1, s), s);
     }
-    for (int i = 0; i < 17000; i++)
-        give(&w, take(&w, 1, s), s);
-    for (int i = 0; i < 2 * FIRST; i++)
-        p[i] = take(&w, 1, s);
-    for (int i = 0; i < 2 * FIRST; i++)
-        give(&w, p[i], s);
-    cr_expect_gt(cached_pages(&w), FIRST);
     CUdeviceptr longer = take(&w, 3 * FIRST, s);
     give(&w, take(&w, 1, s), s);
     cr_expect_leq(cached_pages(&w), FIRST);
@@ -680,9 +686,9 @@ Test(front, trim_gives_cached_memory_back)
     struct helper h;
     helper_start(&h, &w);
     give(&w, take(&w, 3, s), s);
-    CUdeviceptr theirs = helper_take(&h, 5, s);
+    CUdeviceptr theirs = helper_take(&h, 4, s);
     helper_give(&h, theirs, s);
-    cr_expect_eq(cached_pages(&w), 5, "%llu", (unsigned long long)cached_pages(&w));
+    cr_expect_eq(cached_pages(&w), 4, "%llu", (unsigned long long)cached_pages(&w));
     size_t released = 0;
     must_work(vpmm_trim(w.pool, SIZE_MAX, &released));
     cr_expect_eq(cached_pages(&w), 0);
@@ -690,7 +696,7 @@ Test(front, trim_gives_cached_memory_back)
     world_drain(&w);
     must_work(vpmm_trim(w.pool, 0, &released));
     cr_expect_eq(stats_of(&w).mapped_bytes, 0);
-    cr_expect_geq(released, 5 * PAGE);
+    cr_expect_geq(released, 4 * PAGE);
     world_audit(&w);
     helper_end(&h);
     world_close(&w);
@@ -753,34 +759,35 @@ Test(front, a_slot_that_names_a_shorter_region_by_now_is_not_taken_for_a_long_on
 
 Test(front, memory_freed_in_another_thread_is_hit_and_then_its_hints)
 {
+    enum { PAGES = 4 }; /* what a cache holds at first */
     struct world w;
     open_cached(&w);
     CUstream s = world_stream(&w), other = world_stream(&w);
     struct helper h;
     helper_start(&h, &w);
-    CUdeviceptr p[6];
-    for (int i = 0; i < 6; i++)
-        p[i] = take(&w, 2, s);
-    for (int i = 0; i < 6; i++)
+    CUdeviceptr p[PAGES];
+    for (int i = 0; i < PAGES; i++)
+        p[i] = take(&w, 1, s);
+    for (int i = 0; i < PAGES; i++)
         helper_give(&h, p[i], s);
-    cr_expect_eq(cached_pages(&w), 12);
+    cr_expect_eq(cached_pages(&w), PAGES);
     vpmm_stats before = stats_of(&w);
-    for (int i = 5; i >= 0; i--) {
-        CUdeviceptr q = take(&w, 2, s);
+    for (int i = PAGES - 1; i >= 0; i--) {
+        CUdeviceptr q = take(&w, 1, s);
         bool known = false;
-        for (int k = 0; k < 6; k++)
+        for (int k = 0; k < PAGES; k++)
             known |= q == p[k];
         cr_expect(known, "it is not what the other thread freed");
         world_audit(&w);
     }
     vpmm_stats after = stats_of(&w);
     cr_expect_eq(after.hits_neighbour - before.hits_neighbour, 1);
-    cr_expect_eq(after.hits_cache - before.hits_cache, 5, "its hints are not used");
-    cr_expect_eq(after.mallocs - before.mallocs, 6);
+    cr_expect_eq(after.hits_cache - before.hits_cache, PAGES - 1, "its hints are not used");
+    cr_expect_eq(after.mallocs - before.mallocs, PAGES);
     cr_expect_eq(after.cached_bytes, 0);
-    for (int i = 0; i < 6; i++)
+    for (int i = 0; i < PAGES; i++)
         give(&w, p[i], s);
-    CUdeviceptr q = helper_take(&h, 2, other); /* the same memory is nobody's without a wait on another stream */
+    CUdeviceptr q = helper_take(&h, 1, other); /* the same memory is nobody's without a wait on another stream */
     cr_expect_eq(stats_of(&w).hits_neighbour, after.hits_neighbour);
     helper_give(&h, q, other);
     world_audit(&w);

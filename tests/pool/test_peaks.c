@@ -113,7 +113,7 @@ static void peaks_of_hits(size_t bytes, size_t rounded, size_t count)
     start_other(&other, &w, bytes);
     static struct rise r;
     r = (struct rise){.w = &w, .stream = world_stream(&w), .bytes = bytes, .count = count};
-    for (size_t i = 0; i < 3 + 17000 / count; i++) { /* till the cache holds as much as it may, and has all of it */
+    for (size_t i = 0; i < 3 + 160000 / count; i++) { /* till the cache holds as much as it may, and has all of it */
         up(&r);
         down(&r);
     }

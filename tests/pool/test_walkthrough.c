@@ -136,6 +136,32 @@ Test(walkthrough, case_d_with_fences_waiting)
     walk_through(&all_is_gathered, FENCES_WAIT);
 }
 
+/* Of a default stream nobody else could wait for it: the pool has a thread, so the second free is not marked at once. */
+Test(walkthrough, what_a_default_stream_freed_moves_before_the_pool_grows)
+{
+    struct setup setup = setup_default();
+    setup.pool.extent_size = PAGE;
+    setup.pool.reaper = true;
+    struct world w;
+    world_open(&w, &setup);
+
+    CUdeviceptr freed[2], kept[2];
+    for (int i = 0; i < 2; i++) {
+        freed[i] = take(&w, 8, NULL);
+        kept[i] = take(&w, 1, NULL);
+    }
+    for (int i = 0; i < 2; i++)
+        give(&w, freed[i], NULL);
+    CUdeviceptr twenty = take(&w, 20, NULL);
+    cr_expect_eq(stats_of(&w).pages_created, 18 + 4, "%llu pages were made",
+                 (unsigned long long)stats_of(&w).pages_created);
+
+    give(&w, twenty, NULL);
+    for (int i = 0; i < 2; i++)
+        give(&w, kept[i], NULL);
+    world_close(&w);
+}
+
 Test(walkthrough, moved_pages_are_not_copied)
 {
     struct setup setup = setup_default();
