@@ -12,7 +12,12 @@ static _Thread_local struct {
 /* Of the device's work: no later call of the process answers anything else (cuda.h), whichever context it is in. */
 static bool is_sticky(CUresult result)
 {
+    enum { CONTAINED = 226, TENSOR_MEMORY_LEAK = 721, MPS_CLIENT_TERMINATED = 810 }; /* 11.8's cuda.h has no names */
     switch ((int)result) {
+    case CONTAINED:
+    case TENSOR_MEMORY_LEAK:
+    case MPS_CLIENT_TERMINATED:
+    case CUDA_ERROR_EXTERNAL_DEVICE:
     case CUDA_ERROR_ECC_UNCORRECTABLE:
     case CUDA_ERROR_NVLINK_UNCORRECTABLE:
     case CUDA_ERROR_ILLEGAL_ADDRESS:

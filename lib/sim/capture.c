@@ -90,9 +90,16 @@ CUresult sim_unsafe(vpmm_sim *sim)
     return result;
 }
 
-static bool in_legacy_reach(const struct sim_capture *capture, const struct sim_context *context)
+/* Whether a stream of the context takes part, that has none of these flags. */
+static bool takes_part(vpmm_sim *sim, const struct sim_capture *capture, const struct sim_context *context,
+                       unsigned without)
 {
-    return capture->origin->context == context && !(capture->origin->flags & CU_STREAM_NON_BLOCKING);
+    uint32_t cursor = 0;
+    const struct sim_lane *lane;
+    while ((lane = next_member(sim, capture, &cursor)))
+        if (lane->context == context && !(lane->flags & without))
+            return true;
+    return false;
 }
 
 /* The legacy stream would have to wait for a capturing stream. */
@@ -100,7 +107,7 @@ static CUresult implicit(vpmm_sim *sim, const struct sim_lane *lane, bool spare)
 {
     CUresult result = CUDA_SUCCESS;
     for (struct sim_capture *capture = sim->captures; lane->legacy && capture; capture = capture->next)
-        if (in_legacy_reach(capture, lane->context)) {
+        if (takes_part(sim, capture, lane->context, CU_STREAM_NON_BLOCKING)) {
             if (!spare)
                 lose(sim, capture);
             result = CUDA_ERROR_STREAM_CAPTURE_IMPLICIT;
@@ -128,7 +135,7 @@ CUresult sim_capture_context(vpmm_sim *sim, struct sim_context *context)
 {
     CUresult result = CUDA_SUCCESS;
     for (struct sim_capture *capture = sim->captures; capture; capture = capture->next)
-        if (capture->origin->context == context) {
+        if (takes_part(sim, capture, context, 0)) {
             lose(sim, capture);
             result = CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
         }

@@ -156,11 +156,22 @@ static void drop_use(struct sim_shadow *page, uint32_t at)
     page->uses[at] = page->uses[--page->count];
 }
 
-/* A page with many uses forgets those that the host has seen: only work queued before it saw them could still race. */
+/* The host has seen the use, and did so before it queued anything that is still to run. */
+static bool is_over(vpmm_sim *sim, const struct sim_site *use)
+{
+    bool over = sim_clock_knows(sim->host_clock, use->lane, use->number);
+    for (uint32_t i = 0; over && i < sim->lane_count; i++) {
+        const struct sim_op *oldest = i == use->lane ? NULL : sim->lanes[i]->head;
+        over = !oldest || sim_clock_knows(oldest->clock, use->lane, use->number);
+    }
+    return over;
+}
+
+/* A page with many uses forgets those that nothing can race with any more. */
 static void forget_seen(vpmm_sim *sim, struct sim_shadow *page)
 {
     for (uint32_t i = page->count; i-- > 0;)
-        if (sim_clock_knows(sim->host_clock, page->uses[i].site->lane, page->uses[i].site->number))
+        if (is_over(sim, page->uses[i].site))
             drop_use(page, i);
 }
 
@@ -200,7 +211,8 @@ void sim_race_access(vpmm_sim *sim, const struct sim_lane *lane, struct sim_shad
     for (uint32_t i = page->count; i-- > 0;) {
         struct sim_access *old = &page->uses[i];
         if (same_operation(old, &use)) {
-            mine = i;
+            if (old->lo <= use.hi && use.lo <= old->hi) /* rows may lie apart, with others' bytes between them */
+                mine = i;
             continue;
         }
         bool overlap = old->lo < use.hi && use.lo < old->hi;

@@ -1652,6 +1652,27 @@ Test(front, a_lost_device_ends_the_hits)
 }
 
 /* No fence is asked about: a pass finds it out at another call, and it is the last pass of a pool's thread. */
+/* By their numbers where an old cuda.h has no names: whatever call says so, the pool is lost, and can be destroyed. */
+Test(front, each_error_that_ends_the_process_loses_the_device)
+{
+    needs_simulator();
+    static const int errors[] = {214, 220, 226, 700, 702, 710, 714, 715, 716, 717, 718, 719, 721, 810, 911};
+    for (size_t i = 0; i < sizeof errors / sizeof errors[0]; i++) {
+        struct world w;
+        open_cached(&w);
+        CUstream s = world_stream(&w);
+        CUdeviceptr q = 0xdead;
+        take(&w, 2, s);
+        vpmm_sim_fail(w.sim, "cuMemCreate", 1, (CUresult)errors[i], false);
+        must_fail(VPMM_ERROR_DRIVER, vpmm_malloc(w.pool, 64 * PAGE, s, &q));
+        must_fail(VPMM_ERROR_DRIVER, vpmm_pool_destroy(w.pool)); /* although something is live */
+        w.pool = NULL;
+        world_stream_destroy(&w, s);
+        cr_assert_eq(w.driver->cuDevicePrimaryCtxRelease(w.device), CUDA_SUCCESS);
+        vpmm_sim_destroy(w.sim); /* what a lost device held leaks */
+    }
+}
+
 Test(front, a_device_that_is_lost_as_a_pass_begins_ends_the_hits)
 {
     needs_simulator();

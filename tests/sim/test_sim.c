@@ -1023,6 +1023,28 @@ Test(sim, the_legacy_stream_and_a_blocking_capture)
     close_clean();
 }
 
+/* Whichever stream of a capture is a blocking one. */
+Test(sim, the_legacy_stream_and_a_blocking_stream_that_joins_a_capture)
+{
+    open_sim(false);
+    CUstream capturing = new_stream(), joining;
+    CUevent inside = new_event(), event = new_event();
+    CUstreamCaptureStatus status;
+    CUgraph graph;
+    OK(d->cuStreamCreate(&joining, CU_STREAM_DEFAULT));
+    OK(d->cuStreamBeginCapture(capturing, CU_STREAM_CAPTURE_MODE_RELAXED));
+    OK(d->cuEventRecord(inside, capturing));
+    OK(d->cuStreamWaitEvent(joining, inside, 0));
+    IS(CUDA_ERROR_STREAM_CAPTURE_IMPLICIT, d->cuStreamIsCapturing(NULL, &status));
+    IS(CUDA_ERROR_STREAM_CAPTURE_IMPLICIT, d->cuEventRecord(event, NULL));
+    IS(CUDA_ERROR_STREAM_CAPTURE_INVALIDATED, d->cuStreamEndCapture(capturing, &graph));
+    OK(d->cuEventDestroy(inside));
+    OK(d->cuEventDestroy(event));
+    OK(d->cuStreamDestroy(capturing));
+    OK(d->cuStreamDestroy(joining));
+    close_clean();
+}
+
 /* ---- pools ---- */
 
 static uint64_t pool_value(CUmemoryPool pool, CUmemPool_attribute attribute)
@@ -1224,6 +1246,53 @@ Test(sim, neighbours_in_a_page_do_not_race)
     OK(d->cuStreamDestroy(b));
     unmake(m);
     close_clean();
+}
+
+/* Rows of one operation lie in a page with another's between them. */
+Test(sim, columns_of_a_page_do_not_race)
+{
+    enum { PITCH = 1024, ROWS = 64 };
+    open_sim(true);
+    struct memory m = make(PAGE);
+    CUstream a = new_stream(), b = new_stream();
+    OK(d->cuMemsetD2D32Async(m.at, PITCH, 1, PITCH / 8, ROWS, a));
+    OK(d->cuMemsetD2D32Async(m.at + PITCH / 2, PITCH, 2, PITCH / 8, ROWS, b));
+    OK(d->cuStreamSynchronize(a));
+    OK(d->cuStreamSynchronize(b));
+    OK(d->cuStreamDestroy(a));
+    OK(d->cuStreamDestroy(b));
+    unmake(m);
+    close_clean();
+}
+
+/* However many uses a page has, and although the host has seen all but the last by then. */
+Test(sim, a_use_that_queued_work_can_race_with_is_not_forgotten)
+{
+    open_sim(true);
+    struct memory m = make(PAGE);
+    CUstream a = new_stream(), b = new_stream();
+    CUevent event = new_event();
+    for (uint64_t others = 0; others < 140; others++) {
+        OK(d->cuMemsetD8Async(m.at, 1, 256, a));
+        OK(d->cuMemsetD8Async(m.at, 2, 256, b));
+        for (uint64_t i = 1; i <= others; i++)
+            OK(d->cuMemsetD8Async(m.at + 256 * i, 1, 256, a));
+        OK(d->cuEventRecord(event, a));
+        vpmm_sim_step(sim, a, SIZE_MAX);
+        OK(d->cuEventQuery(event));
+        OK(d->cuMemsetD8Async(m.at + PAGE / 2, 1, 256, a));
+        vpmm_sim_step(sim, a, SIZE_MAX);
+        OK(d->cuStreamSynchronize(b));
+        cr_assert_eq(vpmm_sim_races(sim), others + 1, "%d other uses", (int)others);
+        OK(d->cuStreamSynchronize(a));
+        unmake(m); /* the next page has no uses */
+        m = make(PAGE);
+    }
+    OK(d->cuEventDestroy(event));
+    OK(d->cuStreamDestroy(a));
+    OK(d->cuStreamDestroy(b));
+    unmake(m);
+    close_with(0);
 }
 
 Test(sim, every_promised_order_is_known)
