@@ -142,13 +142,20 @@ CUresult sim_capture_context(vpmm_sim *sim, struct sim_context *context)
     return result;
 }
 
-CUresult sim_capture_submit(vpmm_sim *sim, struct sim_lane *lane, bool *captured)
+CUresult sim_capture_submit(vpmm_sim *sim, struct sim_lane *lane, const struct sim_op *op, bool *captured)
 {
     if (!lane->capture)
         return implicit(sim, lane, false);
     if (lane->capture->lost)
         return CUDA_ERROR_STREAM_CAPTURE_INVALIDATED;
-    lane->capture->nodes++;
+    if (op->kind != SIM_OP_MARK) {
+        lane->capture->nodes++;
+        lane->captured++;
+    }
+    if (op->record) { /* nobody runs it, and so nobody gives it a clock */
+        op->record->clock = sim_clock_hold(lane->captured_clock);
+        sim_clock_learn(&op->record->clock, lane->id, lane->captured);
+    }
     *captured = true;
     return CUDA_SUCCESS;
 }
@@ -199,7 +206,10 @@ CUresult sim_capture_wait(vpmm_sim *sim, struct sim_lane *lane, struct sim_recor
         lose(sim, lane->capture);
         return CUDA_ERROR_STREAM_CAPTURE_MERGE;
     }
+    if (!lane->capture) /* what it added to earlier captures needs no joining */
+        sim_clock_learn(&capture->origin->captured_clock, lane->id, lane->captured);
     lane->capture = capture;
+    sim_clock_join(&lane->captured_clock, record->clock);
     set_status(sim, lane, status_of(lane));
     *captured = true;
     return capture->lost ? CUDA_ERROR_STREAM_CAPTURE_INVALIDATED : CUDA_SUCCESS;
@@ -256,6 +266,17 @@ static CUresult new_graph(vpmm_sim *sim, size_t nodes, CUgraph *out)
     return CUDA_SUCCESS;
 }
 
+/* What other streams have added comes before what the origin would add next. */
+static bool is_joined(vpmm_sim *sim, const struct sim_capture *capture)
+{
+    uint32_t cursor = 0;
+    const struct sim_lane *lane, *origin = capture->origin;
+    while ((lane = next_member(sim, capture, &cursor)))
+        if (lane != origin && !sim_clock_knows(origin->captured_clock, lane->id, lane->captured))
+            return false;
+    return true;
+}
+
 CUresult sim_cuStreamEndCapture(CUstream hStream, CUgraph *phGraph)
 {
     vpmm_sim *sim = sim_self();
@@ -273,7 +294,12 @@ CUresult sim_cuStreamEndCapture(CUstream hStream, CUgraph *phGraph)
         return CUDA_ERROR_STREAM_CAPTURE_UNMATCHED;
     if (capture->thread != sim_thread(sim)->id && capture->mode != CU_STREAM_CAPTURE_MODE_RELAXED)
         return CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD;
-    result = capture->lost ? CUDA_ERROR_STREAM_CAPTURE_INVALIDATED : new_graph(sim, capture->nodes, phGraph);
+    if (capture->lost)
+        result = CUDA_ERROR_STREAM_CAPTURE_INVALIDATED;
+    else if (!is_joined(sim, capture))
+        result = CUDA_ERROR_STREAM_CAPTURE_UNJOINED;
+    else
+        result = new_graph(sim, capture->nodes, phGraph);
     end_capture(sim, capture);
     return result;
 }

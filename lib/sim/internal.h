@@ -246,6 +246,8 @@ struct sim_lane {
     uint64_t numbered, done;
     struct sim_clock *clock;
     struct sim_capture *capture;
+    uint64_t captured;                /* nodes that it has added to a capture, ever */
+    struct sim_clock *captured_clock; /* and of the others' those that its next node comes after */
     struct sim_lane *next_in_context;
     pthread_cond_t work, progress; /* something was queued; done has grown */
 };
@@ -480,7 +482,7 @@ CUresult sim_unsafe(vpmm_sim *sim);
 CUresult sim_looked_into(vpmm_sim *sim, struct sim_lane *lane);
 CUresult sim_unsafe_on(vpmm_sim *sim, struct sim_lane *lane); /* the same for a query of or wait for the lane */
 CUresult sim_capture_context(vpmm_sim *sim, struct sim_context *context); /* cuCtxSynchronize: in every mode */
-CUresult sim_capture_submit(vpmm_sim *sim, struct sim_lane *lane, bool *captured);
+CUresult sim_capture_submit(vpmm_sim *sim, struct sim_lane *lane, const struct sim_op *op, bool *captured);
 CUresult sim_capture_wait(vpmm_sim *sim, struct sim_lane *lane, struct sim_record *record, bool *captured);
 void sim_capture_forget(vpmm_sim *sim, struct sim_lane *lane);
 /* CUDA_ERROR_CAPTURED_EVENT if it was recorded in a capture. */

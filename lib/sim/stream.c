@@ -256,7 +256,7 @@ static void set_going(vpmm_sim *sim, struct sim_lane *lane)
 CUresult sim_submit(vpmm_sim *sim, struct sim_lane *lane, struct sim_op *op)
 {
     bool captured = false;
-    CUresult result = sim_capture_submit(sim, lane, &captured);
+    CUresult result = sim_capture_submit(sim, lane, op, &captured);
     if (result == CUDA_SUCCESS && !captured && !depend_on_legacy(sim, lane, op))
         result = CUDA_ERROR_OUT_OF_MEMORY;
     if (result != CUDA_SUCCESS || captured) {
@@ -494,6 +494,7 @@ void sim_free_lanes(vpmm_sim *sim)
             sim_op_free(op);
         }
         sim_clock_drop(lane->clock);
+        sim_clock_drop(lane->captured_clock);
         pthread_cond_destroy(&lane->work);
         pthread_cond_destroy(&lane->progress);
         free(lane);

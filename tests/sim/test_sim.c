@@ -1023,6 +1023,38 @@ Test(sim, the_legacy_stream_and_a_blocking_capture)
     close_clean();
 }
 
+Test(sim, what_joins_a_capture_joins_its_origin_again)
+{
+    open_sim(false);
+    struct memory m = make(PAGE);
+    CUstream capturing = new_stream(), joining = new_stream();
+    CUevent event = new_event();
+    enum { UNJOINED, IDLE, JOINED, ENDS };
+    for (int end = UNJOINED; end < ENDS; end++) {
+        CUgraph graph = NULL;
+        OK(d->cuStreamBeginCapture(capturing, CU_STREAM_CAPTURE_MODE_RELAXED));
+        OK(d->cuEventRecord(event, capturing));
+        OK(d->cuStreamWaitEvent(joining, event, 0));
+        if (end != IDLE)
+            OK(d->cuMemsetD8Async(m.at, 1, 1, joining));
+        if (end == JOINED) {
+            OK(d->cuEventRecord(event, joining));
+            OK(d->cuStreamWaitEvent(capturing, event, 0));
+        }
+        if (end == UNJOINED)
+            IS(CUDA_ERROR_STREAM_CAPTURE_UNJOINED, d->cuStreamEndCapture(capturing, &graph));
+        else
+            OK(d->cuStreamEndCapture(capturing, &graph));
+        if (graph)
+            OK(d->cuGraphDestroy(graph));
+    }
+    OK(d->cuEventDestroy(event));
+    OK(d->cuStreamDestroy(capturing));
+    OK(d->cuStreamDestroy(joining));
+    unmake(m);
+    close_clean();
+}
+
 /* Whichever stream of a capture is a blocking one. */
 Test(sim, the_legacy_stream_and_a_blocking_stream_that_joins_a_capture)
 {
