@@ -124,9 +124,32 @@ static vpmm_status init_tables(struct fronts *fronts)
     return VPMM_SUCCESS;
 }
 
+/* The first place in front_known that the fewest spaces of other pools have, under the lock. */
+static uint32_t free_place(void)
+{
+    uint32_t users[FRONT_POOLS] = {0}, place = 0;
+    for (const struct fronts *fronts = pools; fronts; fronts = fronts->next_pool)
+        users[fronts->place]++;
+    for (uint32_t i = 1; i < FRONT_POOLS; i++)
+        place = users[i] < users[place] ? i : place;
+    return place;
+}
+
+/*
+ * A serial that has the place as its remainder. (Where serials were given out one by one, to threads too, six threads
+ * between two pools made both have the same places, and each malloc in turn of the two missed.)
+ */
+static uint64_t pool_serial(uint32_t place)
+{
+    uint64_t last = fetch_add_relaxed_u64(&serials, 2 * FRONT_POOLS);
+    return (last / FRONT_POOLS + 1) * FRONT_POOLS + place;
+}
+
 static void enlist(struct fronts *fronts)
 {
     lock_take(&lock);
+    fronts->place = free_place();
+    store_relaxed_u64(&fronts->serial, pool_serial(fronts->place));
     fronts->next_pool = pools;
     fronts->link = &pools;
     if (pools)
@@ -157,7 +180,6 @@ vpmm_status fronts_init(struct fronts *fronts, struct space *space, const vpmm_c
     vpmm_status status = init_tables(fronts);
     if (status != VPMM_SUCCESS)
         return status;
-    store_relaxed_u64(&fronts->serial, fetch_add_relaxed_u64(&serials, 1) + 1);
     enlist(fronts);
     return VPMM_SUCCESS;
 }

@@ -141,6 +141,7 @@ struct fronts {
     struct space *space;              /* constant, as is the next: */
     struct slabs *slabs;              /* those of the space; NULL: it is one of pages */
     struct fronts *next_pool, **link; /* of all pools with caches, under their lock */
+    uint32_t place;                   /* in front_known; constant: it outlasts the serial */
     struct bins bins[CACHED_KINDS];
     struct cache *cache; /* CACHES_MAX of them, reserved; constant, as are the next three */
     void *slice_caches;  /* struct slice_cache, one for each of them */
@@ -157,7 +158,7 @@ struct fronts {
 
 #define FRONTS_NONE UINT64_MAX
 
-/* The calling thread's fronts, by the serials of their pools. */
+/* The calling thread's fronts, each at its pool's place: the remainder of the serial. */
 extern _Thread_local struct front_of_pool {
     uint64_t serial;
     struct front *front;

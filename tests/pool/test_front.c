@@ -754,6 +754,53 @@ Test(front, a_slot_that_names_a_shorter_region_by_now_is_not_taken_for_a_long_on
     world_close(&w);
 }
 
+static vpmm_status take_and_give(struct helper *h)
+{
+    CUdeviceptr p;
+    vpmm_status status = vpmm_malloc(h->w->pool, PAGE, h->stream, &p);
+    return status == VPMM_SUCCESS ? vpmm_free(h->w->pool, p, h->stream) : status;
+}
+
+/* What a pair asks the driver: of a hit, nothing, or where the build has checks, whether the stream captures. */
+static uint64_t calls_of_a_pair(struct world *w, vpmm_pool *pool, CUstream stream)
+{
+    w->pool = pool;
+    uint64_t before = world_calls(w, "cuStreamIsCapturing");
+    give(w, take(w, 1, stream), stream);
+    return world_calls(w, "cuStreamIsCapturing") - before;
+}
+
+/* However many threads come between two pools: a thread that takes from both in turn hits in both. */
+Test(front, pools_in_turn_are_hit_whatever_came_between)
+{
+    needs_simulator();
+    enum { BETWEEN = 8 };
+    struct setup setup = cached(CACHE);
+    struct world w;
+    world_open(&w, &setup);
+    setup.pool.driver = w.driver;
+    CUstream s = world_stream(&w);
+    vpmm_pool *first = w.pool;
+    for (int i = 0; i < BETWEEN; i++) {
+        struct helper h;
+        helper_start(&h, &w);
+        h.stream = s;
+        must_work(tell(&h, take_and_give));
+        helper_end(&h);
+        vpmm_pool *second;
+        must_work(vpmm_pool_create(&setup.pool, &second));
+        calls_of_a_pair(&w, second, s);
+        calls_of_a_pair(&w, first, s);
+        uint64_t hit = calls_of_a_pair(&w, first, s);
+        for (int turn = 0; turn < 4; turn++)
+            require(calls_of_a_pair(&w, turn % 2 ? first : second, s) == hit, "after %d threads: not a hit", i + 1);
+        must_work(vpmm_stream_release(second, s));
+        must_work(vpmm_pool_destroy(second));
+        w.pool = first;
+    }
+    world_close(&w);
+}
+
 /* --- neighbours -----------------------------------------------------------------------------------------------------
  */
 
