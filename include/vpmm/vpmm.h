@@ -35,7 +35,8 @@
  * parent answers VPMM_ERROR_NOT_SUPPORTED in the child, but to vpmm_stats_get, vpmm_dump, get_attribute,
  * vpmm_pool_driver and the observers (observe.h), which show it as it was. No function may be called from a CUDA host
  * function (CUDA forbids driver calls there). Streams may be of any context of the pool's device; a context other than
- * the primary one must outlive the pools that met its streams, which keep events in it. A default stream (0,
+ * the primary one must outlive the pools that met its streams, which keep events in it. So must the primary one itself:
+ * a pool is destroyed before its device is reset (cudaDeviceReset); after a reset it is lost. A default stream (0,
  * CU_STREAM_LEGACY, CU_STREAM_PER_THREAD) is that of the thread's current context if that is of the pool's device. Else
  * it is that of the device's primary context, also where another device's context is current: work that was given
  * stream 0 there is on another stream than the pool's calls name.

@@ -256,7 +256,8 @@ static vpmm_status wait_for_all(struct vpmm_pool *pool)
     return fail(
         VPMM_ERROR_BUSY,
         "the work on freed memory cannot be waited for now, so nothing is unmapped; destroy the pool again, and if "
-        "the device has not a byte left release its streams first (vpmm_stream_release): %s",
+        "the device has not a byte left give back what is free (vpmm_trim), and release its streams "
+        "(vpmm_stream_release), first: %s",
         vpmm_last_error());
 }
 

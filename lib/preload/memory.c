@@ -135,17 +135,13 @@ static bool alloc_async(CUdeviceptr *memory, size_t bytes, CUmemoryPool named, C
     return served;
 }
 
-/* The device that has a pool and the stream, which need not be the current one. */
+/* The stream's device, which need not be the current one, whether or not it has a pool. */
 static int device_of_stream(CUstream stream)
 {
     enum count why;
     const vpmm_driver *driver = vpmm_driver_cuda();
-    CUcontext context = driver ? context_of(driver, stream, &why) : NULL;
-    lane_enter();
-    struct served *served = context ? served_find(context) : NULL;
-    int device = served ? served->device : memory_device();
-    lane_leave();
-    return device;
+    int device = driver ? served_device_of(context_of(driver, stream, &why)) : -1;
+    return device < 0 ? memory_device() : device;
 }
 
 /* As the request's end: it is written down, where it is to be (trace.h). */

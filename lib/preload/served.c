@@ -18,10 +18,10 @@ static struct device {
     atomic_bool pool_set;       /* at any time; what it is now, the driver is asked */
     atomic_bool refused;        /* no pool could be made, and none will be */
     pid_t process;              /* that made the pool */
-} devices[BOOK_DEVICES];
+    pthread_mutex_t making;     /* over the making of it, and a reset where there is none: no other device waits */
+} devices[BOOK_DEVICES] = {[0 ... BOOK_DEVICES - 1] = {.making = PTHREAD_MUTEX_INITIALIZER}};
 
 static _Atomic(int) highest = 0; /* device whose primary context was seen, + 1 */
-static pthread_mutex_t making = PTHREAD_MUTEX_INITIALIZER;
 
 static struct device *device_at(int device)
 {
@@ -126,10 +126,11 @@ bool served_elsewhere(int device)
 
 /* ---- forks ---- */
 
-/* The thread that was making a pool is not in the child. */
+/* The threads that were making pools are not in the child. */
 static void begin_in_child(void)
 {
-    pthread_mutex_init(&making, NULL);
+    for (int i = 0; i < BOOK_DEVICES; i++)
+        pthread_mutex_init(&devices[i].making, NULL);
 }
 
 __attribute__((constructor)) static void watch_forks(void)
@@ -300,7 +301,7 @@ static bool make_on(const vpmm_driver *driver, int number, CUcontext context, en
 static struct served *make(const vpmm_driver *driver, int number, CUcontext context, enum count *why)
 {
     CUcontext left;
-    pthread_mutex_lock(&making);
+    pthread_mutex_lock(&devices[number].making);
     struct served *served = served_find(context); /* another thread's, meanwhile */
     if (!served) {
         CUstreamCaptureMode mode = served_relax();
@@ -311,7 +312,7 @@ static struct served *make(const vpmm_driver *driver, int number, CUcontext cont
         }
         served_unrelax(mode);
     }
-    pthread_mutex_unlock(&making);
+    pthread_mutex_unlock(&devices[number].making);
     return served;
 }
 
@@ -372,11 +373,13 @@ static bool enter_served(const vpmm_driver *driver, struct device *device)
 static bool reset_unserved(int number, CUresult(CUDAAPI *reset)(CUdevice), CUresult *result)
 {
     struct device *device = device_at(number);
-    pthread_mutex_lock(&making);
+    if (device)
+        pthread_mutex_lock(&device->making);
     bool is_unserved = !published(device) || device->process != getpid();
     if (is_unserved)
         *result = reset(number);
-    pthread_mutex_unlock(&making);
+    if (device)
+        pthread_mutex_unlock(&device->making);
     return is_unserved;
 }
 

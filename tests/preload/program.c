@@ -1157,6 +1157,14 @@ static void case_stream_of_another(void)
     OK(cu.set_current(context));
     OK(cu.alloc_async(&memory, 40 << 20, second_stream)); /* of 64 MiB, of which vpmm keeps 40 */
     OK(cu.free_async(memory, second_stream));
+    memory = served(1000, stream);
+    OK(cu.launch(stream, wait_on_host, NULL));
+    OK(cu.free_async(memory, stream));
+    alarm(ALARM_S);
+    EXPECT(cu.alloc_async(&memory, (size_t)1 << 40, second_stream) !=
+           CUDA_SUCCESS); /* the other device is left alone */
+    EXPECT(!atomic_load(&goes_on));
+    atomic_store(&goes_on, true);
     OK(cu.set_current(second_context));
     OK(cu.stream_wait(second_stream));
     OK(cu.stream_destroy(second_stream));
@@ -1635,6 +1643,31 @@ static void case_reset_unserved(void)
     EXPECT(pthread_join(thread, NULL) == 0);
 }
 
+static void *serve_and_go_on(void *unused)
+{
+    (void)unused;
+    usleep(300000);
+    OK(cu.set_current(context));
+    OK(cu.free_async(served(1000, stream), stream));
+    atomic_store(&goes_on, true);
+    return NULL;
+}
+
+/* The reset waits for its device's work, which goes on after the first request of another device. */
+static void case_reset_unserved_beside_first(void)
+{
+    pthread_t thread;
+    OK(cu.retain(&second_context, 1));
+    OK(cu.set_current(second_context));
+    OK(cu.stream_create(&second_stream, CU_STREAM_NON_BLOCKING));
+    OK(cu.launch(second_stream, wait_on_host, NULL));
+    EXPECT(pthread_create(&thread, NULL, serve_and_go_on, NULL) == 0);
+    alarm(ALARM_S);
+    OK(cu.reset(1));
+    EXPECT(pthread_join(thread, NULL) == 0 && atomic_load(&goes_on));
+    OK(cu.set_current(context));
+}
+
 static void CUDA_CB reset_on_host(void *unused)
 {
     wait_on_host(unused);
@@ -1805,6 +1838,7 @@ static const struct {
     {"threshold_beside_first", case_threshold_beside_first, true},
     {"reset_beside_first", case_reset_beside_first, true},
     {"reset_unserved", case_reset_unserved, true},
+    {"reset_unserved_beside_first", case_reset_unserved_beside_first, true},
     {"reset_on_host", case_reset_on_host, true},
     {"child", case_child, true},
     {"traced", case_traced, true},
