@@ -183,6 +183,7 @@ static void capturing_stream_is_refused(CUstreamCaptureMode mode)
     must_fail(VPMM_ERROR_NOT_SUPPORTED, vpmm_malloc(w.pool, 100, s, &q));
     must_fail(VPMM_ERROR_NOT_SUPPORTED, vpmm_free(w.pool, p, s));
     must_fail(VPMM_ERROR_NOT_SUPPORTED, vpmm_free(w.pool, small, s));
+    must_fail(VPMM_ERROR_NOT_SUPPORTED, vpmm_stream_release(w.pool, s));
     cr_expect_eq(q, 0xdead);
     CUgraph graph = end_capture(&w, s);
     vpmm_stats after = stats_of(&w);
@@ -209,6 +210,25 @@ Test(capture, the_stream_itself_is_refused_in_thread_local_mode)
 Test(capture, the_stream_itself_is_refused_in_relaxed_mode)
 {
     capturing_stream_is_refused(CU_STREAM_CAPTURE_MODE_RELAXED);
+}
+
+/* Also where nothing of it needs an event any more: the release is one of the calls with the stream. */
+Test(capture, a_release_of_a_capturing_stream_is_refused_whatever_it_has_left)
+{
+    struct world w;
+    world_open(&w, NULL);
+    CUstream s = world_stream(&w);
+    CUdeviceptr p = take(&w, 4, s);
+    give(&w, take(&w, 2, s), s);
+    world_drain(&w);
+    cr_assert_eq(w.driver->cuStreamBeginCapture(s, CU_STREAM_CAPTURE_MODE_GLOBAL), CUDA_SUCCESS);
+    must_fail(VPMM_ERROR_NOT_SUPPORTED, vpmm_stream_release(w.pool, s));
+    cr_assert_eq(w.driver->cuGraphDestroy(end_capture(&w, s)), CUDA_SUCCESS);
+    give(&w, p, s); /* it is as it was */
+    must_work(vpmm_stream_release(w.pool, s));
+    world_drain(&w);
+    world_audit(&w);
+    world_close(&w);
 }
 
 /* Whether a hit looks for a capture before it asks anything: a build with checks. */
@@ -246,6 +266,51 @@ Test(capture, a_hit_that_ends_a_capture_is_counted)
     world_close(&w);
 }
 
+/* A hit looks for no capture: a malloc of a trusted stream, and a free of any; and it leaves the capture as it is. */
+static void hits_on_a_capturing_stream(vpmm_streams streams)
+{
+    needs_simulator();
+    struct setup setup = setup_default();
+    struct world w;
+    CUdeviceptr p = 0;
+    setup.pool.cache_bytes = 8 * PAGE;
+    setup.pool.streams = streams;
+    world_open(&w, &setup);
+    CUstream s = world_stream(&w);
+    give(&w, take(&w, 1, s), s); /* the thread has a cache of the stream */
+    CUdeviceptr live = take(&w, 1, s);
+    give(&w, take(&w, 2, s), s);
+    vpmm_stats before = stats_of(&w);
+    cr_assert_eq(w.driver->cuStreamBeginCapture(s, CU_STREAM_CAPTURE_MODE_GLOBAL), CUDA_SUCCESS);
+    vpmm_status freed = vpmm_free(w.pool, live, s), taken = VPMM_ERROR_NOT_SUPPORTED;
+    if (streams == VPMM_STREAMS_TRUSTED)
+        taken = vpmm_malloc(w.pool, 2 * PAGE, s, &p);
+    cr_assert_eq(w.driver->cuGraphDestroy(end_capture(&w, s)), CUDA_SUCCESS);
+    vpmm_stats after = stats_of(&w);
+    bool hits = !LOOKS_FIRST;
+    cr_expect_eq(freed, hits ? VPMM_SUCCESS : VPMM_ERROR_NOT_SUPPORTED, "%s", vpmm_status_name(freed));
+    cr_expect_eq(after.frees_cache - before.frees_cache, hits);
+    cr_expect_eq(taken, hits && streams == VPMM_STREAMS_TRUSTED ? VPMM_SUCCESS : VPMM_ERROR_NOT_SUPPORTED, "%s",
+                 vpmm_status_name(taken));
+    cr_expect_eq(after.hits_cache - before.hits_cache, hits && streams == VPMM_STREAMS_TRUSTED);
+    if (freed != VPMM_SUCCESS)
+        give(&w, live, s);
+    if (taken == VPMM_SUCCESS)
+        give(&w, p, s);
+    world_drain(&w);
+    world_audit(&w);
+    world_close(&w);
+}
+
+Test(capture, a_free_that_hits_looks_for_none)
+{
+    hits_on_a_capturing_stream(VPMM_STREAMS_CHECKED);
+}
+Test(capture, hits_of_a_trusted_stream_look_for_none)
+{
+    hits_on_a_capturing_stream(VPMM_STREAMS_TRUSTED);
+}
+
 /* What goes past the cache sees the capture of a stream that the default one would wait for. */
 Test(capture, a_default_stream_with_a_cache_is_refused_past_it)
 {
@@ -262,6 +327,8 @@ Test(capture, a_default_stream_with_a_cache_is_refused_past_it)
     must_fail(VPMM_ERROR_NOT_SUPPORTED, vpmm_malloc(w.pool, 2 * PAGE, NULL, &q));
     must_fail(VPMM_ERROR_NOT_SUPPORTED, vpmm_malloc(w.pool, 100, NULL, &q));
     must_fail(VPMM_ERROR_NOT_SUPPORTED, vpmm_free(w.pool, more, NULL)); /* too long for the cache */
+    must_fail(VPMM_ERROR_NOT_SUPPORTED, vpmm_use(w.pool, more, NULL));
+    must_fail(VPMM_ERROR_NOT_SUPPORTED, vpmm_stream_release(w.pool, NULL));
     cr_expect_eq(q, 0xdead);
     cr_assert_eq(w.driver->cuGraphDestroy(end_capture(&w, blocking)), CUDA_SUCCESS);
     cr_assert_eq(w.driver->cuStreamDestroy(blocking), CUDA_SUCCESS);

@@ -1009,6 +1009,35 @@ Test(streams, without_a_context_the_default_stream_is_the_primary_one_s)
     world_close(&w);
 }
 
+/* Whatever the thread has current of another device: the pool's calls name its own device's stream. */
+Test(streams, beside_another_device_s_context_the_default_stream_is_the_primary_one_s)
+{
+    enum { OTHER = 1 };
+    struct setup setup = setup_default();
+    setup.sim.devices = 2;
+    struct world w;
+    CUcontext other = NULL, current = NULL;
+    world_open(&w, &setup);
+    cr_assert_eq(w.driver->cuDevicePrimaryCtxRetain(&other, OTHER), CUDA_SUCCESS);
+    CUdeviceptr p = take(&w, 4, NULL);
+    cr_assert_eq(w.driver->cuCtxSetCurrent(other), CUDA_SUCCESS);
+    give(&w, p, NULL);
+    CUdeviceptr q = take(&w, 4, CU_STREAM_LEGACY);
+    cr_expect_eq(q, p);
+    cr_assert_eq(w.driver->cuCtxGetCurrent(&current), CUDA_SUCCESS);
+    cr_expect_eq(current, other, "another context is left behind");
+    give(&w, q, NULL);
+    cr_assert_eq(w.driver->cuCtxSetCurrent(w.context), CUDA_SUCCESS);
+    q = take(&w, 4, NULL);
+    cr_expect_eq(q, p);
+    cr_expect_eq(stats_of(&w).hits_own_stream, 2);
+    fill(&w, q, 4, 1, NULL);
+    give(&w, q, NULL);
+    world_audit(&w);
+    cr_assert_eq(w.driver->cuDevicePrimaryCtxRelease(OTHER), CUDA_SUCCESS);
+    world_close(&w);
+}
+
 /* The program did all that it was asked to, and the pool goes on; by what the pool keeps it still learns of the end. */
 Test(streams, a_context_destroyed_after_its_streams_does_not_lose_the_device)
 {
