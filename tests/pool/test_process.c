@@ -16,6 +16,8 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <vpmm/observe.h>
+
 static int thread_count(void)
 {
     DIR *tasks = opendir("/proc/self/task");
@@ -346,11 +348,60 @@ Test(process, no_thread_before_one_is_asked_for)
 /* --- fork -----------------------------------------------------------------------------------------------------------
  */
 
+/* For the fork's sake, which the words say: a call may have another reason too. */
 static bool refused_with_words(vpmm_status status)
 {
-    bool good = status == VPMM_ERROR_NOT_SUPPORTED && spoke();
+    bool good = status == VPMM_ERROR_NOT_SUPPORTED && strstr(vpmm_last_error(), "forked");
     clear_words();
     return good;
+}
+
+static void count_range(void *count, const vpmm_range *range)
+{
+    *(int *)count += range->state == VPMM_RANGE_LIVE;
+}
+
+static void count_allocation(void *count, const vpmm_allocation *allocation)
+{
+    *(int *)count += allocation->bytes == 2 * PAGE;
+}
+
+/* What only looks: 0, or the number of the first that did not show `kept`, two pages, as all that lives. */
+static int looks_of(vpmm_pool *pool, CUdeviceptr kept)
+{
+    static vpmm_call_counts calls[VPMM_DRIVER_CALLS];
+    vpmm_stats stats;
+    vpmm_latency latency;
+    vpmm_health health;
+    vpmm_device device;
+    vpmm_allocation allocation;
+    uint64_t value;
+    int ranges = 0, allocations = 0;
+    FILE *nowhere = fopen("/dev/null", "w");
+    if (vpmm_stats_get(pool, &stats) != VPMM_SUCCESS || stats.requested_bytes != 2 * PAGE)
+        return 20;
+    if (!nowhere || vpmm_dump(pool, nowhere) != VPMM_SUCCESS)
+        return 21;
+    fclose(nowhere);
+    if (vpmm_pool_get_attribute(pool, VPMM_ATTRIBUTE_PEAK_MAPPED, &value) != VPMM_SUCCESS || !value)
+        return 22;
+    if (!vpmm_pool_driver(pool))
+        return 23;
+    if (vpmm_calls_get(pool, calls) != VPMM_SUCCESS || vpmm_latency_get(pool, &latency) != VPMM_SUCCESS)
+        return 24;
+    if (vpmm_health_get(pool, &health) != VPMM_SUCCESS || health.lost)
+        return 25;
+    if (vpmm_device_get(pool, &device) != VPMM_SUCCESS || device.page_size != PAGE)
+        return 26;
+    if (vpmm_ranges_visit(pool, count_range, &ranges) != VPMM_SUCCESS || ranges != 1)
+        return 27;
+    if (vpmm_allocations_visit(pool, count_allocation, &allocations) != VPMM_SUCCESS || allocations != 1)
+        return 28;
+    if (vpmm_allocation_get(pool, kept + PAGE, &allocation) != VPMM_SUCCESS || allocation.address != kept)
+        return 29;
+    if (vpmm_observe_begin(pool) != VPMM_SUCCESS || vpmm_observe_end(pool) != VPMM_SUCCESS)
+        return 30;
+    return 0;
 }
 
 /* In the child: the number of the first call that did not answer as it should. */
@@ -372,7 +423,19 @@ static int child_of_fork(vpmm_pool *pool, CUdeviceptr kept, CUstream s)
         return 6;
     if (!refused_with_words(vpmm_pool_destroy(pool)))
         return 7;
-    return 0;
+    if (!refused_with_words(vpmm_use(pool, kept, s)))
+        return 8;
+    if (!refused_with_words(vpmm_pool_set_attribute(pool, VPMM_ATTRIBUTE_DECAY_MS, 0)))
+        return 9;
+    if (!refused_with_words(vpmm_pool_set_access(pool, 1, CU_MEM_ACCESS_FLAGS_PROT_READ)))
+        return 10;
+    if (!refused_with_words(vpmm_park(pool)))
+        return 11;
+    if (!refused_with_words(vpmm_wake(pool)))
+        return 12;
+    if (!refused_with_words(vpmm_check(pool)))
+        return 13;
+    return looks_of(pool, kept);
 }
 
 static void fork_beside_a_pool(bool reaper)
@@ -461,6 +524,85 @@ Test(process, the_audit_answers_in_a_child_whose_parent_was_polling, .timeout = 
     cr_assert_eq(waited, pid);
     cr_expect_not_null(polled);
     cr_expect(WIFEXITED(status) && WEXITSTATUS(status) == 0, "the child ends with status %#x", (unsigned)status);
+    world_audit(&w);
+    world_close(&w);
+}
+
+/* A pass has the locks of passes and of events, and is in the driver. */
+struct stopped_pass {
+    struct world w;
+    vpmm_driver table;
+    CUstream s;
+    CUdeviceptr kept;
+    pthread_t poller;
+};
+
+static void stop_a_pass(struct stopped_pass *pass)
+{
+    struct setup setup = setup_default();
+    world_open_without_pool(&pass->w, &setup);
+    pass->table = *pass->w.driver;
+    stopped.query = pass->table.cuEventQuery;
+    pass->table.cuEventQuery = query_that_stops;
+    atomic_store(&stopped.inside, false);
+    atomic_store(&stopped.go_on, false);
+    setup.pool.driver = &pass->table;
+    must_work(vpmm_pool_create(&setup.pool, &pass->w.pool));
+    pass->s = world_stream(&pass->w);
+    pass->kept = take(&pass->w, 2, pass->s);
+    give(&pass->w, take(&pass->w, 4, pass->s), pass->s);
+    cr_assert_eq(pthread_create(&pass->poller, NULL, poll_once, pass->w.pool), 0);
+    while (!atomic_load(&stopped.inside))
+        usleep(100);
+}
+
+static void end_the_pass(struct stopped_pass *pass)
+{
+    void *polled = NULL;
+    atomic_store(&stopped.go_on, true);
+    cr_assert_eq(pthread_join(pass->poller, &polled), 0);
+    cr_expect_not_null(polled);
+    give(&pass->w, pass->kept, pass->s);
+    world_drain(&pass->w);
+    world_audit(&pass->w);
+    world_close(&pass->w);
+}
+
+/* If they waited, this test would not end: nobody lets the pass go on before. */
+Test(process, who_looks_does_not_wait_for_a_pass, .timeout = 60)
+{
+    static struct stopped_pass pass;
+    needs_simulator();
+    stop_a_pass(&pass);
+    cr_expect_eq(looks_of(pass.w.pool, pass.kept), 0);
+    must_work(vpmm_pool_set_attribute(pass.w.pool, VPMM_ATTRIBUTE_MAX_MAPPED, 0));
+    must_work(vpmm_pool_set_attribute(pass.w.pool, VPMM_ATTRIBUTE_DECAY_MS, VPMM_DECAY_NEVER));
+    must_work(vpmm_pool_set_attribute(pass.w.pool, VPMM_ATTRIBUTE_PEAK_LIVE, 0));
+    end_the_pass(&pass);
+}
+Test(process, a_poll_beside_another_answers_at_once, .timeout = 60)
+{
+    static struct stopped_pass pass;
+    needs_simulator();
+    stop_a_pass(&pass);
+    must_work(vpmm_poll(pass.w.pool));
+    cr_expect(!atomic_load(&stopped.go_on));
+    end_the_pass(&pass);
+}
+
+Test(process, a_pool_that_is_looked_at_stays_until_each_has_ended)
+{
+    struct world w;
+    world_open(&w, NULL);
+    must_work(vpmm_observe_begin(w.pool));
+    must_work(vpmm_observe_begin(w.pool));
+    must_fail(VPMM_ERROR_BUSY, vpmm_pool_destroy(w.pool));
+    must_work(vpmm_observe_end(w.pool));
+    must_fail(VPMM_ERROR_BUSY, vpmm_pool_destroy(w.pool));
+    CUstream s = world_stream(&w);
+    give(&w, take(&w, 2, s), s); /* nothing was changed */
+    must_work(vpmm_observe_end(w.pool));
+    must_fail(VPMM_ERROR_INVALID_VALUE, vpmm_observe_end(w.pool));
     world_audit(&w);
     world_close(&w);
 }
