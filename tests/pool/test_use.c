@@ -761,7 +761,7 @@ static struct {
     struct world *w;
     CUstream stream, freeing;
     CUdeviceptr p;
-    bool refuses;
+    bool refuses, has_slept; /* the reaper, before the refusal */
     vpmm_status status;
 } refusal;
 
@@ -773,10 +773,15 @@ static void *free_meanwhile(void *unused)
     return NULL;
 }
 
-static void wait_until(bool (*holds)(const struct arena *))
+/* False: it is late. */
+static bool wait_until(bool (*holds)(const struct arena *))
 {
-    for (int i = 0; i < 5000 && !holds(&refusal.w->pool->arena); i++)
+    for (int i = 0; i < 20000; i++) {
+        if (holds(&refusal.w->pool->arena))
+            return true;
         clock_sleep_us(1000);
+    }
+    return false;
 }
 
 static bool sleeps(const struct arena *arena)
@@ -798,7 +803,7 @@ static CUresult CUDAAPI record_or_refuse(CUevent event, CUstream stream)
         pthread_create(&thread, NULL, free_meanwhile, NULL);
         pthread_join(thread, NULL);
         refusal.p = 0;
-        wait_until(sleeps);
+        refusal.has_slept = wait_until(sleeps);
     }
     return CUDA_ERROR_OUT_OF_MEMORY;
 }
@@ -824,9 +829,9 @@ Test(use, freed_during_a_release_that_fails_is_the_reaper_s_to_end)
     refusal.refuses = true;
     must_fail(VPMM_ERROR_DRIVER, vpmm_stream_release(w.pool, refusal.stream));
     cr_expect_eq(refusal.status, VPMM_SUCCESS);
+    cr_expect(refusal.has_slept, "the reaper was busy all the time: this shows nothing");
     refusal.refuses = false;
-    wait_until(has_marked_all);
-    cr_expect(has_marked_all(&w.pool->arena), "the reaper sleeps over a fence that has no event");
+    cr_expect(wait_until(has_marked_all), "the reaper sleeps over a fence that has no event");
     must_work(vpmm_pool_destroy(w.pool));
     w.pool = NULL;
     world_close(&w);

@@ -48,8 +48,21 @@ static uint64_t setting(const char *name, uint64_t otherwise)
     return value ? strtoull(value, NULL, 10) : otherwise;
 }
 
+static _Atomic(const char *) held; /* calls of this name wait: */
+static atomic_bool is_held;        /* the first of them, and the others go on */
+
+static void wait_if_held(const char *call)
+{
+    const char *name = atomic_load(&held);
+    if (!name || strcmp(name, call) != 0 || atomic_exchange(&is_held, true))
+        return;
+    while (atomic_load(&held))
+        usleep(100);
+}
+
 static CUresult CUDAAPI count_retain(CUcontext *context, CUdevice device)
 {
+    wait_if_held("cuDevicePrimaryCtxRetain");
     CUresult result = vpmm_sim_driver(sim)->cuDevicePrimaryCtxRetain(context, device);
     pthread_mutex_lock(&lock);
     retained[device] += result == CUDA_SUCCESS;
@@ -110,18 +123,6 @@ static struct noted *noted_of(CUstream stream)
         i++;
     noted[i].stream = stream;
     return &noted[i];
-}
-
-static _Atomic(const char *) held; /* calls of this name wait: */
-static atomic_bool is_held;        /* the first of them, and the others go on */
-
-static void wait_if_held(const char *call)
-{
-    const char *name = atomic_load(&held);
-    if (!name || strcmp(name, call) != 0 || atomic_exchange(&is_held, true))
-        return;
-    while (atomic_load(&held))
-        usleep(100);
 }
 
 static void note_record(CUstream stream, CUresult result)
