@@ -17,6 +17,9 @@ simulated GPU.
   3  gcc, ThreadSanitizer                  tests/tsan/tsan_*.c, the programs and the preload; with assertions
   4  clang, release                        every test
 
+The PyTorch back end's tests on the simulated GPU are a part of 1 where VPMM_TORCH_INCLUDE names the headers of a
+PyTorch with CUDA (.../site-packages/torch/include, or include of a libtorch).
+
 In 1 each scenario of test_schedules_*.c is played in every order that it looks at, and test_faults.c plays all
 settings; in 2 and 4 200 of these orders and a seventeenth of the settings.
 
@@ -44,6 +47,7 @@ done
 . "$(dirname "${BASH_SOURCE[0]}")/setup.sh"
 
 # The caller's settings are not the tests'.
+torch_include=${VPMM_TORCH_INCLUDE:-}
 for variable in "${!VPMM_@}"; do
   unset "$variable"
 done
@@ -320,6 +324,16 @@ run_image_check() {
   esac
 }
 
+# PyTorch's headers are enough for it.
+run_torch_tests() {
+  if [ -z "$torch_include" ]; then
+    say "the PyTorch back end: left out, VPMM_TORCH_INCLUDE does not say where PyTorch's headers are"
+    return
+  fi
+  run_check "the PyTorch back end" "$root/lib/torch/tests/simulated/run.sh" "$build/$stage" "$torch_include" \
+    "$cuda_include_dir"
+}
+
 # A line of its log for each check.
 run_preload_checks() {
   local log=$logs/$stage/preload_checks.log good bad
@@ -363,6 +377,7 @@ make_stage -DCMAKE_C_COMPILER=gcc && {
   run_cached_tests
   run_metrics_checks
   run_check "mutations can be made" "$root/tests/mutations.sh" --check
+  run_torch_tests
   run_check install "$root/tests/install.sh" "$build/$stage"
   run_image_check
   # That it works; what it measures means nothing beside other work.
