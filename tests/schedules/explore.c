@@ -626,12 +626,14 @@ static uint64_t search(const char *name, struct exploration *what, unsigned boun
     return done;
 }
 
+/* What it learns of is decided at from the next one on. */
 static uint64_t wander(const char *name, struct exploration *what, uint64_t count, uint64_t seed)
 {
     enum { RANGE = 6 };
     run.mode = RANDOM;
-    adopt_learned();
     for (uint64_t i = 0; i < count; i++) {
+        if (run.learned)
+            adopt_learned();
         run.random = (seed + i) * UINT64_C(0x9E3779B97F4A7C15) | 1;
         run.seldom = 2u << draw(RANGE);
         run_or_fail(name, what);
@@ -678,17 +680,18 @@ static void search_all(const char *name, struct exploration *what)
     warm_up(name, what);
     double begin = seconds_now();
     bool all = true;
-    most = most ? most : UINT64_MAX;
-    for (unsigned bound = 1; bound <= EXPLORE_PREEMPTIONS && all && !what->random; bound++)
-        done[bound] = search(name, what, bound, most, &all);
-    wander(name, what, wandering, seed);
+    most = most ? most : UINT64_MAX / 2;
+    wander(name, what, wandering, seed); /* first: what it learns of is no reason to begin a search again */
+    for (unsigned bound = 1; bound <= EXPLORE_PREEMPTIONS && all && !what->random; bound++) {
+        uint64_t left = 2 * most - done[1];
+        done[bound] = search(name, what, bound, bound > 1 && left > most ? most : left, &all);
+    }
     double seconds = seconds_now() - begin;
     uint64_t sum = done[1] + done[2] + wandering;
-    fprintf(stderr, "%s: %llu schedules of 1 preemption, %llu of 2%s, %llu random from seed %llu; %u places, %.0f/s\n",
-            name, (unsigned long long)done[1], (unsigned long long)done[2],
-            what->random ? ""
-            : all        ? " (all)"
-                         : " (not all)",
+    const char *end = what->random ? "" : all ? " (all)" : " (not all)"; /* of the last search */
+    fprintf(stderr,
+            "%s: %llu schedules of 1 preemption%s, %llu of 2%s, %llu random from seed %llu; %u places, %.0f/s\n", name,
+            (unsigned long long)done[1], done[2] ? "" : end, (unsigned long long)done[2], done[2] ? end : "",
             (unsigned long long)wandering, (unsigned long long)seed, count_shared(), (double)sum / seconds);
 }
 

@@ -11,17 +11,21 @@
  *   step         one schedule point of any actor
  *   preemption   a decision against an actor that could have gone on
  *
- * First every schedule with one preemption, then with two, depth first; at most so many; then as many random ones.
+ * First random schedules; then every one with one preemption, then with two, depth first; at most so many. What a
+ * scenario's line of output calls "(not all)" was not finished.
+ *
  * Before an operation on what no other actor looks at, or that nobody changes, another order shows nothing new: there
- * nothing is decided. Which addresses are shared is learned as schedules run, and the search begins again when it has
- * learned of one. For that the allocator is replaced: an actor's nth allocation has the same address in every
- * schedule. What is freed is overwritten and not given out again in the same schedule, and all must be freed at its
- * end.
+ * nothing is decided. Which addresses are shared is learned as schedules run. A random one decides at what those before
+ * it have learned of, and a search that has learned of one begins again when it ends; random ones come first, so that
+ * this is seldom. For what is learned to hold, the allocator is replaced: an actor's nth allocation has the same
+ * address in every schedule. What is freed is overwritten and not given out again in the same schedule, and all must be
+ * freed at its end.
  *
  * An exploration sees each operation at once and in one order for all: what is weaker than sequentially consistent is
  * not seen here, but in tests/relacy.
  *
- *   VPMM_TEST_SCHEDULES   how many systematic ones at most; random ones are a quarter of that. 0: no bound
+ *   VPMM_TEST_SCHEDULES   n, in place of 2,500: at most n schedules with two preemptions, and 2 n with one or two, also
+ *                         of a search that begins again; n / 4 random ones. 0: no bound, and none at random
  *   VPMM_TEST_SEED        of the random ones
  *   VPMM_TEST_SCHEDULE    runs this one alone, for the one test that --filter names
  */
