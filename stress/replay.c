@@ -26,13 +26,15 @@ static const char help[] =
     "                          warm)\n"
     "  --threads N             N threads replay a copy each at once, on one pool, with streams of their own (default "
     "1)\n"
+    "  --default-stream        the trace's first stream is the default stream, one for all threads\n"
     "  --min-bytes N           leave out requests below N bytes, after --scale (default 0)\n"
     "  --scale F               multiply every size by F (default 1)\n"
     "  --lag N                 sim: the GPU is N trace events behind the host (default 0: queued work has always run)\n"
     "  --pace                  follow the trace's times. sim: a simulated clock does, and vpmm's background work gets\n"
-    "                          the time between the calls, charged at the driver's prices (one thread only). What\n"
-    "                          vpmm does after a time of its own, as to give back memory that has decayed, follows\n"
-    "                          the machine's clock: vpmm-virtual has a clock for that too. cuda: the program waits.\n"
+    "                          the time between the calls, charged at the driver's prices (one thread only). But no\n"
+    "                          memory decays on sim, whatever VPMM_DECAY_MS and VPMM_RELEASE_THRESHOLD say, and what\n"
+    "                          else vpmm does after a time of its own follows the machine's clock: vpmm-virtual has a\n"
+    "                          clock for both. cuda: the program waits.\n"
     "                          Without it the replay is dense: background work gets no time, and does only what is\n"
     "                          due\n"
     "  --verify                fill each allocation on its stream, and check it in stream order before its free: the\n"
@@ -79,12 +81,19 @@ static bool parse_choice(const char *option, const char *text, const char *first
 }
 
 static const struct option long_options[] = {
-    {"driver", required_argument, NULL, 'd'},  {"allocator", required_argument, NULL, 'a'},
-    {"lag", required_argument, NULL, 'l'},     {"passes", required_argument, NULL, 'p'},
-    {"threads", required_argument, NULL, 't'}, {"min-bytes", required_argument, NULL, 'm'},
-    {"scale", required_argument, NULL, 's'},   {"pace", no_argument, NULL, 'P'},
-    {"verify", no_argument, NULL, 'v'},        {"json", required_argument, NULL, 'j'},
-    {"help", no_argument, NULL, 'h'},          {NULL, 0, NULL, 0},
+    {"driver", required_argument, NULL, 'd'},
+    {"allocator", required_argument, NULL, 'a'},
+    {"lag", required_argument, NULL, 'l'},
+    {"passes", required_argument, NULL, 'p'},
+    {"threads", required_argument, NULL, 't'},
+    {"min-bytes", required_argument, NULL, 'm'},
+    {"scale", required_argument, NULL, 's'},
+    {"pace", no_argument, NULL, 'P'},
+    {"verify", no_argument, NULL, 'v'},
+    {"default-stream", no_argument, NULL, 'D'},
+    {"json", required_argument, NULL, 'j'},
+    {"help", no_argument, NULL, 'h'},
+    {NULL, 0, NULL, 0},
 };
 
 static bool take_option(int option, replay_options *o)
@@ -106,6 +115,9 @@ static bool take_option(int option, replay_options *o)
         return option_factor("scale", optarg, 1e-6, 1000, &o->scale);
     case 'P':
         o->pace = true;
+        return true;
+    case 'D':
+        o->default_stream = true;
         return true;
     case 'v':
         o->verify = true;

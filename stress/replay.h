@@ -26,6 +26,7 @@ typedef struct replay_options {
     bool cuda;
     bool async;
     bool pace;
+    bool default_stream;
     bool verify;
     size_t lag;
     unsigned passes;

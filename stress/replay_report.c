@@ -55,6 +55,7 @@ static void json_settings(FILE *out, const replay_options *o, const pass_result 
     json_real(out, "scale", o->scale);
     json_u64(out, "min_bytes", o->min_bytes);
     json_bool(out, "paced", o->pace);
+    json_bool(out, "default_stream", o->default_stream);
     json_bool(out, "verified", o->verify);
 }
 

@@ -325,13 +325,20 @@ static void play_pass(player *p)
 
 /* Players come and go. */
 
+/* NULL in each player's streams. */
+static bool is_default(const run *r, size_t stream)
+{
+    return r->options->default_stream && trace_is_first_stream(r->trace, stream);
+}
+
 static bool open_streams(player *p)
 {
     const gpu *g = &p->run->gpu;
     size_t n = p->run->trace->streams;
     bool ok = true;
     for (size_t s = 0; ok && s < n; s++) {
-        ok = gpu_ok(g, "cuStreamCreate", g->driver->cuStreamCreate(&p->streams[s], CU_STREAM_NON_BLOCKING));
+        ok = is_default(p->run, s) ||
+             gpu_ok(g, "cuStreamCreate", g->driver->cuStreamCreate(&p->streams[s], CU_STREAM_NON_BLOCKING));
         if (ok && p->run->options->verify)
             ok = gpu_ok(g, "cuEventCreate", g->driver->cuEventCreate(&p->events[s], CU_EVENT_DISABLE_TIMING));
     }

@@ -299,6 +299,11 @@ bool trace_load(const char *path, double factor, uint64_t least_bytes, trace *ou
     return false;
 }
 
+bool trace_is_first_stream(const trace *t, size_t stream)
+{
+    return t->events[0].stream == stream;
+}
+
 void trace_release(trace *t)
 {
     free(t->events);

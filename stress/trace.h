@@ -57,6 +57,9 @@ void trace_drop_below(trace *, uint64_t bytes);
 /* trace_read, trace_scale and trace_drop_below, one after the other. False, too, if no request is left. */
 bool trace_load(const char *path, double factor, uint64_t least_bytes, trace *out, char *error, size_t error_size);
 
+/* Whether the stream is the one of the first event: of a program on the default stream most often that. */
+bool trace_is_first_stream(const trace *, size_t stream);
+
 void trace_release(trace *);
 
 #endif

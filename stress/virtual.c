@@ -36,6 +36,7 @@ static const char help[] =
     "  --scale F        multiply every size by F (default 1)\n"
     "  --min-bytes N    leave out requests below N bytes, after --scale (default 0)\n"
     "  --pace           follow the traces' times; without it there is next to no time between the calls\n"
+    "  --default-stream each trace's first stream is the default stream, one for all threads\n"
     "  --lag US         the GPU is so many microseconds behind the host (default 0)\n"
     "  --shift US       each thread begins so much later than the one before (default 0)\n"
     "  --seed N         of the little time between a thread's calls (default 1)\n"
@@ -362,6 +363,12 @@ static bool run_pass(unsigned pass, virtual_result *r)
 
 /* ---- players come and go ---- */
 
+/* NULL among a player's streams. */
+static bool is_default(const trace *t, size_t stream)
+{
+    return run.options->default_stream && trace_is_first_stream(t, stream);
+}
+
 static bool open_player(player *p, unsigned index, const trace *t)
 {
     *p = (player){.index = index, .trace = t, .random = run.options->seed * 1000003 + index + 1};
@@ -372,7 +379,8 @@ static bool open_player(player *p, unsigned index, const trace *t)
     if (!ok)
         fprintf(stderr, "vpmm-virtual: no host memory for thread %u\n", index);
     for (size_t s = 0; ok && s < t->streams; s++)
-        ok = gpu_ok(&run.gpu, "cuStreamCreate", run.gpu.driver->cuStreamCreate(&p->streams[s], CU_STREAM_NON_BLOCKING));
+        ok = is_default(t, s) ||
+             gpu_ok(&run.gpu, "cuStreamCreate", run.gpu.driver->cuStreamCreate(&p->streams[s], CU_STREAM_NON_BLOCKING));
     if (!ok || virtual_start(&p->thread, play, p, virtual_now_ns()))
         return ok;
     fprintf(stderr, "vpmm-virtual: thread %u cannot be started: use fewer --threads, or raise the limit (ulimit -u)\n",
@@ -383,7 +391,9 @@ static bool open_player(player *p, unsigned index, const trace *t)
 /* Also of one that could not be opened, or not wholly. */
 static void close_player(player *p)
 {
-    for (size_t s = 0; p->streams != NULL && s < p->trace->streams && p->streams[s] != NULL; s++) {
+    for (size_t s = 0; p->streams != NULL && s < p->trace->streams; s++) {
+        if (p->streams[s] == NULL)
+            continue;
         vpmm_stream_release(run.pool, p->streams[s]);
         run.gpu.driver->cuStreamDestroy(p->streams[s]);
     }
@@ -485,6 +495,7 @@ static const struct option long_options[] = {
     {"seed", required_argument, NULL, 'S'},
     {"json", required_argument, NULL, 'j'},
     {"pace", no_argument, NULL, 'P'},
+    {"default-stream", no_argument, NULL, 'D'},
     {"help", no_argument, NULL, 'h'},
     {NULL, 0, NULL, 0},
 };
@@ -511,8 +522,9 @@ static bool take_option(int option, virtual_options *o)
         o->json = optarg;
         return true;
     case 'P':
-        o->pace = true;
-        return true;
+        return o->pace = true;
+    case 'D':
+        return o->default_stream = true;
     default:
         return false; /* getopt has told it */
     }

@@ -98,7 +98,7 @@ typedef struct virtual_options {
     unsigned threads, passes;
     double scale;
     uint64_t min_bytes, lag_us, shift_us, seed;
-    bool pace;
+    bool pace, default_stream;
     const char *json; /* NULL: none; "-": standard output */
 } virtual_options;
 

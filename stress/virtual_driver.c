@@ -155,6 +155,8 @@ static void before(struct call *call)
     if (!virtual_is_on())
         return;
     unsigned kind = call->entry < sizeof kinds ? kinds[call->entry] : PLAIN;
+    if (call->stream == CU_STREAM_LEGACY) /* its other name */
+        call->stream = NULL;
     if (kind == MAPS)
         virtual_spend(0);
     if (kind == WAITS)
