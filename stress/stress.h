@@ -6,8 +6,8 @@
  *   lane       the place of one thread. Thread after thread is born in it, each with streams of its own and the next
  *              pattern (stress_patterns.h), and dies after ROUND_STEPS steps. What it has then it frees, or gives
  *   exchange   allocations on their way from one thread to another, each with an event after which it may be used
- *   disturber  a thread that trims the pool, lowers its cap for a moment, lends another device access, reads its
- *              statistics, and makes and ends another pool, at random
+ *   disturber  a thread that trims the pool, polls it, lowers its cap or changes other settings for a moment, lends
+ *              another device access, looks at it (LOOKS), and makes and ends another pool, at random
  *   squeezer   another process that takes device memory away for a moment; on the simulated GPU a thread
  *   outcome    passed, failed, could not run, ...: what the exit status says. The first one that is not PASSED stays,
  *              but that FAILED takes the place of DEVICE_ERROR
@@ -85,6 +85,8 @@ typedef struct options {
     X(given, "allocations given to other threads")                                                                     \
     X(taken, "allocations taken from other threads")                                                                   \
     X(crossed, "frees on another stream than the last use")                                                            \
+    X(on_default, "allocations made on the default stream of all threads")                                             \
+    X(on_own_default, "allocations made on a thread's default stream")                                                 \
     X(used, "frees of what another stream still reads, as vpmm_use was told")                                          \
     X(streams, "streams made")                                                                                         \
     X(threads, "threads born")                                                                                         \
@@ -139,6 +141,16 @@ enum disturbance {
 
 extern const char *const disturbance_names[DISTURBANCE_COUNT], *const disturbance_words[DISTURBANCE_COUNT];
 
+/* What a look may be at. */
+#define LOOKS(X) X(statistics) X(attributes) X(health) X(ranges) X(allocations) X(calls)
+
+enum look {
+#define LOOK_OF(name) LOOK_##name,
+    LOOKS(LOOK_OF)
+#undef LOOK_OF
+        LOOK_COUNT
+};
+
 /* But for the time, under its lock; the time may be read by any thread, and grows. */
 typedef struct longest {
     _Atomic(uint64_t) ns; /* 0: there was none */
@@ -166,6 +178,7 @@ enum {
     HISTORY = 16384, /* allocations of a lane that are remembered, a power of two */
     ROUND_STEPS = 4096,
     OWN_STREAMS = 2, /* of a thread, at most */
+    DEFAULT_STREAMS = 2,
     IN_FLIGHT = 2,
     MAX_SHARED_STREAMS = 1024,
 };
@@ -228,8 +241,8 @@ typedef struct run {
     vpmm_config config;
     stress_memory *memory;
     lane *lanes;
-    CUstream shared[MAX_SHARED_STREAMS];
-    unsigned shareds, owns; /* owns: of each thread */
+    CUstream shared[MAX_SHARED_STREAMS + DEFAULT_STREAMS]; /* where there are any, the default streams are the last */
+    unsigned shareds, owns;                                /* owns: of each thread */
     struct exchange {
         pthread_mutex_t lock;
         struct parcel parcel[PARCELS];
@@ -238,9 +251,10 @@ typedef struct run {
         CUevent spare[PARCELS]; /* events that are no parcel's: the driver makes and ends one at a time */
         unsigned spares;
     } exchange;
-    _Atomic(uint64_t) live, peak_live;
-    _Atomic(uint64_t) trims, caps, accesses, looks, pools, parks, squeezes;
-    _Atomic(uint64_t) lower_cap, cap_changes; /* the latest that was set; changes: odd while it may be in force */
+    _Atomic(uint64_t) live, peak_live, peak_mapped; /* mapped: of what was seen; the pool's own may be set back */
+    _Atomic(uint64_t) trims, polls, caps, settings, accesses, looks, looked[LOOK_COUNT], pools, parks, squeezes;
+    _Atomic(uint64_t) beside_park, refused_by_park; /* mallocs of a pool that is parked and woken: served, and not */
+    _Atomic(uint64_t) lower_cap, cap_changes;       /* the latest that was set; changes: odd while it may be in force */
     _Atomic(uint64_t) longest_disturbance_ns[DISTURBANCE_COUNT];
     longest longest[ANSWERS];
     pthread_mutex_t longest_lock;
@@ -260,7 +274,7 @@ typedef struct run {
     /* at the end */
     vpmm_stats stats;
     vpmm_call_counts calls[VPMM_DRIVER_CALLS];
-    uint64_t peak_mapped, races, misuses, bytes_verified;
+    uint64_t races, misuses, bytes_verified;
     enum { AUDIT_NOT_MADE, AUDIT_PASSED, AUDIT_FAILED } audit; /* the pool's; the driver's allocator has none */
     char finding[1024];
 } run;
@@ -280,6 +294,7 @@ uint64_t run_mismatches(const run *);
 double run_latency_us(const run *, double part); /* the latency that such a part of the mallocs does not exceed */
 double run_longest_us(const run *);
 uint64_t run_mapped(run *);
+void run_note_mapped(run *, uint64_t bytes);
 
 /* ---- stress_run.c ---- */
 
@@ -303,6 +318,11 @@ void others_begin(run *);
 void others_end(run *);
 unsigned disturbances_since(uint64_t ns); /* 1 << disturbance: of any device that was under way at some time since */
 int squeeze_process(int ordinal, size_t bytes); /* what another process does, until its standard input ends */
+
+/* ---- stress_looks.c ---- */
+
+/* False: it has ended the run. */
+bool look_at_pool(run *, enum look);
 
 /* ---- stress_faults.c: a driver table that fails at random, or has a defect planted ---- */
 

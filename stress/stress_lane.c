@@ -15,6 +15,7 @@ enum {
     LATE = 64,           /* of so many fills, one begins late, */
     LATE_MOST_US = 300,  /* by up to so much */
     BEHIND_STEPS = 64,   /* a stream may be IN_FLIGHT times so many mallocs behind the thread */
+    RELEASE = 2,         /* of so many threads, one releases its default stream before it ends */
     INHERITED = 4,       /* of so many allocations that a dying thread has, it gives one away */
     FLIP = 500,          /* PLANT_BIT: of so many fills, one */
     REWRITE = 4,         /* of so many that are taken, one is written anew */
@@ -242,6 +243,8 @@ static bool allocate(lane *l, size_t bytes, CUstream stream, CUdeviceptr *addres
         if (*address == 0 || *address % 256 != 0)
             run_end(r, FAILED, "a malloc of %zu bytes gave the address 0x%llx", bytes, (unsigned long long)*address);
         bump(l, COUNT_mallocs);
+        if (stream == NULL || stream == CU_STREAM_PER_THREAD)
+            bump(l, stream == NULL ? COUNT_on_default : COUNT_on_own_default);
         note_live(r, rounded(r, bytes));
         return true;
     }
@@ -583,6 +586,8 @@ static void die(lane *l, bool good)
         good = wait_for_stream(l, l->own[i]) && destroy_stream(l, &l->own[i]);
     for (unsigned i = 0; i < l->run->shareds && good; i++) /* its checks are over when it is gone */
         good = wait_for_stream(l, l->run->shared[i]);
+    if (good && l->run->shareds > 0 && draw(l, RELEASE) == 0)
+        release_stream(l, CU_STREAM_PER_THREAD);
     if (l->order)
         driver_of(l)->cuEventDestroy(l->order);
     for (unsigned i = 0; i < IN_FLIGHT; i++)

@@ -19,6 +19,7 @@ enum {
     PAUSE_LEAST_MS = 20,
     PAUSE_MOST_MS = 250,
     CAP_MS = 30,
+    SETTINGS_MS = 30,
     LENT_MS = 30,
     SQUEEZE_MS = 100,
     SQUEEZE_PART = 16,
@@ -115,23 +116,52 @@ static void lower_cap(run *r)
                 "the cap could not be set: %s", vpmm_last_error());
 }
 
-static void look(run *r)
+/* The rules of reuse and of decay are others for a moment, in calls and passes that are under way, too. */
+static void change_settings(run *r, uint64_t random)
 {
-    vpmm_stats stats;
-    vpmm_latency latency;
+    enum { N = 3 };
+    static const vpmm_attribute which[N] = {VPMM_ATTRIBUTE_REUSE, VPMM_ATTRIBUTE_DECAY_MS,
+                                            VPMM_ATTRIBUTE_RELEASE_THRESHOLD};
+    if (r->target.pool == NULL)
+        return;
+    uint64_t former[N] = {0};
+    const uint64_t other[N] = {((uint64_t)r->config.reuse + 1 + random % 2) % 3, random / 2 % SETTINGS_MS,
+                               run_mapped(r) / 2};
+    vpmm_status status = VPMM_SUCCESS;
+    count(&r->settings);
+    for (int i = 0; i < N && status == VPMM_SUCCESS; i++)
+        status = vpmm_pool_get_attribute(r->target.pool, which[i], &former[i]);
+    for (int i = 0; i < N && status == VPMM_SUCCESS; i++)
+        status = vpmm_pool_set_attribute(r->target.pool, which[i], other[i]);
+    pause_ms(SETTINGS_MS);
+    for (int i = 0; i < N && status == VPMM_SUCCESS; i++)
+        status = vpmm_pool_set_attribute(r->target.pool, which[i], former[i]);
+    if (status != VPMM_SUCCESS)
+        run_end(r, status == VPMM_ERROR_DRIVER ? DEVICE_ERROR : FAILED, "the settings could not be changed: %s",
+                vpmm_last_error());
+}
+
+/* A pass by hand, beside those of the pool's thread. */
+static void poll_by_hand(run *r)
+{
+    if (r->target.pool == NULL)
+        return;
+    count(&r->polls);
+    host_memory_enter();
+    vpmm_status status = vpmm_poll(r->target.pool);
+    host_memory_leave();
+    if (status != VPMM_SUCCESS && !r->options->faults)
+        run_end(r, DEVICE_ERROR, "vpmm_poll: %s", vpmm_last_error());
+}
+
+static void look(run *r, enum look at)
+{
     if (r->target.pool == NULL)
         return;
     count(&r->looks);
     uint64_t begun = disturbance_begin(DISTURBANCE_look);
-    FILE *nowhere = fopen("/dev/null", "w");
-    vpmm_status status = nowhere ? vpmm_dump(r->target.pool, nowhere) : VPMM_SUCCESS;
-    if (nowhere)
-        fclose(nowhere);
-    if (status != VPMM_SUCCESS || vpmm_stats_get(r->target.pool, &stats) != VPMM_SUCCESS ||
-        vpmm_latency_get(r->target.pool, &latency) != VPMM_SUCCESS)
-        run_end(r, FAILED, "a look at the pool: %s", vpmm_last_error());
-    else if ((stats.live_bytes >> 63 | stats.mapped_bytes >> 63 | stats.reusable_bytes >> 63) != 0)
-        run_end(r, FAILED, "a statistic is below zero");
+    if (look_at_pool(r, at))
+        count(&r->looked[at]);
     disturbance_end(r, DISTURBANCE_look, begun);
 }
 
@@ -239,15 +269,69 @@ static bool park_and_wake(run *r, vpmm_pool *pool)
     return true;
 }
 
+struct beside {
+    run *run;
+    vpmm_pool *pool;
+    CUstream stream;
+    pthread_t thread;
+    bool begun;
+    atomic_bool stop;
+};
+
+/* Beside the park and the wake, on the same stream. Nothing is written: the memory may be away. */
+static void *allocate_beside(void *argument)
+{
+    struct beside *b = argument;
+    run *r = b->run;
+    if (!gpu_enter(&r->gpu))
+        run_end(r, DEVICE_ERROR, "a thread could not use the device: see above");
+    faults_spare(true);
+    for (int i = 0; !atomic_load(&b->stop); i++) {
+        CUdeviceptr address = 0;
+        host_memory_enter();
+        vpmm_status status = vpmm_malloc(b->pool, bytes_of(r, i), b->stream, &address);
+        host_memory_leave();
+        if (status == VPMM_ERROR_NOT_SUPPORTED) {
+            count(&r->refused_by_park);
+            pause_ms(1);
+        } else if (may_be_refused(r, "vpmm_malloc beside a park", status)) {
+            count(&r->beside_park);
+            may_be_refused(r, "vpmm_free beside a park", vpmm_free(b->pool, address, b->stream));
+        }
+    }
+    return NULL;
+}
+
+static void begin_beside(struct beside *b)
+{
+    int error = pthread_create(&b->thread, NULL, allocate_beside, b);
+    b->begun = error == 0;
+    if (error != 0)
+        run_end(b->run, DEVICE_ERROR, "a thread could not be made: %s", strerror(error));
+}
+
+static void end_beside(struct beside *b)
+{
+    atomic_store(&b->stop, true);
+    if (b->begun)
+        pthread_join(b->thread, NULL);
+}
+
 static void use_pool(run *r, vpmm_pool *pool, CUstream stream, bool parks)
 {
     CUdeviceptr address[POOL_ALLOCATIONS] = {0};
+    struct beside beside = {.run = r, .pool = pool, .stream = stream};
+    if (parks)
+        begin_beside(&beside);
     allocate_in(r, pool, stream, address);
     write_to(r, stream, address);
     if (parks && park_and_wake(r, pool))
         write_to(r, stream, address);
     for (int i = 0; i < POOL_ALLOCATIONS; i++)
         may_be_refused(r, "vpmm_free", vpmm_free(pool, address[i], stream));
+    end_beside(&beside);
+    if (vpmm_check(pool) != VPMM_SUCCESS) /* nobody else calls it: the lanes' pool is audited at the run's end alone */
+        run_end(r, FAILED, "another pool's audit: %s", vpmm_last_error());
 }
 
 static void end_pool(run *r, vpmm_pool *pool)
@@ -323,8 +407,15 @@ static void *disturb(void *argument)
         case 6:
             lend_access(r, random_next(&random));
             break;
+        case 7:
+            poll_by_hand(r);
+            break;
+        case 8:
+        case 9:
+            change_settings(r, random_next(&random));
+            break;
         default:
-            look(r);
+            look(r, (enum look)random_below(&random, LOOK_COUNT));
         }
     }
     return NULL;

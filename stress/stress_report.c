@@ -69,10 +69,22 @@ void report_progress(run *r)
     X(given_to_other_threads, run_count(r, COUNT_taken))                                                               \
     X(freed_on_another_stream, run_count(r, COUNT_crossed))                                                            \
     X(said_with_vpmm_use, run_count(r, COUNT_used))                                                                    \
+    X(on_the_default_stream, run_count(r, COUNT_on_default))                                                           \
+    X(on_a_threads_default_stream, run_count(r, COUNT_on_own_default))                                                 \
     X(trims, r->trims)                                                                                                 \
+    X(polls, r->polls)                                                                                                 \
     X(caps_lowered, r->caps)                                                                                           \
+    X(settings_changed, r->settings)                                                                                   \
+    X(statistics_read, r->looked[LOOK_statistics])                                                                     \
+    X(attributes_read, r->looked[LOOK_attributes])                                                                     \
+    X(health_read, r->looked[LOOK_health])                                                                             \
+    X(ranges_visited, r->looked[LOOK_ranges])                                                                          \
+    X(allocations_visited, r->looked[LOOK_allocations])                                                                \
+    X(calls_read, r->looked[LOOK_calls])                                                                               \
     X(other_pools, r->pools)                                                                                           \
-    X(parks, r->parks)
+    X(parks, r->parks)                                                                                                 \
+    X(served_beside_a_park, r->beside_park)                                                                            \
+    X(refused_by_a_park, r->refused_by_park)
 
 /* With planned faults: builds given up at each step that one refused call ends, */
 #define UNWINDINGS(X)                                                                                                  \
@@ -241,7 +253,7 @@ static void json_numbers(FILE *out, const run *r)
     fprintf(out,
             ",\n     \"peak_mapped_bytes\": %" PRIu64 ", \"peak_in_use_bytes\": %" PRIu64 ", \"held\": %.4f"
             ", \"audit\": %s",
-            r->peak_mapped, (uint64_t)r->peak_live, ratio(r->peak_mapped, r->peak_live), audit[r->audit]);
+            (uint64_t)r->peak_mapped, (uint64_t)r->peak_live, ratio(r->peak_mapped, r->peak_live), audit[r->audit]);
     fputs(",\n     \"sequences\": [", out);
     for (unsigned i = 0; r->lanes && i < r->options->threads; i++)
         fprintf(out, "%s\"%016" PRIx64 "\"", i ? ", " : "", (uint64_t)atomic_load(&r->lanes[i].digest));

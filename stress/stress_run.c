@@ -151,6 +151,13 @@ uint64_t run_mapped(run *r)
     return level.mapped;
 }
 
+void run_note_mapped(run *r, uint64_t bytes)
+{
+    uint64_t peak = atomic_load(&r->peak_mapped);
+    while (bytes > peak && !atomic_compare_exchange_weak(&r->peak_mapped, &peak, bytes))
+        ;
+}
+
 /* ---- opening ---- */
 
 static bool open_gpu(run *r)
@@ -249,6 +256,10 @@ static bool open_streams(run *r)
         if (!run_cuda_ok(r, "cuStreamCreate",
                          r->gpu.driver->cuStreamCreate(&r->shared[r->shareds], CU_STREAM_NON_BLOCKING)))
             return false;
+    if (r->shareds > 0) {
+        r->shared[r->shareds++] = NULL;
+        r->shared[r->shareds++] = CU_STREAM_PER_THREAD;
+    }
     return true;
 }
 
@@ -345,9 +356,17 @@ static void jolt(const run *r)
         pthread_kill(l->thread, JOLT_SIGNAL);
 }
 
+/* With VPMM_SMALL=async what the driver's pool has live counts as held, and the pool keeps no peak of the sum. */
+static void look_at_mapped(run *r)
+{
+    if (r->config.small == VPMM_SMALL_ASYNC && r->target.pool != NULL)
+        run_note_mapped(r, run_mapped(r));
+}
+
 void run_tend(run *r)
 {
     look_at_simulator(r);
+    look_at_mapped(r);
     if (r->lanes)
         jolt(r);
     for (unsigned i = 0; r->lanes && i < r->options->threads; i++) {
@@ -383,8 +402,10 @@ static uint64_t look_at_live(run *r)
 
 static void read_target(run *r)
 {
-    if (!target_peak_mapped(&r->target, &r->peak_mapped))
+    uint64_t highest = 0;
+    if (!target_peak_mapped(&r->target, &highest))
         run_end(r, FAILED, "the statistics could not be read");
+    run_note_mapped(r, highest);
     if (r->target.pool == NULL)
         return;
     uint64_t live = look_at_live(r);
@@ -399,12 +420,12 @@ static void read_target(run *r)
 }
 
 /*
- * What the pool says that it holds, beside what the device has handed out. With `captures` that may be the block more
- * that a wait for a context is made by, which the pool does not count.
+ * What the pool says that it holds, beside what the device has handed out. With `captures`, and with default streams, that
+ * may be the block more that a wait for a context is made by, which the pool does not count.
  */
 static void compare_with_device(run *r)
 {
-    const size_t block = r->config.captures ? (size_t)2 << 20 : 0;
+    const size_t block = r->config.captures || r->shareds > 0 ? (size_t)2 << 20 : 0;
     size_t used = 0, counted = 1;
     if (!r->gpu.sim || r->target.pool == NULL || r->config.small != VPMM_SMALL_SLAB)
         return;
@@ -481,6 +502,15 @@ static void end_refused_pool(run *r)
         r->target.pool = NULL;
 }
 
+static void close_shared(run *r, CUstream stream)
+{
+    bool is_default = stream == NULL || stream == CU_STREAM_PER_THREAD;
+    if (!target_release_stream(&r->target, stream))
+        run_end(r, FAILED, "vpmm_stream_release: see above");
+    else if (!is_default)
+        run_cuda_ok(r, "cuStreamDestroy", r->gpu.driver->cuStreamDestroy(stream));
+}
+
 /*
  * Where the run has failed its streams may be in any state, and everything is left to the process's end; where it could
  * not go on, the pool's end is tried.
@@ -510,10 +540,7 @@ void run_close(run *r)
     if (atomic_load(&r->outcome) != PASSED)
         return;
     for (unsigned i = 0; i < r->shareds; i++)
-        if (!target_release_stream(&r->target, r->shared[i]))
-            run_end(r, FAILED, "vpmm_stream_release: see above");
-        else
-            run_cuda_ok(r, "cuStreamDestroy", r->gpu.driver->cuStreamDestroy(r->shared[i]));
+        close_shared(r, r->shared[i]);
     if (atomic_load(&r->outcome) == PASSED)
         close_target(r);
     if (atomic_load(&r->outcome) != PASSED)

@@ -23,6 +23,10 @@ UNWATCHED = {"TSAN_OPTIONS": "report_bugs=0"}
 RELEASING = {"VPMM_DECAY_MS": "20"}
 UNFINISHED = "0" * 16  # of a thread's first round
 LARGEST_CAP = 8 << 30  # half of the simulated GPU
+BESIDE_LANES = ("on_the_default_stream", "on_a_threads_default_stream", "polls", "settings_changed", "statistics_read",
+                "attributes_read", "health_read", "ranges_visited", "allocations_visited", "calls_read",
+                "served_beside_a_park", "refused_by_a_park")  # paths, by what a run does beside mallocs and frees
+LEAST_HELD = 0.9  # it is looked at now and then
 WORDS = {  # of each defect's finding
     "reuse": ("races", "does not hold", "misuses", "ILLEGAL_ADDRESS"),
     "lost-page": ("handed out",),
@@ -52,7 +56,7 @@ def took_all_paths(result):
     refused, did, paths = result["refused_on_purpose"], result["operations"], result.get("paths", {})
     return (all(refused[call] for call in ("cuMemMap", "cuMemSetAccess", "cuEventRecord", "host_memory")) and
             did["taken"] and did["used"] and did["accesses"] and result["longest_disturbances_us"]["access"] > 0 and
-            paths.get("regions_split") and paths.get("slabs_adopted"))
+            paths.get("regions_split") and paths.get("slabs_adopted") and all(paths[path] for path in BESIDE_LANES))
 
 
 def run_with_faults(program):
@@ -103,6 +107,9 @@ def check_settings(program):
                      {"VPMM_PAGE_SIZE": "256K"}, {"VPMM_MAX_MAPPED": "8M"}):
         status, said, errors = run(program, "--seconds", "3", "--seed", "3", **settings)
         check(status == PASSED and said["results"][0]["audit"], f"a run with {settings} passes", errors)
+    said = run(program, "--seconds", "3", "--seed", "3", "--pattern", "larson", VPMM_SMALL="async")[1]
+    held = said["results"][0]["held"]
+    check(held > LEAST_HELD, "what the driver's pool has live for small requests is held", held)
 
 
 def run_planted(program, defect):
