@@ -43,7 +43,9 @@ static const char help[] =
     "  --help             this text\n"
     "\n"
     "Numbers take K, M or G (powers of 1024). vpmm is configured by its VPMM_* environment variables, but that small\n"
-    "requests are cut from pages (VPMM_SMALL=slab) and the background work is done between the steps.\n"
+    "requests are cut from pages (VPMM_SMALL=slab), the background work is done between the steps, and no memory "
+    "decays:\n"
+    "VPMM_DECAY_MS, VPMM_RELEASE_THRESHOLD and VPMM_REAPER are ignored, and a line on standard error says so.\n"
     "\n"
     "The text: in use are the live requests, rounded to 256 bytes, and from a page up to pages; held is mapped over\n"
     "in use; slabs are the pages that are cut, pieces what is live in them. The held ratio is peak mapped over peak "
@@ -146,6 +148,7 @@ static void open_bench(bench *b, const options *o)
         fprintf(stderr, "vpmm-fragment: %s\n", vpmm_last_error());
         exit(EXIT_USAGE);
     }
+    target_tell_no_decay();
     open_gpu(b, config.device);
     need_told(gpu_page_size(&b->gpu, config.page_size, &b->page_size));
     config.driver = b->gpu.driver;

@@ -21,7 +21,8 @@ static const char help[] =
     "Replays recorded allocation traces (CSV: op,id,bytes,stream,us) and measures memory held and time taken.\n"
     "\n"
     "  --driver sim|cuda       the simulated GPU (default; 128 GiB, streams stepped), or the first real one\n"
-    "  --allocator vpmm|async  vpmm (default), or cuMemAllocAsync on a pool that keeps what it has\n"
+    "  --allocator vpmm|async  vpmm (default), or cuMemAllocAsync on a pool that keeps what it has (on sim the\n"
+    "                          simulator's own pool, a plain best fit: it holds more and takes other times)\n"
     "  --passes N              replay each trace N times on one pool (default 2: the first finds it empty, the second\n"
     "                          warm)\n"
     "  --threads N             N threads replay a copy each at once, on one pool, with streams of their own (default "
@@ -31,10 +32,10 @@ static const char help[] =
     "  --scale F               multiply every size by F (default 1)\n"
     "  --lag N                 sim: the GPU is N trace events behind the host (default 0: queued work has always run)\n"
     "  --pace                  follow the trace's times. sim: a simulated clock does, and vpmm's background work gets\n"
-    "                          the time between the calls, charged at the driver's prices (one thread only). But no\n"
-    "                          memory decays on sim, whatever VPMM_DECAY_MS and VPMM_RELEASE_THRESHOLD say, and what\n"
-    "                          else vpmm does after a time of its own follows the machine's clock: vpmm-virtual has a\n"
-    "                          clock for both. cuda: the program waits.\n"
+    "                          the time between the calls, charged at the driver's prices (one thread only). No\n"
+    "                          memory decays in the pauses (see below), and what else vpmm does after a time of its\n"
+    "                          own follows the machine's clock: vpmm-virtual --threads 1 --pace has a clock for both.\n"
+    "                          cuda: the program waits.\n"
     "                          Without it the replay is dense: background work gets no time, and does only what is\n"
     "                          due\n"
     "  --verify                fill each allocation on its stream, and check it in stream order before its free: the\n"
@@ -44,7 +45,9 @@ static const char help[] =
     "                          then goes to standard error)\n"
     "  --help                  this text\n"
     "\n"
-    "Numbers take K, M or G (powers of 1024). vpmm is configured by its VPMM_* environment variables.\n"
+    "Numbers take K, M or G (powers of 1024). vpmm is configured by its VPMM_* environment variables, but that\n"
+    "on sim no memory decays and the background work is done between the calls: VPMM_DECAY_MS, VPMM_RELEASE_THRESHOLD\n"
+    "and VPMM_REAPER are ignored there, and a line on standard error says so. vpmm-virtual follows them.\n"
     "\n"
     "The table: held/dem. is the highest mapped over the highest demand, held/use over the highest in use, all since\n"
     "the pool's creation: in use are live requests, those below a page rounded up to 256 bytes, others to pages; in\n"
@@ -221,6 +224,8 @@ int main(int argc, char **argv)
         fprintf(stderr, "vpmm-replay: %s\n", vpmm_last_error());
         return EXIT_USAGE;
     }
+    if (!o.cuda && !o.async)
+        target_tell_no_decay();
     trace *traces = load_traces(&o, paths, argc - optind);
     if (traces == NULL || !report_open(&rep, &o))
         return EXIT_USAGE;

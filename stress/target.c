@@ -2,7 +2,9 @@
 
 #include "target.h"
 
+#include <stdatomic.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 bool vpmm_ok(const char *what, vpmm_status status)
@@ -105,9 +107,33 @@ double gpu_charged_us(const gpu *g)
 
 /* ---- the allocator ---- */
 
+void target_tell_no_decay(void)
+{
+    static const char *const names[] = {"VPMM_DECAY_MS", "VPMM_RELEASE_THRESHOLD", "VPMM_REAPER"};
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
+        const char *value = getenv(names[i]);
+        if (value != NULL && *value != '\0')
+            fprintf(stderr, "%s: %s=%s is ignored here: no memory decays, and passes are made by hand\n", program_name,
+                    names[i], value);
+    }
+}
+
+/* Once. */
+static void tell_simulated_pool(void)
+{
+    static atomic_bool told;
+    if (!atomic_exchange(&told, true))
+        fprintf(stderr,
+                "%s: async on the simulated GPU is the simulator's own pool, a plain best fit: it holds more and takes "
+                "other times than cuMemAllocAsync, which --driver cuda measures\n",
+                program_name);
+}
+
 static bool open_memory_pool(target *t)
 {
     const vpmm_driver *driver = t->gpu->driver;
+    if (t->gpu->sim != NULL)
+        tell_simulated_pool();
     CUmemPoolProps props = {
         .allocType = CU_MEM_ALLOCATION_TYPE_PINNED,
         .location = {.type = CU_MEM_LOCATION_TYPE_DEVICE, .id = t->gpu->device},

@@ -62,6 +62,9 @@ typedef struct target {
 
 typedef enum target_status { TARGET_OK, TARGET_REFUSED /* out of memory */, TARGET_FAILED } target_status;
 
+/* For a program that sets these itself: on stderr, which settings of the environment for decay it ignores. */
+void target_tell_no_decay(void);
+
 /* config NULL: cuMemAllocAsync; its driver is the gpu's, whatever it says. */
 bool target_open(target *, gpu *, const vpmm_config *config);
 unsigned target_close(target *);

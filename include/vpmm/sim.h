@@ -17,6 +17,10 @@
  * Cost. Every call is charged the time that it took on an H200, to the thread that made it; 0.1 us where none was
  * measured.
  *
+ * Memory pools. cuMemAllocFromPoolAsync is served by a plain best fit of the simulator's own, which never moves memory
+ * as the driver's does: it holds more and takes other times, so that beside it an allocator looks better than it is. What
+ * the driver's pool does is measured on a GPU.
+ *
  * Faults. A call of a kind can be made to fail: before it takes effect, or after.
  *
  * Threads: everything here may be called from any thread. Several simulators may live at once.
