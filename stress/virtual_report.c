@@ -68,10 +68,10 @@ static void table_shares(FILE *out, const char *what, const virtual_census *c, c
 
 static void table_pass(FILE *out, const virtual_result *r)
 {
-    fprintf(out, "%4u  %9.3f %8.3f  %8.0f  %8" PRIu64 " %7" PRIu64 "  %7.1f %7.1f %8.1f %9.1f %8.1f  %8.2f %8.2f\n",
+    fprintf(out, "%4u  %9.3f %8.3f  %8.0f  %8" PRIu64 " %7" PRIu64 "  %7.1f %7.1f %8.1f %9.1f %8.1f  %8.2f %8.2f%s\n",
             r->pass, over(r->peak_mapped, r->peak_demand), over(r->peak_mapped, r->peak_in_use), mib(r->peak_mapped),
             r->mallocs, r->builds, r->p50_us, r->p99_us, r->p999_us, r->max_us, r->max_own_us,
-            (double)r->by_malloc.ns / 1e6, (double)r->background.ns / 1e6);
+            (double)r->by_malloc.ns / 1e6, (double)r->background.ns / 1e6, r->good ? "" : "  FAILED");
     table_shares(out, "made    ", &r->missed, "missing");
     table_shares(out, "at most ", &r->at_peak, "live");
 }
