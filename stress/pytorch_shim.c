@@ -22,18 +22,25 @@ static vpmm_pool *pool_of(int device)
     return vpmm_pool_default(device, &pool) == VPMM_SUCCESS ? pool : NULL;
 }
 
+static void tell(void)
+{
+    fprintf(stderr, "vpmm: %s\n", vpmm_last_error());
+}
+
 void *vpmm_pytorch_malloc(ssize_t bytes, int device, CUstream stream)
 {
     CUdeviceptr memory = 0;
-    if (bytes > 0 && vpmm_malloc(pool_of(device), (size_t)bytes, stream, &memory) != VPMM_SUCCESS)
-        fprintf(stderr, "vpmm: %s\n", vpmm_last_error());
+    vpmm_pool *pool = bytes > 0 ? pool_of(device) : NULL;
+    if (bytes > 0 && (pool == NULL || vpmm_malloc(pool, (size_t)bytes, stream, &memory) != VPMM_SUCCESS))
+        tell();
     return (void *)memory;
 }
 
 void vpmm_pytorch_free(void *memory, ssize_t bytes, int device, CUstream stream)
 {
-    if (bytes > 0 && vpmm_free(pool_of(device), (CUdeviceptr)memory, stream) != VPMM_SUCCESS)
-        fprintf(stderr, "vpmm: %s\n", vpmm_last_error());
+    vpmm_pool *pool = bytes > 0 ? pool_of(device) : NULL;
+    if (bytes > 0 && (pool == NULL || vpmm_free(pool, (CUdeviceptr)memory, stream) != VPMM_SUCCESS))
+        tell();
 }
 
 static uint64_t attribute(int device, vpmm_attribute which)

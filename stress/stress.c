@@ -43,7 +43,8 @@ static const char help_begin[] =
     "  --streams N            in all (default twice the threads): one or two for each thread, and the rest used by "
     "all,\n"
     "                         as are the default streams then\n"
-    "  --fraction F           of the device's memory that may be mapped (default 0.9; sim: 0.5)\n"
+    "  --fraction F           of the device's memory that may be mapped (default 0.9; sim: 0.5). The patterns ask for\n"
+    "                         so much; a cap it is for vpmm alone: cuMemAllocAsync has none\n"
     "  --seed N               fixes the steps of each thread (default: the time, which is printed)\n"
     "  --pattern LIST         those below, or all (default)\n"
     "  --verify W             full: every word; edges: the first 64 bytes of each page and the last 64 of each "
@@ -366,6 +367,32 @@ static unsigned count_devices(const options *o, enum outcome *outcome)
     return devices < MOST_DEVICES ? (unsigned)devices : MOST_DEVICES;
 }
 
+/* ---- the JSON ---- */
+
+static FILE *json; /* NULL: none is asked for */
+
+/* Before the first run: a path that cannot be written is told at once. */
+static bool open_json(const options *o)
+{
+    json = o->json == NULL ? NULL : strcmp(o->json, "-") == 0 ? stdout : fopen(o->json, "w");
+    if (o->json != NULL && json == NULL)
+        fprintf(stderr, "%s: --json %s: %s\n", program_name, o->json, strerror(errno));
+    return o->json == NULL || json != NULL;
+}
+
+static bool write_json(const options *o, const run *all, unsigned runs, int outcome, bool cut_short)
+{
+    if (json == NULL)
+        return true;
+    report_json(json, o, all, runs, outcome, cut_short);
+    bool good = fflush(json) == 0 && !ferror(json);
+    if (json != stdout)
+        good = fclose(json) == 0 && good;
+    if (!good)
+        fprintf(stderr, "%s: --json %s: %s\n", program_name, o->json, strerror(errno));
+    return good;
+}
+
 /* ---- the time of a run ---- */
 
 static sigset_t ends;
@@ -418,6 +445,15 @@ static bool any_failed(const run *all, unsigned n)
     return false;
 }
 
+/* Of the program that ends, which cannot wait for its threads: no run's numbers, but which way it has ended. */
+static _Noreturn void leave_stuck(const run *all, unsigned n)
+{
+    int outcome = any_failed(all, n) ? FAILED : STUCK;
+    write_json(all[0].options, all, 0, outcome, false);
+    fflush(NULL);
+    _exit(outcome);
+}
+
 /* All that can be said of a program that cannot go on, and its end. What has failed was told. */
 static void end_stuck(const run *all, unsigned n, const run *stuck)
 {
@@ -425,8 +461,7 @@ static void end_stuck(const run *all, unsigned n, const run *stuck)
             STUCK_S);
     if (stuck->target.pool)
         vpmm_dump(stuck->target.pool, stderr);
-    fflush(NULL);
-    _exit(any_failed(all, n) ? FAILED : STUCK);
+    leave_stuck(all, n);
 }
 
 /* What the main thread has seen of the time of a run. */
@@ -503,8 +538,7 @@ static void *watch_closing(void *argument)
     if (waited == 0)
         return NULL;
     fprintf(stderr, "%s: stuck: the end took more than %d s\n", program_name, STUCK_S);
-    fflush(NULL);
-    _exit(any_failed(closing->all, closing->n) ? FAILED : STUCK);
+    leave_stuck(closing->all, closing->n);
 }
 
 static void close_all(run *all, unsigned n)
@@ -586,28 +620,6 @@ static int worst_of(const run *all, unsigned n)
     return worst;
 }
 
-/* Before the first run: a path that cannot be written is told at once. */
-static bool open_json(const options *o, FILE **json)
-{
-    *json = o->json == NULL ? NULL : strcmp(o->json, "-") == 0 ? stdout : fopen(o->json, "w");
-    if (o->json != NULL && *json == NULL)
-        fprintf(stderr, "%s: --json %s: %s\n", program_name, o->json, strerror(errno));
-    return o->json == NULL || *json != NULL;
-}
-
-static bool write_json(FILE *json, const options *o, const run *all, unsigned runs, int outcome, bool cut_short)
-{
-    if (json == NULL)
-        return true;
-    report_json(json, o, all, runs, outcome, cut_short);
-    bool good = fflush(json) == 0 && !ferror(json);
-    if (json != stdout)
-        good = fclose(json) == 0 && good;
-    if (!good)
-        fprintf(stderr, "%s: --json %s: %s\n", program_name, o->json, strerror(errno));
-    return good;
-}
-
 /* The simulated GPU of a run that has ended badly is left as it is, and its leaks are nobody's. */
 static int end(int outcome)
 {
@@ -634,8 +646,7 @@ int main(int argc, char **argv)
     vpmm_exporter *exporter = NULL;
     if (found == 0)
         return end(outcome);
-    FILE *json;
-    if (!open_json(&o, &json) || !metrics_open(o.metrics_port, o.metrics_address, 0, &exporter))
+    if (!open_json(&o) || !metrics_open(o.metrics_port, o.metrics_address, 0, &exporter))
         return end(USAGE);
     run *all = calloc((size_t)2 * devices, sizeof *all);
     if (!all) {
@@ -656,7 +667,7 @@ int main(int argc, char **argv)
         report_result(text, &all[i]);
     fprintf(text, "%s: %s%s\n", program_name, outcome_word(worst), asked ? ", cut short" : "");
     int status = worst == PASSED && is_terminated ? TERMINATED : worst;
-    bool written = write_json(json, &o, all, runs, status, asked) && output_is_whole();
+    bool written = write_json(&o, all, runs, status, asked) && output_is_whole();
     if (!written || !metrics_close(exporter))
         return end(worst != PASSED ? worst : DEVICE_ERROR);
     for (unsigned i = 0; i < runs; i++)

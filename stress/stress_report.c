@@ -195,6 +195,15 @@ static void json_string(FILE *out, const char *key, const char *text)
     json_write_text(out, text);
 }
 
+/* null: nobody knows, or there is none. */
+static void json_if(FILE *out, bool is_known, uint64_t number)
+{
+    if (is_known)
+        fprintf(out, "%" PRIu64, number);
+    else
+        fputs("null", out);
+}
+
 static void json_longest(FILE *out, const run *r)
 {
     fputs(",\n     \"longest_mallocs\": {", out);
@@ -207,8 +216,9 @@ static void json_longest(FILE *out, const run *r)
         }
         fprintf(out, "{\"us\": %.2f, \"bytes\": %zu, ", (double)l->ns / 1e3, l->bytes);
         json_string(out, "pattern", l->pattern);
-        fprintf(out, ", \"thread\": %u, \"at_seconds\": %.3f, \"cap_bytes\": %zu, \"cap_lowered\": %s, \"beside\": [",
-                l->thread, l->at, l->cap, l->lowered ? "true" : "false");
+        fprintf(out, ", \"thread\": %u, \"at_seconds\": %.3f, \"cap_bytes\": ", l->thread, l->at);
+        json_if(out, !r->is_async, l->cap); /* the driver's pool has no cap */
+        fprintf(out, ", \"cap_lowered\": %s, \"beside\": [", l->lowered ? "true" : "false");
         const char *joint = "";
         for (int what = 0; what < DISTURBANCE_COUNT; what++)
             if (l->beside >> what & 1) {
@@ -229,8 +239,10 @@ static void json_numbers(FILE *out, const run *r)
 #undef NUMBER
     fprintf(out,
             "\"trims\": %" PRIu64 ", \"caps\": %" PRIu64 ", \"accesses\": %" PRIu64 ", \"looks\": %" PRIu64
-            ", \"pools\": %" PRIu64 ", \"parks\": %" PRIu64 ", \"squeezes\": %" PRIu64 "}",
-            r->trims, r->caps, r->accesses, r->looks, r->pools, r->parks, r->squeezes);
+            ", \"pools\": %" PRIu64 ", \"parks\": %" PRIu64 ", \"squeezes\": ",
+            r->trims, r->caps, r->accesses, r->looks, r->pools, r->parks);
+    json_if(out, !r->options->cuda, r->squeezes); /* another process counts its own */
+    fputs("}", out);
     fputs(",\n     \"longest_disturbances_us\": {", out);
     for (int what = 0; what < DISTURBANCE_COUNT; what++)
         fprintf(out, "%s\"%s\": %.1f", what ? ", " : "", disturbance_names[what],
@@ -340,7 +352,7 @@ void report_json(FILE *out, const options *o, const run *all, unsigned runs, int
 {
     fprintf(out,
             "{\"format\": \"vpmm-stress\", \"version\": %d, \"vpmm\": \"%s\", \"cuda\": %d, \"driver_version\": %d,\n",
-            JSON_VERSION, VPMM_VERSION, CUDA_VERSION, runs ? all[0].driver_version : 0);
+            JSON_VERSION, VPMM_VERSION, CUDA_VERSION, all[0].driver_version);
     json_options(out, o);
     fputs("  ", out);
     json_string(out, "outcome", outcome_word(outcome));

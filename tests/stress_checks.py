@@ -3,7 +3,8 @@
 
 What vpmm-stress says is true, on the simulated GPU: it passes, with and without planned faults, and with other
 settings; it finds each defect that is planted, and says what it is; one seed gives each thread the same steps again;
-SIGTERM ends it in time; and each outcome has its exit status. Exit status: 0 if all of it holds.
+SIGTERM ends it in time; and each outcome has its exit status. The shim for PyTorch says why there is no pool. Exit
+status: 0 if all of it holds.
 """
 import ctypes
 import json
@@ -210,10 +211,30 @@ def check_statuses(program):
         check(status == SKIPPED and "skipped" in errors, "without a driver it is skipped, and says so", status, errors)
 
 
+def check_shim(library):
+    """It says why a device has no pool, not that the pool is NULL. No sanitizer's library can be loaded by Python."""
+    with open(library, "rb") as file:
+        code = file.read()
+    if b"__asan_init" in code or b"__tsan_init" in code:
+        return
+    for name, arguments in ("malloc", "ctypes.c_ssize_t(1), 99, None"), ("free", "None, ctypes.c_ssize_t(1), 99, None"):
+        code = f"import ctypes, sys; ctypes.CDLL(sys.argv[1]).vpmm_pytorch_{name}({arguments})"
+        said = subprocess.run([sys.executable, "-c", code, library], stderr=subprocess.PIPE)
+        check(said.returncode == 0 and said.stderr.startswith(b"vpmm: ") and b"NULL" not in said.stderr,
+              f"the shim's {name} says why there is no pool", said.stderr)
+
+
+def check_async(program):
+    said = run(program, "--seconds", "2", "--allocator", "vpmm,async")[1]
+    caps = [result["longest_mallocs"]["served"]["cap_bytes"] for result in said["results"]]
+    check(caps[0] and caps[1] is None, "vpmm has a cap, and async none", caps)
+
+
 def main():
+    check_shim(sys.argv[1] + "/libvpmm_pytorch_shim.so")
     program = sys.argv[1] + "/vpmm-stress"
     for one in (check_statuses, check_seed, check_end, check_planted, check_lost_device, check_passes,
-                check_settings):
+                check_settings, check_async):
         one(program)
     return 1 if failures else 0
 
