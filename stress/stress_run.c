@@ -420,8 +420,8 @@ static void read_target(run *r)
 }
 
 /*
- * What the pool says that it holds, beside what the device has handed out. With `captures`, and with default streams, that
- * may be the block more that a wait for a context is made by, which the pool does not count.
+ * What the pool says that it holds, beside what the device has handed out. With `captures`, and with default streams,
+ * that may be the block more that a wait for a context is made by, which the pool does not count.
  */
 static void compare_with_device(run *r)
 {

@@ -224,6 +224,15 @@ def check_shim(library):
               f"the shim's {name} says why there is no pool", said.stderr)
 
 
+def check_pairs(program):
+    """64 allocations of 4 KiB and more are in flight; with VPMM_SMALL=async the pool maps nothing for them."""
+    command = [program, "--pattern", "window", "--bytes", "4K", "--pairs", "1000", "--json", "-"]
+    ended = subprocess.run(command, check=True, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+                           env={**os.environ, "VPMM_SMALL": "async"})
+    peak = json.loads(ended.stdout)["peak_mapped_bytes"]
+    check(peak >= 64 * 4096, "what the driver's pool has live for vpmm-pairs is held", peak)
+
+
 def check_async(program):
     said = run(program, "--seconds", "2", "--allocator", "vpmm,async")[1]
     caps = [result["longest_mallocs"]["served"]["cap_bytes"] for result in said["results"]]
@@ -231,6 +240,7 @@ def check_async(program):
 
 
 def main():
+    check_pairs(sys.argv[1] + "/vpmm-pairs")
     check_shim(sys.argv[1] + "/libvpmm_pytorch_shim.so")
     program = sys.argv[1] + "/vpmm-stress"
     for one in (check_statuses, check_seed, check_end, check_planted, check_lost_device, check_passes,

@@ -3,9 +3,9 @@
 
 Four threads replay examples/requests.csv at once in virtual time (vpmm-virtual). A run repeats itself to the byte, and
 what they make anew hardly ever lay in another one's hands: they take turns, and who was built for runs soon. On the
-default stream, which all of them share then, they hold as much. What decays in a trace's pauses is made anew
-there, and a pass that has failed is marked; vpmm-replay and vpmm-fragment, where none does, say which settings they ignore, and of async that it is the
-simulator's. Exit status: 0 if all of it holds.
+default stream, which all of them share then, they hold as much. What decays in a trace's pauses is made anew there, and
+a pass that has failed is marked; vpmm-replay and vpmm-fragment, where none does, say which settings they ignore, and of
+async that it is the simulator's. Exit status: 0 if all of it holds.
 """
 import json
 import os

@@ -18,8 +18,8 @@
  * measured.
  *
  * Memory pools. cuMemAllocFromPoolAsync is served by a plain best fit of the simulator's own, which never moves memory
- * as the driver's does: it holds more and takes other times, so that beside it an allocator looks better than it is. What
- * the driver's pool does is measured on a GPU.
+ * as the driver's does: it holds more and takes other times, so that beside it an allocator looks better than it is.
+ * What the driver's pool does is measured on a GPU.
  *
  * Faults. A call of a kind can be made to fail: before it takes effect, or after.
  *
