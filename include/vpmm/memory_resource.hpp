@@ -7,15 +7,19 @@
  *   rmm::device_buffer scores(bytes, stream, resource);
  *
  * It meets cuda::mr::async_resource_with<..., cuda::mr::device_accessible> of CCCL up to 3.0, and of later versions
- * cuda::mr::resource_with, whose functions take the stream first. Where <cuda/memory_resource> is not found this header
- * is empty. CCCL up to 3.0 declares the concept only with LIBCUDACXX_ENABLE_EXPERIMENTAL_MEMORY_RESOURCE, which is
- * defined here; include this header before CCCL's, or define it for the whole program, as RMM does. Tried with CCCL 2.2
- * to 3.6, and with the headers of RMM 25.06 to 26.08.
+ * cuda::mr::resource_with, whose functions take the stream first. CCCL's headers are on the include path: CUDA 13 has
+ * them in include/cccl of the toolkit, earlier versions beside cuda.h. CCCL up to 3.0 declares the concept only with
+ * LIBCUDACXX_ENABLE_EXPERIMENTAL_MEMORY_RESOURCE, which is defined here; include this header before CCCL's, or define it
+ * for the whole program, as RMM does. Tried with CCCL 2.2 to 3.6, and with the headers of RMM 25.06 to 26.08.
  */
 #ifndef VPMM_MEMORY_RESOURCE_HPP
 #define VPMM_MEMORY_RESOURCE_HPP
 
-#if __has_include(<cuda/memory_resource>)
+#if !__has_include(<cuda/memory_resource>)
+#error                                                                                                                 \
+    "vpmm/memory_resource.hpp stands on the CUDA C++ core libraries (CCCL), and <cuda/memory_resource> is not found. \
+Add their folder to the include path: -isystem <CUDA Toolkit>/include/cccl of CUDA 13, <CUDA Toolkit>/include before it."
+#else
 
 #ifndef LIBCUDACXX_ENABLE_EXPERIMENTAL_MEMORY_RESOURCE
 #define LIBCUDACXX_ENABLE_EXPERIMENTAL_MEMORY_RESOURCE
@@ -126,12 +130,13 @@ class memory_resource
   private:
     CUresult wait() const
     {
-        CUcontext context = nullptr;
-        driver_->cuCtxGetCurrent(&context);
-        return context != nullptr ? wait_here() : wait_in_context();
+        CUdevice own = 0, current = 0;
+        bool is_own = driver_->cuDeviceGet(&own, ordinal_) == CUDA_SUCCESS &&
+                      driver_->cuCtxGetDevice(&current) == CUDA_SUCCESS && current == own;
+        return is_own ? wait_here() : wait_in_context();
     }
 
-    /* Of a thread that has none: in the device's primary one, which is the pool's. */
+    /* Of a thread that has none, or another device's: in the device's primary one, which is the pool's. */
     CUresult wait_in_context() const
     {
         CUdevice device = 0;
@@ -172,10 +177,7 @@ class memory_resource
 
     void free_on(CUstream stream, void *address, std::size_t bytes, std::size_t alignment) noexcept
     {
-        try {
-            resource_.deallocate(address, bytes, alignment, stream);
-        } catch (...) {
-        }
+        resource_.deallocate(address, bytes, alignment, stream);
     }
 
     resource resource_;

@@ -73,16 +73,12 @@ class out_of_memory : public std::bad_alloc
 /* Throws what the status says of the calling thread's last call; VPMM_SUCCESS: nothing. */
 inline void throw_if(vpmm_status status)
 {
-    switch (status) {
-    case VPMM_SUCCESS:
+    if (status == VPMM_SUCCESS)
         return;
-    case VPMM_ERROR_OUT_OF_MEMORY:
-    case VPMM_ERROR_OUT_OF_ADDRESS_SPACE:
-    case VPMM_ERROR_HOST_MEMORY:
+    if (status == VPMM_ERROR_OUT_OF_MEMORY || status == VPMM_ERROR_OUT_OF_ADDRESS_SPACE ||
+        status == VPMM_ERROR_HOST_MEMORY)
         throw out_of_memory(status, vpmm_last_error());
-    default:
-        throw error(status, vpmm_last_error());
-    }
+    throw error(status, vpmm_last_error());
 }
 
 /* Any thread may call on one pool at the same time, but for close, release, moves and the destructor. */
@@ -231,7 +227,7 @@ class pool
     vpmm_pool *pool_ = nullptr;
 };
 
-/* An allocation. Its pool and its stream outlive it. One thread at a time. */
+/* An allocation; of zero bytes: none. Its pool and its stream outlive it. One thread at a time. */
 class buffer
 {
   public:
@@ -242,7 +238,8 @@ class buffer
     /* Of a pool that is not a vpmm::pool, as vpmm_pool_default's. */
     buffer(vpmm_pool *from, std::size_t bytes, CUstream stream) : pool_(from), bytes_(bytes), stream_(stream)
     {
-        throw_if(vpmm_malloc(pool_, bytes, stream, &address_));
+        if (bytes != 0)
+            throw_if(vpmm_malloc(pool_, bytes, stream, &address_));
     }
 
     buffer(buffer &&other) noexcept
@@ -356,7 +353,8 @@ class resource
     /*
      * An alignment is a power of two up to the pool's page; beyond default_alignment the request is rounded up to a
      * power of two, or to whole pages, which have it. Throws error otherwise: VPMM_ERROR_INVALID_VALUE, or
-     * VPMM_ERROR_NOT_SUPPORTED for more than a page, and for more than 256 bytes with VPMM_SMALL_ASYNC.
+     * VPMM_ERROR_NOT_SUPPORTED for more than a page, and for more than 256 bytes with VPMM_SMALL_ASYNC. A size that
+     * overflows when it is rounded is VPMM_ERROR_OUT_OF_ADDRESS_SPACE here, as any is that no memory can have.
      */
     void *allocate(std::size_t bytes, std::size_t alignment, CUstream stream)
     {
@@ -366,23 +364,31 @@ class resource
             throw error(VPMM_ERROR_NOT_SUPPORTED,
                         words_of(alignment, "is more than a page of this pool, " + std::to_string(page_bytes_)));
         CUdeviceptr address = 0;
-        throw_if(vpmm_malloc(pool_, request(bytes, alignment), stream, &address));
+        std::size_t length = request(bytes, alignment);
+        vpmm_status status = vpmm_malloc(pool_, length, stream, &address);
+        bool overflows = length / page_bytes_ >= UINT32_MAX || length > SIZE_MAX - page_bytes_;
+        throw_if(status == VPMM_ERROR_INVALID_VALUE && overflows ? VPMM_ERROR_OUT_OF_ADDRESS_SPACE : status);
         if (address % alignment != 0) {
-            throw_if(vpmm_free(pool_, address, stream));
+            static_cast<void>(vpmm_free(pool_, address, stream)); /* what follows says more */
             throw error(VPMM_ERROR_NOT_SUPPORTED, words_of(alignment, "is more than this pool has"));
         }
         return reinterpret_cast<void *>(static_cast<std::size_t>(address));
     }
 
-    void deallocate(void *address, std::size_t bytes, std::size_t alignment = default_alignment)
+    /*
+     * To deallocate throws nothing, because destructors do it: what the pool refuses stays allocated, vpmm_last_error()
+     * says why, and the pool's statistics count a failure. pool::deallocate throws.
+     */
+    void deallocate(void *address, std::size_t bytes, std::size_t alignment = default_alignment) noexcept
     {
         deallocate(address, bytes, alignment, stream_);
     }
 
-    void deallocate(void *address, std::size_t bytes, std::size_t alignment, CUstream stream)
+    void deallocate(void *address, std::size_t bytes, std::size_t alignment, CUstream stream) noexcept
     {
         static_cast<void>(bytes), static_cast<void>(alignment); /* the pool knows them */
-        throw_if(vpmm_free(pool_, static_cast<CUdeviceptr>(reinterpret_cast<std::size_t>(address)), stream));
+        CUdeviceptr memory = static_cast<CUdeviceptr>(reinterpret_cast<std::size_t>(address));
+        static_cast<void>(vpmm_free(pool_, memory, stream));
     }
 
     CUstream stream() const noexcept

@@ -133,6 +133,43 @@ static void any_thread(vpmm::pool &pool, CUstream stream, const vpmm_driver *dri
         }).join();
 }
 
+/*
+ * Where another device's context is current, stream 0 is still that of the pool's device. The work is there until somebody
+ * waits for it, because streams advance in steps.
+ */
+static void waits_beside_another_device()
+{
+    vpmm_sim_config machine = vpmm_sim_config_default();
+    machine.devices = 2;
+    machine.stepped = true;
+    vpmm_sim *sim = vpmm_sim_create(&machine);
+    const vpmm_driver *driver = vpmm_sim_driver(sim);
+    vpmm_config config = vpmm_config_default();
+    CUcontext own = nullptr, other = nullptr, current = nullptr;
+    config.driver = driver;
+    need(driver->cuInit(0) == CUDA_SUCCESS && driver->cuDevicePrimaryCtxRetain(&own, 0) == CUDA_SUCCESS &&
+             driver->cuDevicePrimaryCtxRetain(&other, 1) == CUDA_SUCCESS &&
+             driver->cuCtxSetCurrent(own) == CUDA_SUCCESS,
+         "two devices");
+    {
+        vpmm::pool pool(config);
+        vpmm::memory_resource resource(pool);
+        vpmm::buffer busy(pool, 1 << 20, nullptr);
+        driver->cuMemsetD32Async(busy.data(), 7, 1 << 18, nullptr);
+        need(vpmm_sim_pending(sim, nullptr) != 0, "the stream has work");
+        driver->cuCtxSetCurrent(other);
+        void *p = resource.allocate(100);
+        driver->cuCtxGetCurrent(&current);
+        need(current == other, "the thread's context is as before");
+        driver->cuCtxSetCurrent(own);
+        need(vpmm_sim_pending(sim, nullptr) == 0, "the wait is for the stream of the pool's device");
+        resource.deallocate(p, 100);
+    }
+    driver->cuDevicePrimaryCtxRelease(0);
+    driver->cuDevicePrimaryCtxRelease(1);
+    need(vpmm_sim_destroy(sim) == 0, "nothing leaks of two devices");
+}
+
 /* Another thread's capture goes on. */
 static void waits_beside_a_capture(vpmm::pool &pool, CUcontext context, CUstream stream, CUstream other,
                                    const vpmm_driver *driver)
@@ -186,5 +223,6 @@ int main()
     driver->cuStreamDestroy(third);
     driver->cuDevicePrimaryCtxRelease(0);
     need(vpmm_sim_destroy(sim) == 0, "nothing leaks");
+    waits_beside_another_device();
     return failed;
 }

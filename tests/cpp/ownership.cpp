@@ -16,6 +16,8 @@ static_assert(!std::is_copy_constructible<vpmm::pool>::value && !std::is_copy_co
 static_assert(std::is_nothrow_move_constructible<vpmm::buffer>::value &&
                   std::is_nothrow_move_assignable<vpmm::buffer>::value,
               "vectors move buffers");
+static_assert(noexcept(std::declval<vpmm::resource &>().deallocate(nullptr, 0)), "destructors free");
+static_assert(noexcept(std::declval<vpmm::resource &>().deallocate(nullptr, 0, 1, nullptr)), "on any stream");
 
 static vpmm_config on(vpmm_sim *sim)
 {
@@ -66,6 +68,12 @@ static void buffers(vpmm::pool &pool, CUstream stream, CUstream other)
         need(several.front().empty() && pool.stats().requested_bytes == 4096, "reset frees at once");
     }
     need(pool.stats().requested_bytes == 0, "the scope's end frees");
+    {
+        std::uint64_t failures = pool.stats().failures;
+        vpmm::buffer nothing(pool, 0, stream);
+        need(nothing.empty() && nothing.size() == 0 && nothing.stream() == stream, "a buffer of nothing is empty");
+        need(pool.stats().failures == failures, "and no request");
+    }
     vpmm::buffer kept(pool, 100, stream);
     CUdeviceptr address = kept.release();
     need(kept.empty() && pool.stats().requested_bytes == 100, "what is released stays");
@@ -97,19 +105,47 @@ static void resources(vpmm::pool &pool, CUstream stream, CUstream other, CUstrea
     for (int power : {22, 40})
         need(thrown_by([&] { on_stream.allocate(1, std::size_t(1) << power); }) == VPMM_ERROR_NOT_SUPPORTED,
              "nor is more than a page");
+    for (std::size_t bytes : {SIZE_MAX, SIZE_MAX - 100, SIZE_MAX / 2, (std::size_t(UINT32_MAX) << 21) + 1})
+        for (std::size_t alignment : {256, 4096})
+            need(thrown_by([&] { on_stream.allocate(bytes, alignment); }) == VPMM_ERROR_OUT_OF_ADDRESS_SPACE,
+                 "what no memory has is a std::bad_alloc");
     need(pool.stats().requested_bytes == 0, "what is refused leaves nothing");
+    std::uint64_t failures = pool.stats().failures;
+    on_stream.deallocate(reinterpret_cast<void *>(std::size_t(4096)), 1);
+    need(pool.stats().failures == failures + 1, "a free that is refused throws nothing, and is counted");
 }
 
-/* The driver's pool aligns to less than what is asked for. */
+static const vpmm_driver *simulated;
+static CUdeviceptr kept; /* what refuse_once has kept */
+
+static CUresult refuse_once(CUdeviceptr address, CUstream stream)
+{
+    if (kept != 0)
+        return simulated->cuMemFreeAsync(address, stream);
+    kept = address;
+    return CUDA_ERROR_INVALID_VALUE;
+}
+
+/* The driver's pool aligns to less than what is asked for, and is not always given back what it has. */
 static void misaligned(vpmm_sim *sim, CUstream stream)
 {
     vpmm_config config = on(sim);
+    vpmm_driver driver = *config.driver;
+    simulated = config.driver;
     config.small = VPMM_SMALL_ASYNC;
     vpmm::pool pool(config);
     vpmm::resource resource(pool, stream);
     vpmm::buffer first(pool, 512, stream);
     need(thrown_by([&] { resource.allocate(700, 1 << 16); }) == VPMM_ERROR_NOT_SUPPORTED, "more than the pool has");
     need(pool.stats().requested_bytes == 512, "what is not aligned is freed");
+    driver.cuMemFreeAsync = refuse_once;
+    config.driver = &driver;
+    vpmm::pool refused(config);
+    vpmm::buffer before(refused, 512, stream);
+    need(thrown_by([&] { vpmm::resource(refused, stream).allocate(700, 1 << 16); }) == VPMM_ERROR_NOT_SUPPORTED,
+         "the alignment is what is said, also where that free is refused");
+    need(kept != 0 && refused.stats().requested_bytes == 512 + (1 << 16), "what is refused stays");
+    refused.deallocate(kept, stream);
 }
 
 static bool is_bad_alloc(vpmm_status status)
