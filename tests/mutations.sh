@@ -79,7 +79,7 @@ fresh() {
 configure() {
   local tree=$scratch/$1
   shift
-  cmake -S "$source" -B "$tree" -DCUDA_INCLUDE_DIR="$cuda_include_dir" -DVPMM_WERROR=OFF "$@" >/dev/null
+  cmake -S "$source" -B "$tree" -DCUDA_INCLUDE_DIR="$cuda_include_dir" "$@" >/dev/null
 }
 
 # turns_red <test> <log>: 0 if the test fails, 1 if it passes, 2 if it was not built.

@@ -92,7 +92,7 @@ stage_end() {
 
 # make_stage <cmake argument>...: 1 if the stage cannot go on.
 make_stage() {
-  if build_tree "$stage" "$logs/$stage/build.log" "$@"; then
+  if build_tree "$stage" "$logs/$stage/build.log" -DVPMM_WERROR=ON "$@"; then
     if grep -q 'warning: ' "$logs/$stage/build.log"; then
       failure "$stage: the compiler warned" "$logs/$stage/build.log"
     else

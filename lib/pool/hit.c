@@ -294,7 +294,7 @@ static __attribute__((noinline)) vpmm_status free_checked(vpmm_pool *pool, CUdev
 vpmm_status vpmm_free(vpmm_pool *pool, CUdeviceptr address, CUstream handle)
 {
     struct cache *cache;
-    struct unit *first;
+    struct unit *first = NULL; /* else gcc -Og warns of it */
     if (!pool)
         return slow_free(pool, address, handle);
     if (!unit_in_first_chunk(&pool->arena.space.units, address, &first))
