@@ -8,7 +8,8 @@ usage: tests/install.sh BUILD_DIR
 Installs what is in BUILD_DIR into a folder that is then moved elsewhere, and builds and runs a program outside of this
 tree (examples/quickstart.c, on the simulated GPU) in each way that there is: find_package, pkg-config --static,
 add_subdirectory and FetchContent, which leave the program's own project as it is; one in C++, one with the exporter
-where that is built, one under the preload, and one of two plug-ins that share a libvpmm.so. No archive has a global symbol without the prefix vpmm_.
+where that is built, one under the preload, and one of two plug-ins that share a libvpmm.so. No archive has a global
+symbol without the prefix vpmm_. The preload is also linked with link-time optimisation.
 
 Exit status: 0 all of it works; 1 a line says what does not; 2 wrong usage.
 EOT
@@ -132,11 +133,36 @@ absolute_folders() {
     grep -qx includedir=/elsewhere/include "$work/absolute/vpmm.pc"
 }
 
+# A distribution's flags: the preload has assembly, which link-time optimisation does not see.
+with_lto() {
+  cmake -S "$root" -B "$work/lto" -DCMAKE_INTERPROCEDURAL_OPTIMIZATION=ON -DVPMM_BUILD_TESTS=OFF \
+    -DCMAKE_BUILD_TYPE=Release -DCUDA_INCLUDE_DIR="$cuda" &&
+    cmake --build "$work/lto" --parallel 2 --target vpmm_preload
+}
+
+# Where a library of the exporter's is missing, ON says which; AUTO builds the rest.
+exporter_on() {
+  local options=(-DVPMM_BUILD_TESTS=OFF -DCUDA_INCLUDE_DIR="$cuda")
+  PKG_CONFIG_PATH='' PKG_CONFIG_LIBDIR=$work cmake -S "$root" -B "$work/no_exporter" "${options[@]}" &&
+    ! PKG_CONFIG_PATH='' PKG_CONFIG_LIBDIR=$work cmake -S "$root" -B "$work/exporter_on" "${options[@]}" \
+      -DVPMM_BUILD_EXPORTER=ON >"$work/missing" 2>&1 && grep -q "libmicrohttpd.*not found" "$work/missing"
+}
+
+# Either it compiles, or it says what to add to the include path.
+memory_resource() {
+  local flags=(-std=c++17 -fsyntax-only -I "$work/moved/include" -isystem "$cuda" -x c++ -)
+  local program='#include <vpmm/memory_resource.hpp>
+    static_assert(sizeof(vpmm::memory_resource) != 0, "");'
+  c++ "${flags[@]}" <<<"$program" 2>"$work/errors" || grep '#error.*CCCL' "$work/errors" ||
+    { cat "$work/errors" && return 1; }
+}
+
 # libvpmm.so, and two plug-ins that have one copy of it between them: one makes the pool, the other one's thread uses it.
 shared() {
   cmake -S "$root" -B "$work/so" -DBUILD_SHARED_LIBS=ON -DVPMM_BUILD_TESTS=OFF -DVPMM_BUILD_EXAMPLES=OFF \
-    -DVPMM_BUILD_STRESS=OFF -DVPMM_BUILD_PRELOAD=OFF -DCUDA_INCLUDE_DIR="$cuda" -DCMAKE_INSTALL_LIBDIR=lib &&
-    cmake --build "$work/so" --parallel 2 && cmake --install "$work/so" --prefix "$work/shared" &&
+    -DVPMM_BUILD_STRESS=OFF -DVPMM_BUILD_PRELOAD=OFF -DVPMM_BUILD_EXPORTER=OFF -DCUDA_INCLUDE_DIR="$cuda" \
+    -DCMAKE_INSTALL_LIBDIR=lib && cmake --build "$work/so" --parallel 2 &&
+    cmake --install "$work/so" --prefix "$work/shared" && ! find "$work/shared/lib" | grep vpmm_exporter &&
     ! nm --dynamic --defined-only --format=just-symbols "$work/shared/lib/libvpmm.so" | grep -v '^vpmm_'
 }
 
@@ -184,11 +210,15 @@ mv "$work/installed" "$work/moved"
 
 quickstart=$root/examples/quickstart.c
 in_tree="add_subdirectory($root vpmm EXCLUDE_FROM_ALL)"
-program package "$quickstart" c_std_11 vpmm::vpmm_sim "find_package(vpmm 0.1 REQUIRED)"
+ln -s "$cuda" "$work/toolkit" # what the program's find_package(CUDAToolkit) has found comes before $CUDA_PATH
+program package "$quickstart" c_std_11 vpmm::vpmm_sim "set(CUDAToolkit_INCLUDE_DIRS $work/toolkit)" \
+  "find_package(vpmm 0.1 REQUIRED)" "if(NOT CUDA_INCLUDE_DIR STREQUAL CUDAToolkit_INCLUDE_DIRS)" \
+  "message(FATAL_ERROR \"cuda.h: \${CUDA_INCLUDE_DIR}\")" "endif()"
 program cpp "$root/tests/cpp/ownership.cpp" cxx_std_17 vpmm::vpmm_sim "find_package(vpmm REQUIRED)"
 cp "$root/tests/cpp/need.hpp" "$work/cpp/"
 program tree "$quickstart" c_std_11 vpmm::vpmm_sim "set(CMAKE_UNITY_BUILD ON)" "$in_tree" \
-  "if(TARGET relacy_handovers OR CMAKE_BUILD_TYPE)" "message(FATAL_ERROR \"vpmm's tests, or its type of build\")" "endif()"
+  "if(TARGET relacy_handovers OR CMAKE_BUILD_TYPE)" "message(FATAL_ERROR \"vpmm's tests, or its type of build\")" "endif()" \
+  "if(DEFINED BUILD_SHARED_LIBS)" "message(FATAL_ERROR \"vpmm's kind of libraries\")" "endif()"
 program fetched "$quickstart" c_std_11 vpmm::vpmm_sim "include(FetchContent)" "FetchContent_Declare(vpmm SOURCE_DIR $root)" \
   "FetchContent_MakeAvailable(vpmm)"
 
@@ -197,13 +227,16 @@ attempt "pkg-config --static" by_pkg_config
 attempt "the preload" preloads
 attempt "one version" one_version
 attempt "pkg-config of folders elsewhere" absolute_folders
-attempt "find_package" runs package --sim
+attempt "find_package, and the program's toolkit" runs package --sim
 attempt "find_package, in C++" runs cpp
 attempt "add_subdirectory" runs tree --sim
 attempt "FetchContent" runs fetched --sim
 attempt "FetchContent, and what is installed" leaves_the_installation
 attempt "a shared library" shared
 attempt "one copy for two plug-ins" plug_ins
+attempt "memory_resource.hpp, with CCCL or without" memory_resource
+attempt "the preload, with link-time optimisation" with_lto
+attempt "the exporter, where a library is missing" exporter_on
 if [ -e "$work/moved/lib/libvpmm_exporter.a" ]; then
   write_exporter
   program exporter_package "$work/metrics.c" c_std_11 vpmm::vpmm_exporter "find_package(vpmm REQUIRED)"
