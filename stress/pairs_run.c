@@ -594,7 +594,7 @@ static bool sampled_pass(struct bench *b, uint64_t pairs, pairs_result *r)
     return ok;
 }
 
-/* With VPMM_SMALL=async the driver's pool counts with what is live there between the passes: no peak of both is kept. */
+/* With VPMM_SMALL=async what is live in the driver's pool between the passes counts: no peak of both is kept. */
 static bool peak_of(target *t, uint64_t *bytes)
 {
     target_level now;

@@ -9,8 +9,8 @@
  * It meets cuda::mr::async_resource_with<..., cuda::mr::device_accessible> of CCCL up to 3.0, and of later versions
  * cuda::mr::resource_with, whose functions take the stream first. CCCL's headers are on the include path: CUDA 13 has
  * them in include/cccl of the toolkit, earlier versions beside cuda.h. CCCL up to 3.0 declares the concept only with
- * LIBCUDACXX_ENABLE_EXPERIMENTAL_MEMORY_RESOURCE, which is defined here; include this header before CCCL's, or define it
- * for the whole program, as RMM does. Tried with CCCL 2.2 to 3.6, and with the headers of RMM 25.06 to 26.08.
+ * LIBCUDACXX_ENABLE_EXPERIMENTAL_MEMORY_RESOURCE, which is defined here; include this header before CCCL's, or define
+ * it for the whole program, as RMM does. Tried with CCCL 2.2 to 3.6, and with the headers of RMM 25.06 to 26.08.
  */
 #ifndef VPMM_MEMORY_RESOURCE_HPP
 #define VPMM_MEMORY_RESOURCE_HPP

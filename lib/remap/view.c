@@ -37,7 +37,7 @@ struct collector {
     uint64_t wanted, kept, enough;                     /* pages, where each is kept as it is visited: useful ones */
 };
 
-/* What the stream itself freed it need not wait for, also where nobody could: nothing marks a default stream for others. */
+/* What the stream itself freed it need not wait for, also where nobody could: others do not mark a default stream. */
 static bool fence_in_reach(const struct collector *collector, struct fence fence)
 {
     const struct streams *streams = &collector->arena->streams;

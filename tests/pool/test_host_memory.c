@@ -61,7 +61,7 @@ static bool use_every_stream(void)
     return good;
 }
 
-/* Each stream's record has all the events that it will ever have: what is longer than a cache takes at first is marked. */
+/* Each stream's record has all its events then: what is longer than a cache takes at first is marked. */
 static bool mark_every_stream(void)
 {
     bool good = true;

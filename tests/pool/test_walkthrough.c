@@ -136,7 +136,7 @@ Test(walkthrough, case_d_with_fences_waiting)
     walk_through(&all_is_gathered, FENCES_WAIT);
 }
 
-/* Of a default stream nobody else could wait for it: the pool has a thread, so the second free is not marked at once. */
+/* Nobody else could wait for the second free: the pool has a thread, so it is not marked at once. */
 Test(walkthrough, what_a_default_stream_freed_moves_before_the_pool_grows)
 {
     struct setup setup = setup_default();
