@@ -588,6 +588,37 @@ Test(settle, a_trim_beside_a_build_gives_back_what_has_passed, .timeout = 60)
     world_close(&w);
 }
 
+/*
+ * What a default stream left without a mark a trim waits for. By that wait old addresses are due, too: while they are
+ * mapped the driver has the memory, which is then in nobody's use.
+ */
+Test(settle, a_trim_takes_back_what_old_addresses_have_kept_until_its_wait)
+{
+    struct setup setup = setup_default();
+    setup.pool.cache_bytes = 64 * PAGE;
+    setup.pool.extent_size = PAGE;
+    struct world w;
+    world_open(&w, &setup);
+    world_become_steady(&w, 8);
+    size_t released = 0;
+    CUdeviceptr p[8];
+    for (int i = 0; i < 8; i++)
+        p[i] = take(&w, 1, NULL);
+    keep_busy(&w, NULL);
+    for (int i = 0; i < 8; i += 2)
+        give(&w, p[i], NULL);
+    CUdeviceptr moved = take(&w, 4, NULL);
+    cr_assert_gt(stats_of(&w).pending_unmap_bytes, 0);
+    give(&w, moved, NULL);
+    for (int i = 1; i < 8; i += 2)
+        give(&w, p[i], NULL);
+    uint64_t mapped = stats_of(&w).mapped_bytes;
+    must_work(vpmm_trim(w.pool, 0, &released));
+    cr_expect_eq(released, mapped, "%zu of %llu", released, (unsigned long long)mapped);
+    cr_expect_eq(stats_of(&w).quarantined_bytes, 0, "%llu", (unsigned long long)stats_of(&w).quarantined_bytes);
+    world_close(&w);
+}
+
 /* The bound is of bytes that nobody has here: they are said to be pending. */
 Test(settle, old_addresses_wait_for_a_build_until_there_are_16_gib_of_them)
 {
