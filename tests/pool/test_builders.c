@@ -54,7 +54,7 @@ static void end_slow_clock(void)
 
 /* ---- a driver in which a thread can be made to stand still ---- */
 
-enum { AT_CREATE, AT_ALLOW, AT_UNMAP, AT_SYNCHRONIZE, CALLS };
+enum { AT_CREATE, AT_ALLOW, AT_UNMAP, AT_SYNCHRONIZE, AT_WITHDRAW, CALLS };
 
 static const vpmm_driver *simulated;
 static atomic_bool parks[CALLS];       /* the next such call is not begun before it is let go */
@@ -158,6 +158,16 @@ static CUresult CUDAAPI synchronize_when_let_go(CUevent event)
 {
     park_at(AT_SYNCHRONIZE);
     return is_wait_refused() ? CUDA_ERROR_UNKNOWN : simulated->cuEventSynchronize(event);
+}
+
+bool __real_turn_withdraw(struct turn *turn, struct turn_place *place);
+bool __wrap_turn_withdraw(struct turn *turn, struct turn_place *place);
+
+/* No call of the driver's: the library's own, of who has found memory while it waited. */
+bool __wrap_turn_withdraw(struct turn *turn, struct turn_place *place)
+{
+    park_at(AT_WITHDRAW);
+    return __real_turn_withdraw(turn, place);
 }
 
 static void open_builders(struct world *w, struct setup *setup)
@@ -1213,6 +1223,36 @@ Test(builders, who_is_served_may_find_memory_itself, .timeout = 60)
     cr_expect_eq(l.waiter[1].pointer, held);
     let_go(AT_CREATE);
     end_line(&l);
+    give(&l.w, wall, stream[1]);
+    close_builders(&l.w);
+}
+
+/* The same, but its answer comes when it has found memory and has not withdrawn yet: it has both. The audit sees one that
+   nobody has. */
+Test(builders, who_has_found_memory_gives_back_what_was_built_for_it, .timeout = 60)
+{
+    static struct line l;
+    struct setup setup = setup_default();
+    CUstream stream[WAITERS];
+    open_line(&l, &setup, stream);
+    stream[2] = stream[1];
+    CUdeviceptr held = take(&l.w, 5, stream[1]), wall = take(&l.w, 1, stream[1]);
+    form_line(&l, stream, 4, 1);
+    stand_still_while_it_serves();
+    expect_served(&l, &l.waiter[1]);
+    atomic_store(&parks[AT_WITHDRAW], true);
+    give(&l.w, held, stream[1]);
+    while (!atomic_load(&parked[AT_WITHDRAW]))
+        clock_sleep_us(LOOK_US);
+    let_go(AT_CREATE);
+    end(&l.first);
+    end(&l.waiter[0]); /* which has handed over by now */
+    end(&l.waiter[2]);
+    cr_expect_not(atomic_load(&l.waiter[1].done));
+    let_go(AT_WITHDRAW);
+    pthread_join(l.waiter[1].thread, NULL);
+    cr_expect_eq(l.waiter[1].pointer, held);
+    give(&l.w, held, stream[1]);
     give(&l.w, wall, stream[1]);
     close_builders(&l.w);
 }
