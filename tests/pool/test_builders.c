@@ -1227,8 +1227,7 @@ Test(builders, who_is_served_may_find_memory_itself, .timeout = 60)
     close_builders(&l.w);
 }
 
-/* The same, but its answer comes when it has found memory and has not withdrawn yet: it has both. The audit sees one that
-   nobody has. */
+/* The same, but its answer comes before it withdraws: it has both, and the audit sees one that nobody has. */
 Test(builders, who_has_found_memory_gives_back_what_was_built_for_it, .timeout = 60)
 {
     static struct line l;
