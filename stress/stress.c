@@ -570,6 +570,8 @@ static bool is_configured(void)
 static void judge_paths(run *r)
 {
     char missed[512];
+    if (atomic_load(&r->outcome) != PASSED) /* it has its outcome, and the pool's statistics were not read */
+        return;
     bool is_all = r->options->patterns == (UINT32_C(1) << PATTERN_COUNT) - 1 && r->options->verify != VERIFY_OFF;
     if (!is_all || r->options->threads < 2 || r->shareds == 0 || is_configured() || r->seconds < PATHS_SECONDS)
         return;
@@ -582,7 +584,7 @@ static void judge_paths(run *r)
 static void judge_resources(run *r)
 {
     char grown[256];
-    if (r->seconds < RESOURCES_SECONDS)
+    if (atomic_load(&r->outcome) != PASSED || r->seconds < RESOURCES_SECONDS)
         return;
     resources_grown(&r->resources, grown, sizeof grown);
     if (grown[0])

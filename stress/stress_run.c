@@ -515,6 +515,18 @@ static void close_shared(run *r, CUstream stream)
  * Where the run has failed its streams may be in any state, and everything is left to the process's end; where it could
  * not go on, the pool's end is tried.
  */
+/* Of a run that has not passed: the pool's own numbers, which wait for nothing. */
+static void note_target(run *r)
+{
+    uint64_t highest = 0;
+    if (r->target.pool == NULL)
+        return;
+    target_stats(&r->target, &r->stats);
+    if (target_peak_mapped(&r->target, &highest))
+        run_note_mapped(r, highest);
+    vpmm_calls_get(r->target.pool, r->calls);
+}
+
 void run_close(run *r)
 {
     atomic_store(&r->stop, true);
@@ -535,6 +547,8 @@ void run_close(run *r)
     judge_work(r);
     if (r->health && !health_close(r->health, r->health_words, sizeof r->health_words))
         run_end(r, FAILED, "the device's health: %s", r->health_words);
+    if (atomic_load(&r->outcome) != PASSED)
+        note_target(r);
     if (atomic_load(&r->outcome) == DEVICE_ERROR)
         end_refused_pool(r);
     if (atomic_load(&r->outcome) != PASSED)

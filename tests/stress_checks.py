@@ -139,6 +139,7 @@ def check_lost_device(program):
     message = said["results"][0]["message"]
     check(status == DEVICE_ERROR and ("lost" in message or "700" in message), "a lost device is called one", message)
     check(time.monotonic() - begun < 50, "nothing hangs on a lost device", time.monotonic() - begun)
+    check(said["results"][0]["held"] >= 0.9, "what was held is known of a lost device, too", said["results"][0])
 
 
 def sequences(program, seed):

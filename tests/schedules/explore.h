@@ -11,8 +11,9 @@
  *   step         one schedule point of any actor
  *   preemption   a decision against an actor that could have gone on
  *
- * First random schedules; then every one with one preemption, then with two, depth first; at most so many. What a
- * scenario's line of output calls "(not all)" was not finished.
+ * First random schedules; then every one with one preemption, then with two, depth first; at most so many. Where these
+ * would not suffice, the preemptions are at some places of a schedule alone, which lie as far apart from its beginning
+ * to its end; another seed takes others. What a scenario's line of output calls "(not all)" was not finished so.
  *
  * Before an operation on what no other actor looks at, or that nobody changes, another order shows nothing new: there
  * nothing is decided. Which addresses are shared is learned as schedules run. A random one decides at what those before
@@ -26,8 +27,9 @@
  *
  *   VPMM_TEST_SCHEDULES   n, in place of 2,500: at most n schedules with two preemptions, and 2 n with one or two, also
  *                         of a search that begins again; n / 4 random ones. 0: no bound, and none at random
- *   VPMM_TEST_SEED        of the random ones
- *   VPMM_TEST_SCHEDULE    runs this one alone, for the one test that --filter names
+ *   VPMM_TEST_SEED        of the random ones, and of the places
+ *   VPMM_TEST_SCHEDULE    runs this one alone, for the one test that --filter names. A failure prints it to the standard
+ *                         error, where Criterion would cut it
  */
 #ifndef VPMM_TESTS_EXPLORE_H
 #define VPMM_TESTS_EXPLORE_H
@@ -46,6 +48,7 @@ struct exploration {
     /* Before the first schedule, on the test's thread and each actor's that outlives a schedule. May be NULL. */
     void (*settle)(void *data);
     void *data;
+    bool fails;          /* some schedule does, and again where what is printed of it is run: to try the explorer */
     bool threads_end;    /* the actors' threads are made for each schedule, and end as the last that they do */
     unsigned random;     /* this many random schedules and no others; 0: as above */
     uint64_t ignored[2]; /* addresses from .. to which are not worth an order */

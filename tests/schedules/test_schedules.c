@@ -1,5 +1,5 @@
 /*
- * What threads do at the same time, in every order with at most two preemptions, and in random ones (explore.h
+ * What threads do at the same time, in orders with at most two preemptions, and in random ones (explore.h
  * says how, and how to have more of them or one of them again). play.h says what is looked at after each.
  */
 #include "play.h"

@@ -1,6 +1,6 @@
 /*
  * The capture gate: calls with other streams, and with none, that mark a stream from inside, against a capture that
- * begins and ends there, against the stream's release, and against its own calls, in every order with at most two
+ * begins and ends there, against the stream's release, and against its own calls, in orders with at most two
  * preemptions, and in random ones (explore.h says how, and how to have more of them or one of them again).
  *
  * The program's gate is the one that vpmm.h has in steps. Whenever the library touches s with the driver, its call was

@@ -1,5 +1,5 @@
 /*
- * vpmm_park and vpmm_wake beside mallocs, frees and passes, in every order with at most two preemptions, and in
+ * vpmm_park and vpmm_wake beside mallocs, frees and passes, in orders with at most two preemptions, and in
  * random ones (explore.h says how, and how to have more of them or one of them again).
  *
  * After each: the audit while the pool is parked, if it is; then everything that was handed out is written to and read,

@@ -1,5 +1,5 @@
 /*
- * Pieces: what threads do at the same time, in every order with at most two preemptions, and in random ones
+ * Pieces: what threads do at the same time, in orders with at most two preemptions, and in random ones
  * (explore.h says how, and how to have more of them or one of them again). play.h says what is looked at after each.
  *
  * Most are of slices of 64 KiB: a slab has two of them, a page sixteen such slabs, and a cache four slices.

@@ -1,5 +1,5 @@
 /*
- * The ordered set of small integers: what threads do to it at the same time, in every order with at most two
+ * The ordered set of small integers: what threads do to it at the same time, in orders with at most two
  * preemptions, and in random ones (explore.h says how, and how to have more of them or one of them again).
  *
  * After each schedule: the set has what it should have, searches find it, and when they have come by everything no bit

@@ -1,5 +1,5 @@
 /*
- * Builders that take turns, and what serves those who wait, in every order with at most two preemptions, and in
+ * Builders that take turns, and what serves those who wait, in orders with at most two preemptions, and in
  * random ones. Who sleeps in such a schedule looks again as soon as another actor goes on: that nobody sleeps too long
  * is shown by the models in relacy/ and by unit/test_turn.c.
  */

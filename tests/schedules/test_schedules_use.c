@@ -1,5 +1,5 @@
 /*
- * vpmm_use: what threads do at the same time with memory that several streams use, in every order with at most two
+ * vpmm_use: what threads do at the same time with memory that several streams use, in orders with at most two
  * preemptions, and in random ones (explore.h says how, and how to have more of them or one of them again). play.h
  * says what is looked at after each: memory that is handed out too early makes a race that the simulator finds.
  *
