@@ -245,7 +245,9 @@ bool trace_parse(FILE *in, const char *name, trace *out, char *error, size_t err
     *out = (trace){0};
     bool ok = read_lines(&r, in);
     free(r.ids.entries);
-    if (!ok)
+    if (ok)
+        out->first = out->events[0].stream;
+    else
         trace_release(out);
     return ok;
 }
@@ -301,7 +303,7 @@ bool trace_load(const char *path, double factor, uint64_t least_bytes, trace *ou
 
 bool trace_is_first_stream(const trace *t, size_t stream)
 {
-    return t->events[0].stream == stream;
+    return t->first == stream;
 }
 
 void trace_release(trace *t)

@@ -40,6 +40,7 @@ typedef struct trace {
     size_t mallocs; /* events that allocate */
     size_t slots;   /* every slot is below */
     size_t streams; /* every stream number is below */
+    size_t first;   /* the stream of the first request that was read */
 } trace;
 
 /* False: nothing is in *out, and error says "FILE:LINE: reason". */
@@ -57,7 +58,7 @@ void trace_drop_below(trace *, uint64_t bytes);
 /* trace_read, trace_scale and trace_drop_below, one after the other. False, too, if no request is left. */
 bool trace_load(const char *path, double factor, uint64_t least_bytes, trace *out, char *error, size_t error_size);
 
-/* Whether the stream is the one of the first event: of a program on the default stream most often that. */
+/* Whether it is the stream of the first request in the file: of a program on the default stream most often that. */
 bool trace_is_first_stream(const trace *, size_t stream);
 
 void trace_release(trace *);

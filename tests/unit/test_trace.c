@@ -230,6 +230,15 @@ Test(trace, small_requests_go_with_their_frees)
     trace_release(&t);
 }
 
+Test(trace, the_first_stream_is_the_files_though_its_requests_are_dropped)
+{
+    trace t = good("a,0,99,3,0\na,1,100,1,0\nf,0,99,3,1\nf,1,100,1,2\n");
+    trace_drop_below(&t, 100);
+    cr_expect(trace_is_first_stream(&t, 3));
+    cr_expect_not(trace_is_first_stream(&t, 1));
+    trace_release(&t);
+}
+
 Test(trace, one_without_a_request_of_the_size_is_refused)
 {
     static const char path[] = TRACES "two_streams.csv";

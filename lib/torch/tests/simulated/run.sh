@@ -9,13 +9,15 @@ usage="usage: run.sh BUILD_DIR TORCH_INCLUDE [CUDA_INCLUDE [SEED...]]
   BUILD_DIR      where vpmm was built. If with -DVPMM_SANITIZE, say the same in CXXFLAGS: -fsanitize=thread, or for
                  address -fsanitize=address,undefined
   TORCH_INCLUDE  .../site-packages/torch/include
-  CUDA_INCLUDE   default /usr/local/cuda/include"
+  CUDA_INCLUDE   default /usr/local/cuda/include
+  SEED           default 1 and 2: with an odd one history is recorded, with an even one none"
 if [ $# -lt 2 ] || [ "$1" = --help ]; then
   printf '%s\n' "$usage"
   [ "${1-}" = --help ] && exit 0 || exit 2
 fi
 build=$(realpath "$1") torch=$(realpath "$2") cuda=${3:-/usr/local/cuda/include}
 seeds=("${@:4}")
+[ $# -ge 4 ] || seeds=(1 2) # with recorded history, and without
 here=$(dirname "$(realpath "$0")")
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
@@ -38,7 +40,7 @@ run() { # with a port that is free at this moment: others take some meanwhile
 }
 "${CXX:-g++}" "${flags[@]}" -isystem "$torch" -isystem "$cuda" -I"$here/../../../../include" -o "$work/random" \
   "$here"/*.cpp "$here"/../../src/*.cpp -Wl,--wrap=vpmm_pool_create -L"$build" "${exporter[@]}" -lvpmm_sim -lvpmm -lpthread -ldl
-for seed in "${seeds[@]:-1}"; do
+for seed in "${seeds[@]}"; do
   echo "seed $seed"
   run "$seed"
   VPMM_PAGE_SIZE=2M run "$seed"
