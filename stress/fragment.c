@@ -39,7 +39,8 @@ static const char help[] =
     "  --large N          of large requests in sum (default 3G)\n"
     "  --each N           of one large request (default 64M)\n"
     "  --seed N           of the random numbers (default 1)\n"
-    "  --json FILE|-      one object, to FILE or to standard output (the text then goes to standard error)\n"
+    "  --json FILE|-      one object, to FILE or to standard output (the text then goes to standard error); where a\n"
+    "                     step failed, the steps before it and \"good\": false\n"
     "  --help             this text\n"
     "\n"
     "Numbers take K, M or G (powers of 1024). vpmm is configured by its VPMM_* environment variables, but that small\n"
@@ -91,16 +92,26 @@ typedef struct level {
 
 enum { FILLED, FREED, ASKED, GONE, LEVELS };
 
+/* What is known so far, and where it goes. */
+static struct result {
+    FILE *json; /* NULL: none is asked for */
+    const options *options;
+    level levels[LEVELS];
+    int done; /* steps */
+} result;
+
+static void give_up(int status);
+
 static void die(const char *what)
 {
     fprintf(stderr, "vpmm-fragment: %s: %s\n", what, vpmm_last_error());
-    exit(EXIT_BAD);
+    give_up(EXIT_BAD);
 }
 
 static void need_told(bool ok) /* false: why is on stderr */
 {
     if (!ok)
-        exit(EXIT_BAD);
+        give_up(EXIT_BAD);
 }
 
 static void need_cuda(const bench *b, const char *what, CUresult result)
@@ -145,7 +156,7 @@ static void open_bench(bench *b, const options *o)
     *b = (bench){.options = o, .random = (o->seed + 1) * 0x9e3779b97f4a7c15};
     if (vpmm_config_from_env(&config) != VPMM_SUCCESS) {
         fprintf(stderr, "vpmm-fragment: %s\n", vpmm_last_error());
-        exit(EXIT_USAGE);
+        give_up(EXIT_USAGE);
     }
     target_tell_no_decay();
     open_gpu(b, config.device);
@@ -215,15 +226,17 @@ static void settle(bench *b)
 
 /* ---- the steps ---- */
 
-static void note_level(bench *b, level *l, const char *name, uint64_t requests, double ns)
+static void note_level(bench *b, const char *name, uint64_t requests, double ns)
 {
+    level *l = &result.levels[result.done];
     *l = (level){.name = name, .requests = requests, .in_use = b->in_use};
     l->ns = requests == 0 ? 0 : ns / (double)requests;
     need("the audit", vpmm_check(b->pool));
     need("vpmm_stats_get", vpmm_stats_get(b->pool, &l->stats));
+    result.done++;
 }
 
-static void fill(bench *b, level *l)
+static void fill(bench *b)
 {
     uint64_t bytes = 0, requests = 0;
     uint64_t begin = now_ns();
@@ -232,10 +245,10 @@ static void fill(bench *b, level *l)
         take(b, next, b->stream[draw(b) % STREAMS]);
         bytes += next;
     }
-    note_level(b, l, "filled", requests, (double)(now_ns() - begin));
+    note_level(b, "filled", requests, (double)(now_ns() - begin));
 }
 
-static void free_most(bench *b, level *l)
+static void free_most(bench *b)
 {
     size_t requests = (size_t)((double)b->count * b->options->free);
     uint64_t begin = now_ns();
@@ -243,19 +256,19 @@ static void free_most(bench *b, level *l)
         give(b, draw(b) % b->count);
     double ns = (double)(now_ns() - begin);
     settle(b);
-    note_level(b, l, "freed", requests, ns);
+    note_level(b, "freed", requests, ns);
 }
 
-static void ask(bench *b, level *l)
+static void ask(bench *b)
 {
     uint64_t requests = 0;
     uint64_t begin = now_ns();
     for (uint64_t bytes = 0; bytes < b->options->large; bytes += b->options->each, requests++)
         take(b, b->options->each, b->stream[requests % STREAMS]);
-    note_level(b, l, "large", requests, (double)(now_ns() - begin));
+    note_level(b, "large", requests, (double)(now_ns() - begin));
 }
 
-static void free_the_rest(bench *b, level *l)
+static void free_the_rest(bench *b)
 {
     size_t requests = b->count;
     uint64_t begin = now_ns();
@@ -266,7 +279,7 @@ static void free_the_rest(bench *b, level *l)
         settle(b);
         need("vpmm_trim", vpmm_trim(b->pool, 0, NULL));
     }
-    note_level(b, l, "given back", requests, ns);
+    note_level(b, "given back", requests, ns);
 }
 
 /* ---- the report ---- */
@@ -287,8 +300,9 @@ typedef struct summary {
     bool good;
 } summary;
 
-static summary summarise(const bench *b, const level levels[LEVELS])
+static summary summarise(const bench *b)
 {
+    const level *levels = result.levels;
     const vpmm_stats *filled = &levels[FILLED].stats, *freed = &levels[FREED].stats, *gone = &levels[GONE].stats;
     summary s = {.peak_mapped_bytes = gone->peak_mapped_bytes, .peak_in_use_bytes = b->peak_in_use};
     s.slab_bytes_returned = filled->slab_bytes > freed->slab_bytes ? filled->slab_bytes - freed->slab_bytes : 0;
@@ -297,12 +311,12 @@ static summary summarise(const bench *b, const level levels[LEVELS])
     return s;
 }
 
-static void print_text(FILE *out, const level levels[LEVELS], const summary *s)
+static void print_text(FILE *out, const summary *s)
 {
     fprintf(out, "%-10s %9s %12s %12s %7s %12s %12s %14s %9s\n", "step", "requests", "in use MiB", "mapped MiB", "held",
             "slabs MiB", "pieces MiB", "slabs / pieces", "ns each");
     for (int i = 0; i < LEVELS; i++) {
-        const level *l = &levels[i];
+        const level *l = &result.levels[i];
         fprintf(out, "%-10s %9" PRIu64 " %12.1f %12.1f %7.3f %12.1f %12.1f %14.3f %9.0f\n", l->name, l->requests,
                 mib(l->in_use), mib(l->stats.mapped_bytes), ratio(l->stats.mapped_bytes, l->in_use),
                 mib(l->stats.slab_bytes), mib(l->stats.slab_live_bytes),
@@ -323,36 +337,62 @@ static void json_level(FILE *out, const level *l)
             l->stats.slab_bytes, l->stats.slab_live_bytes, ratio(l->stats.slab_bytes, l->stats.slab_live_bytes));
 }
 
-static void print_json(FILE *out, const options *o, const level levels[LEVELS], const summary *s)
+static void json_steps(FILE *out)
 {
+    const options *o = result.options;
     fprintf(out,
             "{\n  \"driver\": \"%s\", \"bytes\": %" PRIu64 ", \"free\": %.6f, \"large\": %" PRIu64
             ", \"each\": %" PRIu64 ", \"seed\": %" PRIu64 ",\n  \"steps\": [\n",
             o->cuda ? "cuda" : "sim", o->bytes, o->free, o->large, o->each, o->seed);
-    for (int i = 0; i < LEVELS; i++) {
-        json_level(out, &levels[i]);
-        fputs(i + 1 < LEVELS ? ",\n" : "\n", out);
+    for (int i = 0; i < result.done; i++) {
+        json_level(out, &result.levels[i]);
+        fputs(i + 1 < result.done ? ",\n" : "\n", out);
     }
+    fputs("  ],\n", out);
+}
+
+static void json_summary(FILE *out, const summary *s)
+{
     fprintf(out,
-            "  ],\n  \"slab_bytes_returned\": %" PRIu64 ", \"peak_mapped_bytes\": %" PRIu64
+            "  \"slab_bytes_returned\": %" PRIu64 ", \"peak_mapped_bytes\": %" PRIu64
             ", \"peak_in_use_bytes\": %" PRIu64 ", \"held_ratio\": %.6f, \"good\": %s\n}\n",
             s->slab_bytes_returned, s->peak_mapped_bytes, s->peak_in_use_bytes, s->held_ratio,
             s->good ? "true" : "false");
 }
 
-static bool save_json(const options *o, const level levels[LEVELS], const summary *s)
+static bool json_ok(bool ok)
 {
-    if (o->json == NULL)
-        return true;
-    FILE *out = strcmp(o->json, "-") == 0 ? stdout : fopen(o->json, "w");
-    bool ok = out != NULL;
-    if (ok) {
-        print_json(out, o, levels, s);
-        ok = out == stdout ? fflush(out) == 0 : fclose(out) == 0;
-    }
     if (!ok)
-        fprintf(stderr, "vpmm-fragment: --json %s: %s\n", o->json, strerror(errno));
+        fprintf(stderr, "vpmm-fragment: --json %s: %s\n", result.options->json, strerror(errno));
     return ok;
+}
+
+/* Before the first step: a path that cannot be written is told at once, and no earlier result stays there. */
+static bool open_json(const options *o)
+{
+    result.options = o;
+    if (o->json != NULL)
+        result.json = strcmp(o->json, "-") == 0 ? stdout : fopen(o->json, "w");
+    return json_ok(o->json == NULL || result.json != NULL);
+}
+
+static bool save_json(const summary *s) /* NULL: it has ended before the last step */
+{
+    FILE *out = result.json;
+    if (out == NULL)
+        return true;
+    json_steps(out);
+    if (s != NULL)
+        json_summary(out, s);
+    else
+        fputs("  \"good\": false\n}\n", out);
+    return json_ok(out == stdout ? fflush(out) == 0 : fclose(out) == 0);
+}
+
+static void give_up(int status)
+{
+    save_json(NULL);
+    exit(status);
 }
 
 /* ---- the command line ---- */
@@ -433,19 +473,20 @@ int main(int argc, char **argv)
 {
     options o;
     bench b;
-    level levels[LEVELS];
     if (!parse_options(argc, argv, &o)) {
         fprintf(stderr, "vpmm-fragment: see vpmm-fragment --help\n");
         return EXIT_USAGE;
     }
+    if (!open_json(&o))
+        return EXIT_USAGE;
     open_bench(&b, &o);
-    fill(&b, &levels[FILLED]);
-    free_most(&b, &levels[FREED]);
-    ask(&b, &levels[ASKED]);
-    free_the_rest(&b, &levels[GONE]);
-    summary s = summarise(&b, levels);
-    print_text(o.json != NULL && strcmp(o.json, "-") == 0 ? stderr : stdout, levels, &s);
-    bool ok = save_json(&o, levels, &s);
-    ok = close_bench(&b) && ok;
+    fill(&b);
+    free_most(&b);
+    ask(&b);
+    free_the_rest(&b);
+    summary s = summarise(&b);
+    print_text(result.json == stdout ? stderr : stdout, &s);
+    s.good = close_bench(&b) && s.good;
+    bool ok = save_json(&s);
     return output_is_whole() && ok && s.good ? 0 : EXIT_BAD;
 }

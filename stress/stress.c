@@ -68,10 +68,11 @@ static const char help_end[] =
     "\n"
     "Exit status: 0 passed; 1 failed: memory did not hold what was written to it, streams raced, or an invariant of "
     "the\n"
-    "pool is broken; 2 wrong usage; 3 could not run: the driver or the device refused, or the result could not be\n"
-    "written; 77 there is nothing to test here; 124 stuck: nothing went on for a minute. A run of all patterns for\n"
-    "nine minutes or more fails, too, if a rare path of the allocator was never taken, which is then named; one of\n"
-    "four or more, if the program's own memory or descriptors grew in its second half. SIGINT and SIGTERM end a\n"
+    "pool is broken; 2 wrong usage, or a wrong setting; 3 could not run: the driver or the device refused, or the\n"
+    "result could not be written; 77 skipped: there is nothing to test here; 124 stuck: nothing went on for a minute.\n"
+    "A run of all patterns for nine minutes or more fails, too, if a rare path of the allocator was never taken,\n"
+    "which is then named; one of four or more, if the program's own memory or descriptors grew in its second half.\n"
+    "With --json a run that is skipped, or cannot be made, has its outcome in FILE as well. SIGINT and SIGTERM end a\n"
     "run within ten seconds: what it has seen is judged, and the result says that it was cut short. The status is\n"
     "the same, but 143 where it would be 0 and SIGTERM came: who sends that, as Kubernetes when it drains a node,\n"
     "has not seen the whole test pass.\n"
@@ -371,7 +372,7 @@ static unsigned count_devices(const options *o, enum outcome *outcome)
 
 static FILE *json; /* NULL: none is asked for */
 
-/* Before the first run: a path that cannot be written is told at once. */
+/* Before all else: a path that cannot be written is told at once, and no earlier result stays there. */
 static bool open_json(const options *o)
 {
     json = o->json == NULL ? NULL : strcmp(o->json, "-") == 0 ? stdout : fopen(o->json, "w");
@@ -631,6 +632,12 @@ static int end(int outcome)
     return outcome;
 }
 
+/* Before the first run: the result says so, in the place of what an earlier program has left in the file. */
+static int end_without_runs(const options *o, int outcome)
+{
+    return end(write_json(o, NULL, 0, outcome, false) && output_is_whole() ? outcome : DEVICE_ERROR);
+}
+
 /* As another process: see squeeze_process. */
 static int squeeze(char **argv)
 {
@@ -644,16 +651,18 @@ int main(int argc, char **argv)
         return squeeze(argv);
     const options o = parse_options(argc, argv);
     set_signals();
+    if (!open_json(&o))
+        return end(USAGE);
     unsigned found = count_devices(&o, &outcome), devices = o.all_devices ? found : 1, runs = 0;
     vpmm_exporter *exporter = NULL;
     if (found == 0)
-        return end(outcome);
-    if (!open_json(&o) || !metrics_open(o.metrics_port, o.metrics_address, 0, &exporter))
-        return end(USAGE);
+        return end_without_runs(&o, outcome);
+    if (!metrics_open(o.metrics_port, o.metrics_address, 0, &exporter))
+        return end_without_runs(&o, USAGE);
     run *all = calloc((size_t)2 * devices, sizeof *all);
     if (!all) {
         fprintf(stderr, "%s: no host memory\n", program_name);
-        return end(DEVICE_ERROR);
+        return end_without_runs(&o, DEVICE_ERROR);
     }
     fprintf(stderr, "%s: seed %llu, %u threads, %.0f s\n", program_name, (unsigned long long)o.seed, o.threads,
             o.seconds);

@@ -39,8 +39,8 @@
 
 enum outcome {
     PASSED = 0,
-    FAILED = 1, /* corruption, or a broken invariant */
-    USAGE = 2,
+    FAILED = 1,       /* corruption, or a broken invariant */
+    USAGE = 2,        /* or a setting that no pool can be made of */
     DEVICE_ERROR = 3, /* could not run, or not to the end: the driver or the device refused */
     SKIPPED = 77,     /* there is nothing to test here */
     STUCK = 124,

@@ -352,7 +352,7 @@ void report_json(FILE *out, const options *o, const run *all, unsigned runs, int
 {
     fprintf(out,
             "{\"format\": \"vpmm-stress\", \"version\": %d, \"vpmm\": \"%s\", \"cuda\": %d, \"driver_version\": %d,\n",
-            JSON_VERSION, VPMM_VERSION, CUDA_VERSION, all[0].driver_version);
+            JSON_VERSION, VPMM_VERSION, CUDA_VERSION, all ? all[0].driver_version : 0);
     json_options(out, o);
     fputs("  ", out);
     json_string(out, "outcome", outcome_word(outcome));

@@ -241,7 +241,8 @@ static bool open_target(run *r)
         r->seen_by_pool.driver = faults_table(r->gpu.driver, o->plant);
     bool good = target_open(&r->target, &r->seen_by_pool, r->is_async ? NULL : &r->config);
     if (!good)
-        run_end(r, DEVICE_ERROR, "the allocator could not be made: see above");
+        run_end(r, r->target.made == VPMM_ERROR_INVALID_VALUE ? USAGE : DEVICE_ERROR,
+                "the allocator could not be made: see above");
     else if (r->target.pool != NULL && !metrics_add(r->exporter, r->target.pool, "stress"))
         run_end(r, DEVICE_ERROR, "the metrics cannot be served: see above");
     return atomic_load(&r->outcome) == PASSED;

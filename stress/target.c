@@ -151,7 +151,8 @@ bool target_open(target *t, gpu *g, const vpmm_config *config)
         return open_memory_pool(t);
     vpmm_config on_gpu = *config;
     on_gpu.driver = g->driver;
-    return vpmm_ok("vpmm_pool_create", vpmm_pool_create(&on_gpu, &t->pool));
+    t->made = vpmm_pool_create(&on_gpu, &t->pool);
+    return vpmm_ok("vpmm_pool_create", t->made);
 }
 
 unsigned target_close(target *t)

@@ -58,6 +58,7 @@ typedef struct target {
     gpu *gpu;
     vpmm_pool *pool;          /* NULL: cuMemAllocAsync */
     CUmemoryPool memory_pool; /* of cuMemAllocAsync */
+    vpmm_status made;         /* what vpmm_pool_create has answered; INVALID_VALUE: a setting is wrong */
 } target;
 
 typedef enum target_status { TARGET_OK, TARGET_REFUSED /* out of memory */, TARGET_FAILED } target_status;

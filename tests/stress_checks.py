@@ -3,8 +3,9 @@
 
 What vpmm-stress says is true, on the simulated GPU: it passes, with and without planned faults, and with other
 settings; it finds each defect that is planted, and says what it is; one seed gives each thread the same steps again;
-SIGTERM ends it in time; and each outcome has its exit status. The shim for PyTorch says why there is no pool. Exit
-status: 0 if all of it holds.
+SIGTERM ends it in time; each outcome has its exit status; and no earlier result stays in the file of one that did not
+come to its end, vpmm-fragment's neither. The shim for PyTorch says why there is no pool. Exit status: 0 if all of it
+holds.
 """
 import ctypes
 import json
@@ -12,6 +13,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 
 PASSED, FAILED, USAGE, DEVICE_ERROR, SKIPPED, TERMINATED = 0, 1, 2, 3, 77, 143
@@ -197,6 +199,10 @@ def check_statuses(program):
                       ["--verify", "off", "--plant", "double-map"], ["--pattern", "kv," * 200]):
         status, said, errors = run(program, *arguments)
         check(status == USAGE and not said and "--help" in errors, f"wrong usage: {arguments}", status, errors)
+    for setting in {"VPMM_STREAMS": "none"}, {"VPMM_PAGE_SIZE": "3M"}, {"VPMM_PAGES": "9999999"}:
+        status, said, errors = run(program, "--seconds", "1", **setting)
+        check(status == USAGE and said["exit"] == USAGE and list(setting)[0] in errors, f"a wrong setting: {setting}",
+              status, errors)
     ended = subprocess.run([program, "--seconds", "1", "--json", "/nonexistent/file"], stdout=subprocess.DEVNULL,
                            stderr=subprocess.PIPE)
     check(ended.returncode == USAGE and b"/nonexistent" in ended.stderr, "a file that cannot be written is told")
@@ -210,6 +216,31 @@ def check_statuses(program):
         check(status != SKIPPED or "no device" in errors, "with a driver it is not skipped", status, errors)
     else:
         check(status == SKIPPED and "skipped" in errors, "without a driver it is skipped, and says so", status, errors)
+
+
+def run_over(path, command, **environment):
+    """The exit status, and what then stands in the file, where an earlier run had passed."""
+    with open(path, "w") as file:
+        json.dump({"outcome": "passed", "exit": PASSED, "good": True}, file)
+    ended = subprocess.run([*command, "--json", path], stdout=subprocess.PIPE, stderr=subprocess.PIPE, timeout=900,
+                           env={**os.environ, **environment})
+    with open(path) as file:
+        return ended.returncode, json.load(file)
+
+
+def check_earlier_result(build):
+    with tempfile.TemporaryDirectory() as folder:
+        path = os.path.join(folder, "result.json")
+        status, said = run_over(path, [build + "/vpmm-stress", "--driver", "cuda", "--seconds", "1"])
+        check(said["exit"] == status and (has_driver() or said["outcome"] == "skipped"),
+              "a run that is skipped says so in the file of an earlier one", status, said)
+        status, said = run_over(path, [build + "/vpmm-stress", "--seconds", "1"], VPMM_PAGE_SIZE="3M")
+        check(said["exit"] == status and said["outcome"] == "could not run",
+              "so does one that could not run", status, said)
+        small = ["--bytes", "32M", "--large", "64M", "--each", "8M"]
+        status, said = run_over(path, [build + "/vpmm-fragment", *small], VPMM_MAX_MAPPED="48M")
+        check(status == 1 and said["good"] is False and [step["step"] for step in said["steps"]] == ["filled", "freed"],
+              "so does vpmm-fragment, with the steps before the malloc that was refused", status, said)
 
 
 def check_shim(library):
@@ -243,6 +274,7 @@ def check_async(program):
 def main():
     check_pairs(sys.argv[1] + "/vpmm-pairs")
     check_shim(sys.argv[1] + "/libvpmm_pytorch_shim.so")
+    check_earlier_result(sys.argv[1])
     program = sys.argv[1] + "/vpmm-stress"
     for one in (check_statuses, check_seed, check_end, check_planted, check_lost_device, check_passes,
                 check_settings, check_async):
