@@ -120,6 +120,8 @@ static const char *const words[] = {
 
 static pthread_mutex_t explaining = PTHREAD_MUTEX_INITIALIZER;
 static char explanation[400];
+static atomic_bool is_prepared; /* the line is asked for, */
+static atomic_bool is_parents;  /* by the parent of this process */
 
 static uint64_t sum(enum count count)
 {
@@ -140,7 +142,7 @@ static bool is_any_counted(void)
 static void say(void)
 {
     uint64_t left = 0;
-    if (!is_any_counted()) /* the child of a fork, which has asked for nothing */
+    if (atomic_load(&is_parents) && !is_any_counted()) /* the child of a fork, which has asked for nothing */
         return;
     for (int i = COUNT_left_capture; i <= COUNT_left_unserved; i++)
         left += sum(i);
@@ -167,6 +169,7 @@ static void begin_in_child(void)
         for (int count = 0; count < COUNT_COUNT; count++)
             atomic_store_explicit(&lanes[i].counts[count], 0, memory_order_relaxed);
     }
+    atomic_store(&is_parents, atomic_load(&is_prepared));
     atomic_store(&shut, false);
     pthread_mutex_init(&shutting, NULL);
     pthread_mutex_init(&explaining, NULL);
@@ -179,8 +182,10 @@ __attribute__((constructor)) static void watch_forks(void)
 
 static void prepare(void)
 {
-    if (switch_is_on("VPMM_PRELOAD_VERBOSE"))
-        atexit(say);
+    if (!switch_is_on("VPMM_PRELOAD_VERBOSE"))
+        return;
+    atomic_store(&is_prepared, true);
+    atexit(say);
 }
 
 void lane_prepare(void)

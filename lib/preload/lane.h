@@ -52,7 +52,10 @@ void lane_open(void);
 /* The first call makes sure that VPMM_PRELOAD_VERBOSE has its line at the exit, as lane_prepare does. */
 void lane_count(enum count);
 
-/* The line comes after what is registered for the exit from here on. */
+/*
+ * The line comes after what is registered for the exit from here on. A process has it that has looked at the driver
+ * (real.c), also where nothing is counted: who asks for the line sees by it that vpmm was there, and served nothing.
+ */
 void lane_prepare(void);
 
 /*

@@ -1,6 +1,8 @@
 #define _GNU_SOURCE /* RTLD_NEXT, dlvsym */
 #include "real.h"
 
+#include "lane.h"
+
 #include <dlfcn.h>
 #include <stdatomic.h>
 #include <stdlib.h>
@@ -87,8 +89,10 @@ static const struct real *find(int mode)
     struct real *found = library ? look_up(library) : NULL;
     if (!found)
         return &none;
-    if (atomic_compare_exchange_strong_explicit(&kept, &real, found, memory_order_acq_rel, memory_order_acquire))
+    if (atomic_compare_exchange_strong_explicit(&kept, &real, found, memory_order_acq_rel, memory_order_acquire)) {
+        lane_prepare();
         return found;
+    }
     free(found);
     return real;
 }

@@ -81,7 +81,7 @@ cases=(serve drivers capture beside_capture left_behind left_alone recaptured jo
   full trimmed kept race_for_memory other_device reset_beside destroyed_in_capture destroyed_and_followed
   released_wholly released_after_reset refused failing short reset streams default_stream threads at_once unused fork
   fork_beside fork_beside_first threshold_beside_first reset_beside_first reset_unserved
-  reset_unserved_beside_first reset_on_host child names)
+  reset_unserved_beside_first reset_on_host unserved child names)
 
 for name in "${cases[@]}"; do
   [ -z "$only" ] || [ "$only" = "$name" ] || continue
@@ -135,11 +135,6 @@ if [ -z "$only" ] || [ "$only" = traced ]; then
   wrote "traced, with a child" "a,0,1000,1 f,0,1000,1"
   traces "traced, of many threads" "$here/preload_loaded" asked threads
 fi
-[ -z "$only" ] || exit "$failed"
-check "left_behind, of work that goes on" FAKE_STEPPED=1 "$here/preload_loaded" asked left_behind
-check "memory, without captures" FAKE_MEMORY=67108864 VPMM_CAPTURES=off "$here/preload_loaded" asked memory
-check "questions, without captures" VPMM_CAPTURES=off "$here/preload_loaded" asked questions
-
 # says <what> <expected> <variable>=<value>... <command>...: a line of what it says.
 says() {
   check "$1" "${@:3}"
@@ -150,6 +145,23 @@ says() {
   fi
 }
 
+if [ -z "$only" ] || [ "$only" = unserved ]; then
+  says "that nothing was served is said, linked" '^vpmm: served 0 mallocs, .* 0 frees; left to the driver 0$' \
+    VPMM_PRELOAD_VERBOSE=on "$here/preload_linked" linked unserved
+  for way in dlsym asked asked_v1 threads; do
+    says "that nothing was served is said, by $way" '^vpmm: served 0 mallocs' \
+      VPMM_PRELOAD_VERBOSE=on "$here/preload_loaded" "$way" unserved
+  done
+fi
+if [ -z "$only" ] || [ "$only" = child ]; then
+  says "a child says nothing of its parent's" 'vpmm: served 1 mallocs' \
+    VPMM_PRELOAD_VERBOSE=1 "$here/preload_loaded" asked child
+fi
+[ -z "$only" ] || exit "$failed"
+check "left_behind, of work that goes on" FAKE_STEPPED=1 "$here/preload_loaded" asked left_behind
+check "memory, without captures" FAKE_MEMORY=67108864 VPMM_CAPTURES=off "$here/preload_loaded" asked memory
+check "questions, without captures" VPMM_CAPTURES=off "$here/preload_loaded" asked questions
+
 served='^vpmm: served 24 mallocs, 0 synchronous mallocs, 24 frees'
 says "what was served is said" "$served; left to the driver 1, 1 without a size, 1 frees of the driver.s memory\$" \
   VPMM_PRELOAD_VERBOSE=1 "$here/preload_loaded" asked serve
@@ -157,9 +169,6 @@ says "what was captured is said" 'left to the driver 1, 1 captured, 1 frees' \
   VPMM_PRELOAD_VERBOSE=yes "$here/preload_loaded" asked capture
 says "why nothing was is said" 'left to the driver 2, 2 on a device without a pool of vpmm.s, .*VPMM_PAGE_SIZE' \
   VPMM_PRELOAD_VERBOSE=1 VPMM_PAGE_SIZE=odd "$here/preload_loaded" asked refused
-
-says "a child says nothing of its parent's" 'vpmm: served 1 mallocs' \
-  VPMM_PRELOAD_VERBOSE=1 "$here/preload_loaded" asked child
 
 says "why a trace has ended is said" 'VPMM_PRELOAD_TRACE=/dev/null/none: Not a directory' \
   VPMM_PRELOAD_VERBOSE=1 VPMM_PRELOAD_TRACE=/dev/null/none "$here/preload_loaded" asked serve

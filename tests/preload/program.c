@@ -1685,6 +1685,13 @@ static void case_reset_on_host(void)
     OK(cu.free_async(served(1000, stream), stream));
 }
 
+/* Asks for synchronous memory alone, which vpmm does not serve, and frees none. */
+static void case_unserved(void)
+{
+    CUdeviceptr memory;
+    OK(cu.alloc(&memory, 1000));
+}
+
 /* A child that ends as programs do. */
 static void case_child(void)
 {
@@ -1840,6 +1847,7 @@ static const struct {
     {"reset_unserved", case_reset_unserved, true},
     {"reset_unserved_beside_first", case_reset_unserved_beside_first, true},
     {"reset_on_host", case_reset_on_host, true},
+    {"unserved", case_unserved, false},
     {"child", case_child, true},
     {"traced", case_traced, true},
     {"names", case_names, false},
