@@ -337,7 +337,6 @@ static bool open_pool(server *s, vpmm_config *config)
                  s->driver->cuMemGetAllocationGranularity(&s->page_size, &prop, CU_MEM_ALLOC_GRANULARITY_MINIMUM)))
         return false;
     config->driver = s->driver;
-    config->reaper = true;
     return vpmm_ok(s, "vpmm_pool_create", vpmm_pool_create(config, &s->pool));
 }
 
@@ -701,8 +700,9 @@ static bool take_option(int option, options *o)
     case 'h':
         fputs(help, stdout);
         exit(0);
-    default:
-        return false; /* getopt has told it */
+    default: /* getopt has told which */
+        fputs("vpmm-server: see vpmm-server --help\n", stderr);
+        return false;
     }
 }
 
