@@ -5,7 +5,7 @@
 
 #include <criterion/criterion.h>
 
-enum { BEFORE = 5000 };
+enum { BEFORE = 5000, BETWEEN = 8 }; /* more places than are tried, and a few where it happens */
 
 static _Atomic(uint64_t) sum, other;
 
@@ -16,13 +16,20 @@ static void open_at_zero(void *data)
     store_relaxed_u64(&other, 0);
 }
 
-/* A preemption between the last load and the store loses an addition. */
+static void pass(int steps)
+{
+    for (int i = 0; i < steps; i++)
+        fetch_add_relaxed_u64(&other, 1);
+}
+
+/* A preemption between the load and the store loses the other actor's addition. */
 static void add(void *data)
 {
     (void)data;
-    for (int i = 0; i < BEFORE; i++)
-        fetch_add_relaxed_u64(&other, 1);
-    store_relaxed_u64(&sum, load_relaxed_u64(&sum) + 1);
+    pass(BEFORE);
+    uint64_t was = load_relaxed_u64(&sum);
+    pass(BETWEEN);
+    store_relaxed_u64(&sum, was + 1);
 }
 
 static void close_with_both(void *data)
