@@ -166,9 +166,10 @@ static struct place *place_of(uint64_t at)
 
 struct decision {
     uint64_t step;
-    int8_t from, chosen; /* actors; from NOBODY: it could not go on */
-    uint8_t able, tried; /* actors */
-    uint8_t preemptions; /* before it */
+    int8_t usual, chosen; /* actors */
+    uint8_t able, tried;  /* actors */
+    uint8_t preemptions;  /* before it */
+    bool is_free;         /* another choice than the usual one is none */
 };
 
 enum mode { DEPTH_FIRST, RANDOM, REPLAY };
@@ -299,10 +300,14 @@ static int choose_random(int from, uint8_t able, bool can_go_on)
     return chosen;
 }
 
-/* Who goes on. `from` has the baton, and can go on if it is among the able. */
+/*
+ * Who goes on. `from` has the baton, and can go on if it is among the able. Another choice is a preemption then, and
+ * where it only looks again and again for what others do: or a search would let two that wait take turns for ever.
+ */
 static int decide(int from, uint8_t able)
 {
     bool can_go_on = from != NOBODY && able >> from & 1;
+    bool looks = from != NOBODY && actors[from].waits && !actors[from].lock;
     int usual = can_go_on ? from : next_after(from, able);
     if (run.mode == REPLAY) {
         int said = replayed_at(run.step);
@@ -317,15 +322,16 @@ static int decide(int from, uint8_t able)
                          (unsigned long long)d->step);
     } else {
         int chosen = run.mode == RANDOM ? choose_random(from, able, can_go_on) : usual;
-        *d = (struct decision){run.step,
-                               (int8_t)(can_go_on ? from : NOBODY),
-                               (int8_t)chosen,
-                               able,
-                               (uint8_t)(1 << chosen),
-                               (uint8_t)run.preemptions};
+        *d = (struct decision){.step = run.step,
+                               .usual = (int8_t)usual,
+                               .chosen = (int8_t)chosen,
+                               .able = able,
+                               .tried = (uint8_t)(1 << chosen),
+                               .preemptions = (uint8_t)run.preemptions,
+                               .is_free = !can_go_on && !looks};
     }
     run.length++;
-    run.preemptions += can_go_on && d->chosen != from;
+    run.preemptions += !d->is_free && d->chosen != d->usual;
     return able >> d->chosen & 1 ? d->chosen : usual;
 }
 
@@ -570,7 +576,7 @@ static const char *describe(void)
     text[0] = 0;
     for (unsigned i = 0; i < run.length && used < sizeof text - 32; i++) {
         const struct decision *d = &run.decision[i];
-        if (d->chosen != d->from) /* also where it was the usual one to go on */
+        if (d->chosen != d->usual)
             used += (size_t)snprintf(text + used, sizeof text - used, "%s%llu:%d", used ? " " : "",
                                      (unsigned long long)d->step, d->chosen);
     }
@@ -603,8 +609,7 @@ static void choose_places(uint64_t schedules, uint64_t seed)
 {
     uint64_t preemptions = 0, free = 1;
     for (uint64_t i = 0; i < run.length; i++)
-        *(run.decision[i].from == NOBODY ? &free : &preemptions) +=
-            (uint64_t)__builtin_popcount(run.decision[i].able) - 1;
+        *(run.decision[i].is_free ? &free : &preemptions) += (uint64_t)__builtin_popcount(run.decision[i].able) - 1;
     uint64_t all = run.bound > 1 ? preemptions * preemptions / 2 : preemptions, most = schedules / free;
     if (run.bound > 1)
         most = (uint64_t)sqrt(2 * (double)most);
@@ -618,8 +623,8 @@ static bool advance(void)
 {
     while (run.length) {
         struct decision *d = &run.decision[run.length - 1];
-        bool looked_at = d->from == NOBODY || may_preempt_at(run.length - 1);
-        unsigned cost = d->preemptions + (d->from != NOBODY);
+        bool looked_at = d->is_free || may_preempt_at(run.length - 1);
+        unsigned cost = d->preemptions + !d->is_free;
         for (int i = 0; i < run.actors && looked_at && cost <= run.bound; i++)
             if (d->able >> i & 1 && !(d->tried >> i & 1)) {
                 d->chosen = (int8_t)i;

@@ -9,7 +9,8 @@
  *                written "12:1 40:0": at step 12 actor 1 goes on, at step 40 actor 0. Where nothing is written the same
  *                actor goes on; if it cannot, the next one that can
  *   step         one schedule point of any actor
- *   preemption   a decision against an actor that could have gone on
+ *   preemption   a decision against an actor that could have gone on, or against the next one in turn while an actor
+ *                only looks again and again for what another one does
  *
  * First random schedules; then every one with one preemption, then with two, depth first; at most so many. Where these
  * would not suffice, the preemptions are at some places of a schedule alone, which lie as far apart from its beginning
