@@ -231,6 +231,29 @@ static uint64_t seen_by(const struct stats *stats, struct stats_part *part, enum
     return level(known + load_relaxed_u64(&part->others[which]));
 }
 
+/*
+ * Of the room below the peak that one thread's tallies share, what this one may have. What another may still rise to
+ * its mark is taken off, which is at most an equal share: its mark is lowered to that. So they never rise above the peak
+ * together with no look.
+ */
+static uint64_t room_beside_others(struct stats *stats, const struct stats_tally *own, enum peak which, uint64_t room)
+{
+    uint64_t parts = 0, share;
+    struct stats_tally *tally;
+    for (tally = load_acquire_ptr(&stats->tallies); tally; tally = tally->next)
+        parts += has_part(tally, which);
+    share = room / parts; /* one of them is the caller's */
+    for (tally = load_acquire_ptr(&stats->tallies); tally; tally = tally->next) {
+        uint64_t bytes = bytes_of(tally, which), rise = level(load_relaxed_u64(&tally->mark[which]) - bytes);
+        if (tally == own || !has_part(tally, which))
+            continue;
+        if (rise > share)
+            store_relaxed_u64(&tally->mark[which], bytes + share);
+        room -= smaller(rise, share);
+    }
+    return room;
+}
+
 /* What is untold is within the slack, or belongs to a free that follows. */
 static void look(struct stats *stats, struct stats_tally *tally, enum peak which, bool sums)
 {
@@ -239,8 +262,9 @@ static void look(struct stats *stats, struct stats_tally *tally, enum peak which
     if (has_part(tally, which)) {
         uint64_t seen = seen_by(stats, &tally->part, which, own_untold(stats, which) + untold, sums);
         raise_peak(stats, which, seen);
-        uint64_t least = stats_is_alone(stats) ? 0 : LEAST_RISE;
-        room = smaller(room, greater(difference(load_relaxed_u64(&stats->shared[which].peak), seen), least));
+        uint64_t below = difference(load_relaxed_u64(&stats->shared[which].peak), seen);
+        below = stats_is_alone(stats) ? room_beside_others(stats, tally, which, below) : greater(below, LEAST_RISE);
+        room = smaller(room, below);
     }
     store_relaxed_u64(&tally->mark[which], bytes + room);
 }

@@ -31,10 +31,10 @@
  *
  * whatever is handed from thread to thread: the tally of one then rises, and that of the other falls, without end, but
  * each tells of it. A thread that has ended leaves its tally, with what is untold in it, to the next one. The call that
- * a thread is in adds its request to its slack. Where one thread allocates a look adds all parts up, and the peak of
- * live_bytes is exact; and that of requested_bytes, but for the slack of the thread's other tally if it allocates pages
- * and pieces. Only rising is looked at in requested_bytes: where several threads allocate, and what is live is replaced
- * by what is as long and was asked for as less, the peak may be higher than (3) by what rounding adds to that.
+ * a thread is in adds its request to its slack. Where one thread allocates a look adds all parts up, and its tallies, of
+ * pages and of pieces, share the room below the peak: what they may rise to their marks is together no more. So both
+ * peaks are exact. Only rising is looked at in requested_bytes: where several threads allocate, and what is live is
+ * replaced by what is as long and was asked for as less, the peak may be higher than (3) by what rounding adds to that.
  *
  *   slack of a tally  <= the limit of its front cache (cache_bytes)                   (4)
  *   slack of a stripe <= SLACK_OF_STRIPE
@@ -97,8 +97,8 @@ struct stats_part {
 struct stats_tally {
     struct stats_tally *next;         /* constant once it has joined, as are the next two */
     enum stat live_stat, cached_stat; /* the levels that it has parts of */
-    _Atomic(uint64_t) mark[PEAKS];    /* written by its thread, and by who begins a peak anew */
-    uint64_t told[PEAKS];             /* its thread's, as is the next. Of live_bytes whichever level they are of */
+    _Atomic(uint64_t) mark[PEAKS]; /* written by its thread, also in looks of its other one, and by stats_reset_peak */
+    uint64_t told[PEAKS];          /* its thread's, as is the next. Of live_bytes whichever level they are of */
     uint64_t slack_most;
     struct stats_part part;
     _Atomic(uint64_t) hits, frees;     /* mallocs and frees by the front cache, */

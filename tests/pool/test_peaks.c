@@ -195,6 +195,80 @@ Test(peaks, hits_of_slices_of_one_thread_are_exact)
     world_close(&w);
 }
 
+/* A thread has a tally of pages and one of pieces, and the peak is that of their sum. */
+enum { PIECES = 12, WHOLE = 6, BOTH = PIECES + WHOLE };
+
+static size_t length_of(int i)
+{
+    return i < WHOLE ? (size_t)(1 + i % 2) * PAGE : i % 4 ? MIB : 300;
+}
+
+struct both {
+    struct world w;
+    CUstream stream;
+    CUdeviceptr at[BOTH];
+    uint64_t level, peak;
+};
+
+static void change(struct both *b, int i)
+{
+    if (b->at[i]) {
+        give(&b->w, b->at[i], b->stream);
+        b->level -= length_of(i);
+        b->at[i] = 0;
+    } else {
+        b->at[i] = take_bytes(&b->w, length_of(i), b->stream);
+        b->level += length_of(i);
+    }
+    b->peak = b->level > b->peak ? b->level : b->peak;
+}
+
+/*
+ * One thread takes and frees what it likes of some of them, and then frees all. Nothing looks meanwhile but the malloc
+ * at the beginning, of a length of its own, which no cache has.
+ */
+static void rise_and_fall(struct both *b, int round, uint32_t *seed)
+{
+    size_t other = (size_t)(20 + round) << 13;
+    int first = round % 3 == 1 ? WHOLE : 0, end = round % 3 == 2 ? WHOLE : BOTH;
+    give(&b->w, take_bytes(&b->w, other, b->stream), b->stream);
+    b->peak = other > b->peak ? other : b->peak;
+    for (int step = 0; step < 2 * BOTH; step++) {
+        *seed = *seed * 1664525 + 1013904223;
+        change(b, first + (int)(*seed >> 8) % (end - first));
+    }
+    for (int i = 0; i < BOTH; i++)
+        if (b->at[i])
+            change(b, i);
+}
+
+static void both_are_exact(uint32_t seed)
+{
+    enum { ROUNDS = 60 };
+    struct setup setup = cached();
+    struct both b = {.level = 0};
+    world_open(&b.w, &setup);
+    b.stream = world_stream(&b.w);
+    for (int round = 0; round < ROUNDS; round++) {
+        if (round % 5 == 4) {
+            begin_again(&b.w);
+            b.peak = 0;
+        }
+        rise_and_fall(&b, round, &seed);
+        uint64_t told = attribute(&b.w, VPMM_ATTRIBUTE_PEAK_REQUESTED);
+        require(told == b.peak, "round %d: %llu, not %llu", round, (unsigned long long)told,
+                (unsigned long long)b.peak);
+    }
+    cr_expect_gt(stats_of(&b.w).hits_cache, stats_of(&b.w).mallocs / 2);
+    world_close(&b.w);
+}
+
+Test(peaks, hits_of_pages_and_of_pieces_by_one_thread_are_exact)
+{
+    for (uint32_t seed = 1; seed <= 8; seed++)
+        both_are_exact(seed);
+}
+
 /* What is live before the peak begins again is its least value. */
 Test(peaks, a_peak_begins_at_what_is_there)
 {
