@@ -354,6 +354,7 @@ vpmm_status tiers_take_pages(struct arena *arena, uint64_t pages, uint64_t enoug
     vpmm_status status = find_or_build(arena, &request, &limits, &answer);
     if (is_shortage(status) && enough < pages) {
         request.pages = enough;
+        limits.room = DEVICE_ROOM_UNKNOWN; /* a longer handle that was refused says nothing of a shorter one */
         status = find_or_build(arena, &request, &limits, &answer);
     }
     if (is_shortage(status) && request.pages <= arena->space.units.chunk_units)

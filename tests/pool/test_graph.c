@@ -226,6 +226,41 @@ Test(graph, a_request_that_fails_moves_nothing_either)
     world_close(&w);
 }
 
+static size_t device_free(struct world *w)
+{
+    size_t bytes, total;
+    cr_assert_eq(w->driver->cuMemGetInfo(&bytes, &total), CUDA_SUCCESS);
+    return bytes;
+}
+
+/*
+ * Pages to be cut are made several at a time, in one handle where nothing moves. Where the device has no room for that
+ * it may have room for one.
+ */
+Test(graph, pieces_fill_the_device_to_the_last_page)
+{
+    enum { CUT = 300, LEFT = 7, MOST = 500 };
+    needs_simulator();
+    struct setup setup = graph_setup();
+    struct world w;
+    CUdeviceptr p[MOST];
+    int n = 0;
+    vpmm_status status = VPMM_SUCCESS;
+    world_open(&w, &setup);
+    CUstream s = world_stream(&w);
+    while (n < CUT)
+        p[n++] = take_bytes(&w, PAGE / 2, s);
+    for (size_t rest; (rest = device_free(&w) / PAGE) > LEFT;)
+        p[n++] = take(&w, rest - LEFT > 128 ? 128 : rest - LEFT, s);
+    while (n < MOST && (status = vpmm_malloc(w.pool, PAGE / 2, s, &p[n])) == VPMM_SUCCESS)
+        n++;
+    cr_expect_eq(status, VPMM_ERROR_OUT_OF_MEMORY);
+    cr_expect_lt(device_free(&w), PAGE, "%zu bytes of the device are left", device_free(&w));
+    while (n)
+        give(&w, p[--n], s);
+    world_close(&w);
+}
+
 /* ---- the end ---- */
 
 Test(graph, its_end_waits_for_the_device_and_gives_all_back)
