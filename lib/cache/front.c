@@ -505,6 +505,12 @@ static bool reserve_slot(struct front *front, uint32_t slot)
     return true;
 }
 
+/* By which a hit finds the stream's caches: of the legacy stream's two names one, whichever the pool met it by. */
+static CUstream handle_of_caches(const struct stream *stream)
+{
+    return handle_is_legacy(stream->handle) ? NULL : stream->handle;
+}
+
 /* The thread is counted among the stream's users, and the stream is active: the record cannot be taken away meanwhile.
  */
 static struct cache *attach(struct front *front, struct stream *stream)
@@ -523,7 +529,7 @@ static struct cache *attach(struct front *front, struct stream *stream)
     cache->is_attached = true;
     cache->slot = stream->slot;
     store_sc_ptr(&cache->stream, stream); /* before anything is noted: see cache_flush */
-    store_sc_ptr(&cache->handle, stream->handle);
+    store_sc_ptr(&cache->handle, handle_of_caches(stream));
     struct streams *streams = front->fronts->space->streams;
     lock_take(&streams->lock);
     link_to_stream(cache);
@@ -547,7 +553,7 @@ struct cache *front_cache(struct fronts *fronts, struct stream *stream)
         cache = attach(front, stream);
     vpmm_assert(!cache || (cache->front == front && cache->is_attached && cache->slot == stream->slot));
     if (cache)
-        *front_recent(front, stream->handle) = cache;
+        *front_recent(front, handle_of_caches(stream)) = cache;
     return cache;
 }
 

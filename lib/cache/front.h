@@ -77,7 +77,7 @@ enum cached { CACHED_REGIONS, CACHED_SLICES, CACHED_KINDS };
  * What a pair of a thread and a stream costs while it is quiet: this for pages, as much for subpages, 128 B for slices.
  */
 struct cache {
-    _Alignas(64) _Atomic(void *) handle; /* CUstream; CACHE_CLOSED: not to be filled any more */
+    _Alignas(64) _Atomic(void *) handle; /* CUstream, of the legacy one 0; CACHE_CLOSED: not to be filled any more */
     _Atomic(void *) stream;              /* the record that it is attached to; NULL: none, or it was released */
     union {                              /* the owner's copies of the stream's, as are the next three: */
         unsigned long long id;           /* its id, */

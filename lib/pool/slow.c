@@ -12,6 +12,10 @@
 
 #include <inttypes.h>
 
+/* As in hit.c. */
+#undef vpmm_malloc
+#undef vpmm_free
+
 /* ---- malloc ---- */
 
 bool slow_malloc_cached(struct vpmm_pool *pool, size_t bytes, struct cache *cache, CUdeviceptr *out)
@@ -203,8 +207,11 @@ static vpmm_status malloc_by_tiers(vpmm_pool *pool, size_t bytes, CUstream handl
     return status;
 }
 
+/* The legacy stream has two names, and its caches are found by the other one. So it is with a free. */
 vpmm_status slow_malloc(vpmm_pool *pool, size_t bytes, CUstream handle, CUdeviceptr *out)
 {
+    if (handle == CU_STREAM_LEGACY)
+        return vpmm_malloc(pool, bytes, NULL, out);
     return answer(pool, malloc_by_tiers(pool, bytes, handle, out, NULL));
 }
 
@@ -278,6 +285,8 @@ static vpmm_status free_checked(vpmm_pool *pool, CUdeviceptr address, CUstream h
 
 vpmm_status slow_free(vpmm_pool *pool, CUdeviceptr address, CUstream handle)
 {
+    if (handle == CU_STREAM_LEGACY)
+        return vpmm_free(pool, address, NULL);
     return answer(pool, without_shortage(free_checked(pool, address, handle, NULL)));
 }
 

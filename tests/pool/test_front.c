@@ -1361,6 +1361,40 @@ Test(front, a_checked_hit_asks_for_the_stream_s_id_once)
     driver_calls_of_hits(VPMM_STREAMS_CHECKED, 1);
 }
 
+/* One stream, and whichever name the pool meets first, the other one hits too; pages and pieces. */
+static void both_names_hit(CUstream first, CUstream second)
+{
+    enum { PAIRS = 1000 };
+    static const size_t lengths[] = {2 * PAGE, 100 << 10, 1000};
+    struct world w;
+    open_cached(&w);
+    for (size_t k = 0; k < sizeof lengths / sizeof lengths[0]; k++) {
+        CUstream name[] = {first, second};
+        CUdeviceptr p = take_bytes(&w, lengths[k], first);
+        give(&w, p, first);
+        for (int i = 0; i < 2; i++) {
+            uint64_t hits_before = hits(&w), frees = stats_of(&w).frees_cache, calls = stats_of(&w).driver_calls;
+            for (int n = 0; n < PAIRS; n++) {
+                require(take_bytes(&w, lengths[k], name[i]) == p, "%zu bytes: another place", lengths[k]);
+                give(&w, p, name[i]);
+            }
+            cr_expect_eq(hits(&w) - hits_before, PAIRS, "%zu bytes, name %d", lengths[k], i);
+            cr_expect_eq(stats_of(&w).frees_cache - frees, PAIRS, "%zu bytes, name %d", lengths[k], i);
+            cr_expect_eq(stats_of(&w).driver_calls, calls, "%zu bytes, name %d", lengths[k], i);
+        }
+    }
+    must_work(vpmm_stream_release(w.pool, second));
+    cr_expect_eq(cached_pages(&w), 0);
+    world_audit(&w);
+    world_close(&w);
+}
+
+Test(front, the_legacy_stream_is_hit_by_both_its_names)
+{
+    both_names_hit(NULL, CU_STREAM_LEGACY);
+    both_names_hit(CU_STREAM_LEGACY, NULL);
+}
+
 Test(front, the_calls_of_hits_are_told)
 {
     needs_simulator();
