@@ -6,7 +6,7 @@
  * allowed. A later failure replaces it; success does not clear it. vpmm_error_set() is the same for other libraries.
  *
  * The buffer is on the heap, from a thread's first failure to its end, which is known by a pthread key: thread-local
- * storage is scarce where a library is loaded late, so what this one has of it is held to 256 bytes in all. Where there
+ * storage is scarce where a library is loaded late, so what this one has of it is held to 384 bytes in all. Where there
  * is no memory for the buffer the words are lost, and the status stands; the thread's next failure tries again. In a
  * process that had no key left at its first failure the first 64 threads that fail have words, and no others.
  */

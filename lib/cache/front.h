@@ -65,7 +65,11 @@
 enum {
     CACHE_BINS = 64,   /* of regions */
     FRONT_RECENT = 64, /* caches found by handle without a search */
-    FRONT_POOLS = 8,   /* spaces of pools, two a pool, that a thread finds its front of without a search */
+    /*
+     * Spaces of pools, two a pool, that a thread finds its front of without a search: of eight GPUs' pools no two share
+     * a place. More would take more of the thread-local storage that is left for libraries loaded late.
+     */
+    FRONT_POOLS = 16,
     FRONT_IDLE_US = 10000,
     CACHES_MAX = 1 << 20, /* of a space's fronts */
     STREAM_NEIGHBOURS = 8,

@@ -18,7 +18,7 @@
 #include <vpmm/sim.h>
 #include <vpmm/vpmm.h>
 
-enum { OLD_THREADS = 64, NEW_THREADS = 64, THREADS = OLD_THREADS + NEW_THREADS, TLS_BYTES = 256 };
+enum { OLD_THREADS = 64, NEW_THREADS = 64, THREADS = OLD_THREADS + NEW_THREADS, TLS_BYTES = 384 };
 
 #define CHILD "VPMM_TEST_CHILD"
 

@@ -801,6 +801,37 @@ Test(front, pools_in_turn_are_hit_whatever_came_between)
     world_close(&w);
 }
 
+/* A pool for each GPU of a host: a thread finds its front of each without a search, whichever it used before. */
+Test(front, as_many_pools_as_a_host_has_gpus_are_hit_in_turn)
+{
+    needs_simulator();
+    enum { POOLS = 8 };
+    struct setup setup = cached(CACHE);
+    struct world w;
+    vpmm_pool *pool[POOLS];
+    world_open(&w, &setup);
+    setup.pool.driver = w.driver;
+    CUstream s = world_stream(&w);
+    uint64_t hit = 0;
+    pool[0] = w.pool;
+    for (int i = 0; i < POOLS; i++) {
+        if (i)
+            must_work(vpmm_pool_create(&setup.pool, &pool[i]));
+        calls_of_a_pair(&w, pool[i], s);
+        hit = calls_of_a_pair(&w, pool[i], s);
+    }
+    for (int i = 0; i < POOLS; i++)
+        for (int k = 0; k < i; k++)
+            for (int turn = 0; turn < 4; turn++)
+                require(calls_of_a_pair(&w, pool[turn % 2 ? i : k], s) == hit, "pools %d and %d: not a hit", k, i);
+    for (int i = 1; i < POOLS; i++) {
+        must_work(vpmm_stream_release(pool[i], s));
+        must_work(vpmm_pool_destroy(pool[i]));
+    }
+    w.pool = pool[0];
+    world_close(&w);
+}
+
 /* --- neighbours -----------------------------------------------------------------------------------------------------
  */
 
