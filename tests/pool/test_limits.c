@@ -696,6 +696,113 @@ Test(limits, initial_pages_above_the_device_s_memory)
     refused_setting(&setup, VPMM_ERROR_OUT_OF_MEMORY, "VPMM_PAGES");
 }
 
+/* ---- a request fails when nothing can be had for it, and not before ---- */
+
+static CUmemGenericAllocationHandle others_handle(struct world *w, size_t pages)
+{
+    CUmemAllocationProp prop = {.type = CU_MEM_ALLOCATION_TYPE_PINNED,
+                                .location = {.type = CU_MEM_LOCATION_TYPE_DEVICE, .id = w->device}};
+    CUmemGenericAllocationHandle handle;
+    cr_assert_eq(w->driver->cuMemCreate(&handle, pages * PAGE, &prop, 0), CUDA_SUCCESS);
+    return handle;
+}
+
+static size_t free_pages(struct world *w)
+{
+    size_t bytes, total;
+    cr_assert_eq(w->driver->cuMemGetInfo(&bytes, &total), CUDA_SUCCESS);
+    return bytes / PAGE;
+}
+
+/* [1][-3][*16][-32][1]: what is stuck before the hole can grow when the handles behind it are out of the way. */
+Test(limits, handles_in_the_way_go_back_where_that_serves_the_request)
+{
+    enum { STUCK = 3, HOLE = 16, WHOLE = 32, LEFT = 3, MOST = STUCK + WHOLE + LEFT };
+    needs_simulator();
+    struct setup setup = setup_default();
+    struct world w;
+    CUdeviceptr q;
+    world_open(&w, &setup);
+    CUstream s = world_stream(&w);
+    CUdeviceptr partly = take(&w, 1 + STUCK, s), hole = take(&w, HOLE, s), whole = take(&w, WHOLE, s);
+    CUdeviceptr last = take(&w, 1, s);
+    give(&w, hole, s);
+    world_drain(&w);
+    must_work(vpmm_trim(w.pool, 0, NULL));
+    give(&w, partly, s);
+    cr_assert_eq(take(&w, 1, s), partly);
+    give(&w, whole, s);
+    world_drain(&w);
+    cr_assert_str_eq(layout(&w), "[1][-3][*16][-32][1]");
+    CUmemGenericAllocationHandle handle = others_handle(&w, free_pages(&w) - LEFT);
+
+    uint64_t released = stats_of(&w).extents_released;
+    must_fail(VPMM_ERROR_OUT_OF_MEMORY, vpmm_malloc(w.pool, (MOST + 1) * PAGE, s, &q));
+    cr_expect_eq(stats_of(&w).extents_released, released, "handles went back in vain");
+    cr_expect_str_eq(layout(&w), "[1][-3][*16][-32][1]");
+    CUdeviceptr p = take(&w, MOST, s);
+    cr_expect_eq(p, partly + PAGE);
+    fill(&w, p, MOST, 1, s);
+    expect_later(&w, p, MOST, 1, s);
+    give(&w, p, s);
+    give(&w, partly, s);
+    give(&w, last, s);
+    cr_expect_eq(w.driver->cuMemRelease(handle), CUDA_SUCCESS);
+    world_close(&w);
+}
+
+/* Blocks of many lengths come and go on a device that others have filled but for this pool's part. */
+static void a_shortage_stays_one(uint32_t seed, bool pieces)
+{
+    enum { BLOCKS = 400, STEPS = 1500, OTHERS = 7168 };
+    static CUdeviceptr at[BLOCKS];
+    struct setup setup = setup_default();
+    struct world w;
+    setup.sim.stepped = setup.sim.detect_races = false;
+    world_open(&w, &setup);
+    CUstream s = world_stream(&w);
+    CUmemGenericAllocationHandle handle = others_handle(&w, OTHERS + seed * 37 % 300);
+    int shortages = 0;
+    for (int i = 0; i < STEPS; i++) {
+        seed = seed * 1664525 + 1013904223;
+        int k = (int)(seed >> 8) % BLOCKS;
+        if (at[k]) {
+            give(&w, at[k], s);
+            at[k] = 0;
+            continue;
+        }
+        seed = seed * 1664525 + 1013904223;
+        size_t bytes = (1 + (seed >> 8) % (seed >> 28 ? 40 : 200)) * PAGE;
+        if (pieces && seed >> 31)
+            bytes = (1 + (seed >> 8) % 2000) << 10;
+        vpmm_status status = vpmm_malloc(w.pool, bytes, s, &at[k]);
+        require(status == VPMM_SUCCESS || status == VPMM_ERROR_OUT_OF_MEMORY, "%s", vpmm_last_error());
+        if (status == VPMM_SUCCESS)
+            continue;
+        shortages++;
+        must_work(vpmm_trim(w.pool, 0, NULL));
+        require(vpmm_malloc(w.pool, bytes, s, &at[k]) == VPMM_ERROR_OUT_OF_MEMORY,
+                "step %d: %zu bytes were refused, and are there after a trim", i, bytes);
+        at[k] = 0;
+    }
+    cr_expect_gt(shortages, 100);
+    for (int k = 0; k < BLOCKS; k++) {
+        if (at[k])
+            give(&w, at[k], s);
+        at[k] = 0;
+    }
+    cr_expect_eq(w.driver->cuMemRelease(handle), CUDA_SUCCESS);
+    world_audit(&w);
+    world_close(&w);
+}
+
+Test(limits, what_is_refused_is_refused_after_a_trim, .timeout = 120)
+{
+    needs_simulator();
+    for (uint32_t seed = 1; seed <= 12; seed++)
+        a_shortage_stays_one(seed, seed % 2);
+}
+
 static bool blames_others(void)
 {
     return strstr(vpmm_last_error(), "others hold the rest") != NULL;
@@ -719,8 +826,9 @@ Test(limits, a_shortage_blames_others_for_what_they_hold)
     must_work(vpmm_pool_create(&capped, &other));
     must_fail(VPMM_ERROR_OUT_OF_MEMORY, vpmm_malloc(other, 20 * PAGE, s, &q));
     cr_expect(blames_others() && strstr(vpmm_last_error(), "where 29360128 are free:"), "%s", vpmm_last_error());
-    vpmm_sim_fail(w.sim, "cuMemGetInfo", 1, CUDA_ERROR_INVALID_VALUE, false);
+    vpmm_sim_fail(w.sim, "cuMemGetInfo", 1, CUDA_ERROR_INVALID_VALUE, true);
     must_fail(VPMM_ERROR_OUT_OF_MEMORY, vpmm_malloc(other, 20 * PAGE, s, &q));
+    vpmm_sim_fail(w.sim, "cuMemGetInfo", 0, CUDA_SUCCESS, false);
     cr_expect(blames_others() && !strstr(vpmm_last_error(), "are free"), "%s", vpmm_last_error());
     must_fail(VPMM_ERROR_OUT_OF_MEMORY, vpmm_malloc(other, 33 * PAGE, s, &q));
     cr_expect(!blames_others(), "%s", vpmm_last_error());

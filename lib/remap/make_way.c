@@ -1,0 +1,96 @@
+#include "remap/make_way.h"
+
+#include "base/lock.h"
+#include "remap/build.h"
+#include "remap/pass.h"
+#include "remap/view.h"
+
+/* A look at the free runs, in ascending order. */
+struct look {
+    uint64_t pages, creatable; /* what is asked for, and what could be made for it */
+    uint64_t before, stuck;    /* the latest stuck pages, 0: none yet, and the gap before them */
+    uint64_t gap;              /* what follows them so far */
+    bool fits;
+};
+
+/* The gap has ended. Pages fit that are made beside the stuck ones, or in the gap alone. */
+static void end_gap(struct look *look)
+{
+    uint64_t room = look->gap > look->before ? look->gap : look->before;
+    uint64_t missing = look->pages > look->stuck ? look->pages - look->stuck : 0;
+    look->fits |= missing <= room && missing <= look->creatable;
+}
+
+static void meet_stuck(struct look *look, uint64_t pages)
+{
+    if (!pages)
+        return;
+    end_gap(look);
+    look->before = look->gap;
+    look->stuck = pages;
+    look->gap = 0;
+}
+
+static void meet_run(struct look *look, const struct view *view, const struct policy_run *run)
+{
+    uint64_t page = run->page;
+    for (uint32_t i = run->first_extent; i < run->first_extent + run->extents; i++) {
+        meet_stuck(look, view->extent[i].page - page);
+        look->gap += view->extent[i].pages;
+        page = view->extent[i].page + view->extent[i].pages;
+    }
+    meet_stuck(look, run->page + run->pages - page);
+    look->gap += run->hole_after;
+}
+
+static uint64_t free_handles(const struct view *view)
+{
+    uint64_t pages = 0;
+    for (size_t i = 0; i < view->extents; i++)
+        pages += view->extent[i].pages;
+    return pages;
+}
+
+/* Whether the request fits when every handle of the view is a hole, and the device has its memory. */
+static bool fits_then(const struct view *view, uint64_t pages, uint64_t creatable)
+{
+    struct look look = {.pages = pages, .creatable = creatable};
+    uint64_t end = UINT64_MAX; /* of the run before, with the hole behind it */
+    for (size_t i = 0; i < view->holes; i++)
+        look.fits |= view->hole[i].pages >= pages && creatable >= pages;
+    for (size_t i = 0; i < view->runs && !look.fits; i++) {
+        const struct policy_run *run = &view->run[i];
+        if (run->page != end) {
+            end_gap(&look);
+            look.before = look.stuck = 0;
+            look.gap = run->hole_before;
+        }
+        meet_run(&look, view, run);
+        end = run->page + run->pages + run->hole_after;
+    }
+    end_gap(&look);
+    return look.fits;
+}
+
+/* No host memory to look is no reason to give anything back. */
+static bool helps(struct arena *arena, uint64_t pages, struct device_room room)
+{
+    struct view *view = arena->view;
+    bool fits = false;
+    lock_take(&arena->plan_lock);
+    if (view_make(view, arena, NULL, VIEW_PASSED, true, UINT64_MAX) && view->extents)
+        fits = fits_then(view, pages, build_creatable(arena, room) + free_handles(view));
+    pthread_mutex_unlock(&arena->plan_lock);
+    return fits;
+}
+
+bool make_way(struct arena *arena, uint64_t pages, struct device_room room)
+{
+    struct device_scope scope;
+    uint64_t released = 0;
+    if (!helps(arena, pages, room) || device_enter(arena->device, &scope) != VPMM_SUCCESS)
+        return false;
+    pass_release(arena, 0, &released);
+    device_leave(arena->device, &scope);
+    return released > 0;
+}
