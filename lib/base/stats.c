@@ -233,8 +233,8 @@ static uint64_t seen_by(const struct stats *stats, struct stats_part *part, enum
 
 /*
  * Of the room below the peak that one thread's tallies share, what this one may have. What another may still rise to
- * its mark is taken off, which is at most an equal share: its mark is lowered to that. So they never rise above the peak
- * together with no look.
+ * its mark is taken off, which is at most an equal share: its mark is lowered to that. So they never rise above the
+ * peak together with no look.
  */
 static uint64_t room_beside_others(struct stats *stats, const struct stats_tally *own, enum peak which, uint64_t room)
 {

@@ -31,8 +31,8 @@
  *
  * whatever is handed from thread to thread: the tally of one then rises, and that of the other falls, without end, but
  * each tells of it. A thread that has ended leaves its tally, with what is untold in it, to the next one. The call that
- * a thread is in adds its request to its slack. Where one thread allocates a look adds all parts up, and its tallies, of
- * pages and of pieces, share the room below the peak: what they may rise to their marks is together no more. So both
+ * a thread is in adds its request to its slack. Where one thread allocates a look adds all parts up, and its tallies,
+ * of pages and of pieces, share the room below the peak: what they may rise to their marks is together no more. So both
  * peaks are exact. Only rising is looked at in requested_bytes: where several threads allocate, and what is live is
  * replaced by what is as long and was asked for as less, the peak may be higher than (3) by what rounding adds to that.
  *

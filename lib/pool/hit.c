@@ -14,8 +14,8 @@
  *                                               └─ any other ─────────────────┘                       └─ none ──> subpages
  *
  * Whatever is not served so goes to slow_malloc or slow_free, or to slow_..._past if whose stream it is was seen on the
- * way (slow.h): they check the arguments. Those that name CU_STREAM_LEGACY begin here once more with stream 0, so that a
- * hit need not know two names.
+ * way (slow.h): they check the arguments. Those that name CU_STREAM_LEGACY begin here once more with stream 0, so that
+ * a hit need not know two names.
  *
  * Every call that leaves one of these functions stands in tail position, what a hit needs is inlined, and what is
  * seldom needed is not: so a hit calls nothing, saves few registers, and is one function to the processor. (On aarch64

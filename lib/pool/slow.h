@@ -10,8 +10,8 @@
 #include "pool/pool.h"
 
 /*
- * vpmm_malloc, vpmm_free and vpmm_use, whatever the arguments are. A failure is counted, and said in words. What is asked
- * for on CU_STREAM_LEGACY begins anew on stream 0, by which the thread's caches of it are found.
+ * vpmm_malloc, vpmm_free and vpmm_use, whatever the arguments are. A failure is counted, and said in words. A malloc
+ * or free on CU_STREAM_LEGACY begins anew on stream 0, by which the thread's caches of it are found.
  */
 vpmm_status slow_malloc(struct vpmm_pool *, size_t bytes, CUstream, CUdeviceptr *);
 vpmm_status slow_free(struct vpmm_pool *, CUdeviceptr, CUstream);
