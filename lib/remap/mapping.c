@@ -2,6 +2,16 @@
 
 #include "base/clock.h"
 
+/* What the driver answers to a call that changes mappings. Those who wait for a builder see it under way (turn.h). */
+#define CALL(arena, function, ...)                                                                                     \
+    (turn_call_begins(&(arena)->turn), call_has_ended(arena, device_call((arena)->device, function, __VA_ARGS__)))
+
+static CUresult call_has_ended(struct arena *arena, CUresult result)
+{
+    turn_call_ends(&arena->turn);
+    return result;
+}
+
 static size_t bytes_of(const struct arena *arena, uint64_t pages)
 {
     return (size_t)pages << arena->space.units.unit_shift;
@@ -27,7 +37,7 @@ static bool refuses_property(CUresult result)
 static CUresult try_create(struct arena *arena, struct extent *extent, bool exportable, bool rdma)
 {
     CUmemAllocationProp prop = properties(arena, exportable, rdma);
-    return device_call(arena->device, cuMemCreate, &extent->handle, bytes_of(arena, extent->pages), &prop, 0);
+    return CALL(arena, cuMemCreate, &extent->handle, bytes_of(arena, extent->pages), &prop, 0);
 }
 
 /*
@@ -58,26 +68,26 @@ CUresult mapping_map(struct arena *arena, uint64_t page, const struct extent *ex
     for (int i = 0; result == CUDA_ERROR_UNKNOWN && i < (load_relaxed_u32(&arena->rdma) ? TRIES : 1); i++) {
         if (i)
             clock_spin_ns(PAUSE_NS);
-        result = device_call(arena->device, cuMemMap, unit_address(&arena->space.units, page),
-                             bytes_of(arena, extent->pages), 0, extent->handle, 0);
+        result = CALL(arena, cuMemMap, unit_address(&arena->space.units, page), bytes_of(arena, extent->pages), 0,
+                      extent->handle, 0);
     }
     return result;
 }
 
 CUresult mapping_allow(struct arena *arena, uint64_t page, uint64_t pages, const struct access_list *list)
 {
-    return device_call(arena->device, cuMemSetAccess, unit_address(&arena->space.units, page), bytes_of(arena, pages),
-                       list->device, list->devices);
+    return CALL(arena, cuMemSetAccess, unit_address(&arena->space.units, page), bytes_of(arena, pages), list->device,
+                list->devices);
 }
 
 CUresult mapping_unmap(struct arena *arena, uint64_t page, uint64_t pages)
 {
-    return device_call(arena->device, cuMemUnmap, unit_address(&arena->space.units, page), bytes_of(arena, pages));
+    return CALL(arena, cuMemUnmap, unit_address(&arena->space.units, page), bytes_of(arena, pages));
 }
 
 CUresult mapping_release(struct arena *arena, struct extent *extent)
 {
-    CUresult result = device_call(arena->device, cuMemRelease, extent->handle);
+    CUresult result = CALL(arena, cuMemRelease, extent->handle);
     if (result == CUDA_ERROR_INVALID_VALUE && extent->release_refused)
         result = CUDA_SUCCESS;
     extent->release_refused = result != CUDA_SUCCESS;

@@ -79,7 +79,8 @@ static void prepare_to_wait(struct turn *turn, struct turn_place *place, uint64_
     place->at = at;
     pthread_mutex_unlock(&turn->lock);
     place->ended = load_relaxed_u64(&turn->ended);
-    place->since = clock_now_ns();
+    place->called = load_relaxed_u64(&turn->called);
+    place->since = place->moved = clock_now_ns();
 }
 
 bool turn_enter(struct turn *turn, struct turn_place *place, struct turn_request request)
@@ -111,24 +112,40 @@ void turn_read(const struct turn *turn, struct turn_place *place)
     place->seen = await_read(turn->await, place->at);
 }
 
+/* Whether a call was under way at this look, or has ended since the one before: both counts are hints. */
+static bool driver_moves(const struct turn *turn, struct turn_place *place)
+{
+    uint64_t called = load_relaxed_u64(&turn->called), before = place->called;
+    place->called = called;
+    return called != before || load_relaxed_u64(&turn->calls) != called;
+}
+
+static uint64_t until(uint64_t since_ns, uint64_t most_ns, uint64_t now_ns)
+{
+    return now_ns - since_ns < most_ns ? since_ns + most_ns - now_ns : 0;
+}
+
 /*
- * The patience begins again whenever the turn has changed hands. When one waiter's ends, it ends for all who wait for
- * that holder: each would only find out the same for itself. Who gives memory back takes turns as often as it has
- * extents, and would lose its patience each time.
+ * The patience begins again whenever the turn has changed hands, and while the driver is called. When one waiter's ends,
+ * it ends for all who wait for that holder: each would only find out the same for itself. Who gives memory back takes
+ * turns as often as it has extents, and would lose its patience each time.
  */
 static uint64_t patience_left(struct turn *turn, struct turn_place *place)
 {
     uint64_t now = clock_now_ns(), ended = load_relaxed_u64(&turn->ended);
-    if (ended != place->ended) {
+    bool is_another = ended != place->ended;
+    if (driver_moves(turn, place) || is_another)
+        place->moved = now;
+    if (is_another) {
         place->ended = ended;
         place->since = now;
     }
-    bool is_over = now - place->since >= TURN_PATIENCE_NS;
-    if (is_over) /* who is late may say the same of an earlier turn in its place: it ends for fewer then */
+    uint64_t left = until(place->moved, TURN_PATIENCE_NS, now), longest = until(place->since, TURN_LONGEST_NS, now);
+    if (!left || !longest) /* who is late may say the same of an earlier turn in its place: it ends for fewer then */
         store_relaxed_u64(&turn->outlasted, ended + 1);
-    if (is_over || load_relaxed_u64(&turn->outlasted) == ended + 1)
+    if (!left || !longest || load_relaxed_u64(&turn->outlasted) == ended + 1)
         return 0;
-    return place->since + TURN_PATIENCE_NS - now;
+    return left < longest ? left : longest;
 }
 
 static bool sleep_until_news(struct turn *turn, struct turn_place *place)

@@ -1026,7 +1026,7 @@ Test(builders, the_others_build_beside_one_that_stands_still, .timeout = 60)
     start_and_park(&first, &w, s, 3);
     uint64_t begin = clock_now_ns();
     CUdeviceptr p = take(&w, 2, s);
-    cr_expect_geq(clock_now_ns() - begin, TURN_PATIENCE_NS, "nobody was waited for");
+    cr_expect_geq(clock_now_ns() - begin, TURN_LONGEST_NS, "the call that it is in was not waited for");
     give(&w, p, s);
     world_drain(&w);
     must_work(vpmm_trim(w.pool, 0, NULL));

@@ -217,12 +217,19 @@ Test(turn, who_has_waited_too_long_goes_beside, .timeout = 60)
     close_queue();
 }
 
+/* The last that was seen of the driver is twice as long ago as anybody waits beside that. */
+static void wait_for_the_driver(struct turn_place *place)
+{
+    place->moved = clock_now_ns() - 2 * TURN_PATIENCE_NS;
+    turn_read(&all.turn, place);
+    await_wake(&all.await, place->at); /* it need not sleep here */
+}
+
 /* Twice as long ago as anybody waits for one holder. */
 static void wait_long(struct turn_place *place)
 {
-    place->since = clock_now_ns() - 2 * TURN_PATIENCE_NS;
-    turn_read(&all.turn, place);
-    await_wake(&all.await, place->at); /* it need not sleep here */
+    place->since = clock_now_ns() - 2 * TURN_LONGEST_NS;
+    wait_for_the_driver(place);
 }
 
 /* A thread that does not run for as long as the patience lasts finds it at its end: then this is tried again. */
@@ -279,6 +286,44 @@ static bool waits_for_the_next_turn(void)
 Test(turn, the_patience_begins_again_with_each_turn)
 {
     cr_expect(holds_undisturbed(waits_for_the_next_turn), "the patience does not begin again");
+}
+
+/* While the driver is called, and once more when a call has ended. */
+static bool who_sees_calls_waits(void)
+{
+    struct turn_place place[2];
+    open_queue();
+    enter_all(place, 2);
+    turn_call_begins(&all.turn);
+    wait_for_the_driver(&place[1]);
+    bool waits = turn_wait(&all.turn, &place[1]) == TURN_LOOK;
+    turn_call_ends(&all.turn);
+    wait_for_the_driver(&place[1]);
+    waits &= turn_wait(&all.turn, &place[1]) == TURN_LOOK;
+    wait_for_the_driver(&place[1]);
+    cr_expect_eq(turn_wait(&all.turn, &place[1]), TURN_OVERDUE, "a call that has ended is waited for");
+    turn_leave(&all.turn, &place[1]);
+    turn_leave(&all.turn, &place[0]);
+    close_queue();
+    return waits;
+}
+
+Test(turn, a_holder_is_waited_for_while_the_driver_is_called)
+{
+    cr_expect(holds_undisturbed(who_sees_calls_waits), "a call of the driver's is not waited for");
+}
+
+Test(turn, no_call_is_waited_for_for_ever)
+{
+    struct turn_place place[2];
+    open_queue();
+    enter_all(place, 2);
+    turn_call_begins(&all.turn);
+    wait_long(&place[1]);
+    cr_expect_eq(turn_wait(&all.turn, &place[1]), TURN_OVERDUE, "the patience does not end");
+    turn_leave(&all.turn, &place[1]);
+    turn_leave(&all.turn, &place[0]);
+    close_queue();
 }
 
 /* What one has found out, the next one knows, until that holder has left. */
