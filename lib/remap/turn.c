@@ -126,9 +126,9 @@ static uint64_t until(uint64_t since_ns, uint64_t most_ns, uint64_t now_ns)
 }
 
 /*
- * The patience begins again whenever the turn has changed hands, and while the driver is called. When one waiter's ends,
- * it ends for all who wait for that holder: each would only find out the same for itself. Who gives memory back takes
- * turns as often as it has extents, and would lose its patience each time.
+ * The patience begins again whenever the turn has changed hands, and while the driver is called. When one waiter's
+ * ends, it ends for all who wait for that holder: each would only find out the same for itself. Who gives memory back
+ * takes turns as often as it has extents, and would lose its patience each time.
  */
 static uint64_t patience_left(struct turn *turn, struct turn_place *place)
 {

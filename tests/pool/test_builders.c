@@ -405,7 +405,7 @@ Test(builders, who_waits_on_the_host_for_memory_is_not_in_the_queue, .timeout = 
     close_builders(&w);
 }
 
-/* What it does not need of the memory that it waits for is free meanwhile, and so is the turn, in which it was found. */
+/* What it does not need of the memory that it waits for is free meanwhile, and so is the turn in which it was found. */
 Test(builders, who_waits_on_the_host_holds_no_more_than_it_asked_for, .timeout = 60)
 {
     enum { ALL = 16 };
