@@ -38,6 +38,7 @@ static const char help[] =
     "  --pace           follow the traces' times; without it there is next to no time between the calls\n"
     "  --default-stream each trace's first stream is the default stream, one for all threads\n"
     "  --lag US         the GPU is so many microseconds behind the host (default 0)\n"
+    "  --stall US       the driver serves others for so long in each 300th call that changes mappings (default 0)\n"
     "  --shift US       each thread begins so much later than the one before (default 0)\n"
     "  --seed N         of the little time between a thread's calls (default 1)\n"
     "  --json FILE|-    one object per pass, in an array, to FILE or to standard output (the table then goes to\n"
@@ -424,7 +425,8 @@ static bool open_gpu(void)
     if (!gpu_open(&run.gpu, &(gpu_options){.sim = &sim}))
         return false;
     virtual_begin();
-    run.gpu.driver = virtual_driver_open(run.gpu.sim, run.options->lag_us * 1000, note_create);
+    run.gpu.driver =
+        virtual_driver_open(run.gpu.sim, run.options->lag_us * 1000, run.options->stall_us * 1000, note_create);
     return true;
 }
 
@@ -491,6 +493,7 @@ static const struct option long_options[] = {
     {"scale", required_argument, NULL, 's'},
     {"lag", required_argument, NULL, 'l'},
     {"min-bytes", required_argument, NULL, 'm'},
+    {"stall", required_argument, NULL, 'w'},
     {"shift", required_argument, NULL, 'f'},
     {"seed", required_argument, NULL, 'S'},
     {"json", required_argument, NULL, 'j'},
@@ -514,6 +517,8 @@ static bool take_option(int option, virtual_options *o)
         return option_number("lag", optarg, 0, LONGEST_US, &o->lag_us);
     case 'm':
         return option_number("min-bytes", optarg, 0, TRACE_MAX_BYTES, &o->min_bytes);
+    case 'w':
+        return option_number("stall", optarg, 0, LONGEST_US, &o->stall_us);
     case 'f':
         return option_number("shift", optarg, 0, LONGEST_US, &o->shift_us);
     case 'S':

@@ -71,7 +71,7 @@ typedef struct virtual_account {
 } virtual_account;
 
 /* The table; the program's only one. `creates` is called before each cuMemCreate by a thread that has an account. */
-const vpmm_driver *virtual_driver_open(vpmm_sim *, uint64_t lag_ns, void (*creates)(void));
+const vpmm_driver *virtual_driver_open(vpmm_sim *, uint64_t lag_ns, uint64_t stall_ns, void (*creates)(void));
 void virtual_driver_close(void);
 
 /* Where the calling thread's calls are counted from now on. Threads that have none are counted together: background. */
@@ -97,7 +97,7 @@ virtual_census virtual_census_take(const vpmm_pool *);
 typedef struct virtual_options {
     unsigned threads, passes;
     double scale;
-    uint64_t min_bytes, lag_us, shift_us, seed;
+    uint64_t min_bytes, lag_us, stall_us, shift_us, seed;
     bool pace, default_stream;
     const char *json; /* NULL: none; "-": standard output */
 } virtual_options;

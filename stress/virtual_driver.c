@@ -52,12 +52,17 @@ struct place {
 
 enum { PLACES_SHIFT = 18, PLACES = 1 << PLACES_SHIFT, QUEUE_START = 1024 }; /* 256 threads of 256 streams, and events */
 
+/* Other processes have the driver meanwhile. */
+enum { MAPS_A_STALL = 300 };
+
 static struct {
     vpmm_sim *sim;
     const vpmm_driver *real;
     vpmm_driver table;
-    uint64_t lag_ns, free_ns; /* when the driver's lock is free */
-    uint64_t all_ns;          /* when everything that is queued will have run */
+    uint64_t lag_ns, stall_ns;
+    uint64_t maps;    /* calls that change mappings */
+    uint64_t free_ns; /* when the driver's lock is free */
+    uint64_t all_ns;  /* when everything that is queued will have run */
     void (*creates)(void);
     virtual_account background;
     struct place streams[PLACES], events[PLACES];
@@ -186,6 +191,8 @@ static void after(const struct call *call)
         return;
     }
     note_call(call, ns);
+    if (++d.maps % MAPS_A_STALL == 0)
+        ns += d.stall_ns;
     d.free_ns = (d.free_ns > now ? d.free_ns : now) + ns;
     virtual_spend(d.free_ns - now);
 }
@@ -218,12 +225,13 @@ TIMED_CALL(synchronize_stream, ENTRY_cuStreamSynchronize, cuStreamSynchronize, (
            .stream = stream)
 TIMED_CALL(synchronize_event, ENTRY_cuEventSynchronize, cuEventSynchronize, (CUevent event), (event), .event = event)
 
-const vpmm_driver *virtual_driver_open(vpmm_sim *sim, uint64_t lag_ns, void (*creates)(void))
+const vpmm_driver *virtual_driver_open(vpmm_sim *sim, uint64_t lag_ns, uint64_t stall_ns, void (*creates)(void))
 {
     memset(&d, 0, sizeof d);
     d.sim = sim;
     d.real = vpmm_sim_driver(sim);
     d.lag_ns = lag_ns;
+    d.stall_ns = stall_ns;
     d.creates = creates;
     d.table = (vpmm_driver){.size = sizeof d.table,
 #define ROW(name, version, parameters, arguments) .name = timed_##name,

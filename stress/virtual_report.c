@@ -88,9 +88,10 @@ bool virtual_report_open(virtual_report *report, const virtual_options *o, const
     }
     if (report->json)
         fprintf(report->json, "[");
-    fprintf(report->table, "%s, %u threads, scale %g, %s%s, GPU %" PRIu64 " us behind, shift %" PRIu64 " us\n", traces,
-            o->threads, o->scale, o->pace ? "paced" : "dense", o->default_stream ? ", on the default stream" : "",
-            o->lag_us, o->shift_us);
+    fprintf(report->table,
+            "%s, %u threads, scale %g, %s%s, GPU %" PRIu64 " us behind, stall %" PRIu64 " us, shift %" PRIu64 " us\n",
+            traces, o->threads, o->scale, o->pace ? "paced" : "dense",
+            o->default_stream ? ", on the default stream" : "", o->lag_us, o->stall_us, o->shift_us);
     fprintf(report->table,
             "pass  held/dem. held/use mapped MiB  mallocs  builds  p50 us     p99    p99.9       max      "
             "own  driver ms  background\n");
