@@ -54,7 +54,7 @@ static const char help[] =
     "use, over all the steps. Times are wall-clock, on sim the simulator's own.\n"
     "\n"
     "Exit status: 0 every request was served, every audit passed, and all was given back at the end; 1 otherwise,\n"
-    "also where no pool can be made of the settings; 2 wrong usage or settings.\n";
+    "also where no pool can be made; 2 wrong usage or settings.\n";
 
 typedef struct options {
     bool cuda;
@@ -166,7 +166,12 @@ static void open_bench(bench *b, const options *o)
     config.small = VPMM_SMALL_SLAB;
     config.reaper = false;
     config.decay_ms = VPMM_DECAY_NEVER; /* what is found does not depend on the time that it takes */
-    need("vpmm_pool_create", vpmm_pool_create(&config, &b->pool));
+    vpmm_status status = vpmm_pool_create(&config, &b->pool);
+    if (status == VPMM_ERROR_INVALID_VALUE) {
+        fprintf(stderr, "vpmm-fragment: %s\n", vpmm_last_error());
+        give_up(EXIT_USAGE);
+    }
+    need("vpmm_pool_create", status);
 }
 
 static bool close_bench(bench *b)

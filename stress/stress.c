@@ -571,7 +571,7 @@ static bool is_configured(void)
 static void judge_paths(run *r)
 {
     char missed[512];
-    if (atomic_load(&r->outcome) != PASSED) /* it has its outcome, and the pool's statistics were not read */
+    if (atomic_load(&r->outcome) != PASSED) /* it has its outcome */
         return;
     bool is_all = r->options->patterns == (UINT32_C(1) << PATTERN_COUNT) - 1 && r->options->verify != VERIFY_OFF;
     if (!is_all || r->options->threads < 2 || r->shareds == 0 || is_configured() || r->seconds < PATHS_SECONDS)

@@ -512,10 +512,6 @@ static void close_shared(run *r, CUstream stream)
         run_cuda_ok(r, "cuStreamDestroy", r->gpu.driver->cuStreamDestroy(stream));
 }
 
-/*
- * Where the run has failed its streams may be in any state, and everything is left to the process's end; where it could
- * not go on, the pool's end is tried.
- */
 /* Of a run that has not passed: the pool's own numbers, which wait for nothing. */
 static void note_target(run *r)
 {
@@ -528,6 +524,10 @@ static void note_target(run *r)
     vpmm_calls_get(r->target.pool, r->calls);
 }
 
+/*
+ * Where the run has failed its streams may be in any state, and everything is left to the process's end; where it could
+ * not go on, the pool's end is tried.
+ */
 void run_close(run *r)
 {
     atomic_store(&r->stop, true);

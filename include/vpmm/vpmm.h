@@ -448,12 +448,12 @@ vpmm_status vpmm_stream_release_ptsz(vpmm_pool *, CUstream);
  * Gives wholly free extents back to the device until at most keep_bytes are mapped, or nothing more can be given. What
  * is in front caches counts as free, and so does a cut page without a live piece. Memory whose fence has not passed
  * stays; with `captures`, and for what a default stream left without a mark, or the driver has refused to mark, the
- * call waits for all work of that context: where the driver does not wait now, what the wait was for stays, and the call
- * goes on. What other threads have in their hands at that moment is waited for too, at most 10 ms for each extent. With
- * keep_bytes 0 the driver's pool of VPMM_SMALL_ASYNC is trimmed too. What was given back stays given back until a malloc
- * has to make memory. `released` (may be NULL): bytes of the extents of this call that the driver has taken back. What
- * it refuses to take is quarantined, tried again later, and in no call's `released`. INVALID_VALUE: a NULL pool. DRIVER,
- * HOST_MEMORY: less was given back. NOT_SUPPORTED: the child of a fork.
+ * call waits for all work of that context: where the driver does not wait now, what the wait was for stays, and the
+ * call goes on. What other threads have in their hands at that moment is waited for too, at most 10 ms for each extent.
+ * With keep_bytes 0 the driver's pool of VPMM_SMALL_ASYNC is trimmed too. What was given back stays given back until a
+ * malloc has to make memory. `released` (may be NULL): bytes of the extents of this call that the driver has taken
+ * back. What it refuses to take is quarantined, tried again later, and in no call's `released`. INVALID_VALUE: a NULL
+ * pool. DRIVER, HOST_MEMORY: less was given back. NOT_SUPPORTED: the child of a fork.
  */
 vpmm_status vpmm_trim(vpmm_pool *, size_t keep_bytes, size_t *released);
 

@@ -345,7 +345,7 @@ vpmm_status vpmm_trim(vpmm_pool *pool, size_t keep_bytes, size_t *released)
         status = pass_now(&pool->arena);
         if (status == VPMM_SUCCESS && streams_unmarkable(&pool->arena.streams)) {
             pass_wait_for_contexts(&pool->arena); /* what cannot be waited for now stays */
-            status = pass_now(&pool->arena);      /* old addresses that waited for the same keep memory from the device */
+            status = pass_now(&pool->arena);      /* old addresses that waited for the same keep the device's memory */
         } else if (status == VPMM_SUCCESS && pool->config.captures)
             settle(&pool->arena); /* likewise: it waits whether or not a stream has left anything unmarked */
         cut_flush(&pool->arena);  /* slabs of which the last slices have passed now */

@@ -291,7 +291,7 @@ static vpmm_status settle_and_find(struct arena *arena, const struct turn_reques
     return status;
 }
 
-/* The last that is tried for a request that has failed with this status. */
+/* For a request that has failed with this status: what other threads have in their hands (hands.h). */
 static vpmm_status find_in_hands(struct arena *arena, const struct turn_request *request, struct build_limits *limits,
                                  struct turn_answer *answer, vpmm_status status)
 {

@@ -29,8 +29,8 @@
  *   legacy IPC           own memory has no handle for it, as memory of the driver's pools has none: the driver says so
  *
  * Nothing is done before the first request but that handlers of forks are registered (captures.c, lane.c, served.c),
- * and one for the exit when the program looks at a driver (real.c): no thread, no look for a driver. A process without CUDA pays for a longer list of libraries at its start, and two
- * comparisons in dlsym.
+ * and one for the exit when the program looks at a driver (real.c): no thread, no look for a driver. A process without
+ * CUDA pays for a longer list of libraries at its start, and two comparisons in dlsym.
  */
 #ifndef VPMM_PRELOAD_ENTRIES_H
 #define VPMM_PRELOAD_ENTRIES_H

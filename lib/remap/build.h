@@ -38,7 +38,10 @@ struct build_limits {
 vpmm_status build_region(struct arena *, struct stream *, uint64_t pages, struct build_limits *, struct region *,
                          enum region_source *);
 
-/* How many pages may be created: what the cap leaves, and no more than the room. Under the plan lock. */
+/*
+ * How many pages may be created: what the cap leaves, and no more than the room, where that is known; else UINT64_MAX.
+ * Under the plan lock.
+ */
 uint64_t build_creatable(const struct arena *, struct device_room);
 
 /* A pool's beginning: its first chunk of address space, and so many pages of memory, waiting for nothing. */

@@ -78,8 +78,10 @@ static bool helps(struct arena *arena, uint64_t pages, struct device_room room)
     struct view *view = arena->view;
     bool fits = false;
     lock_take(&arena->plan_lock);
-    if (view_make(view, arena, NULL, VIEW_PASSED, true, UINT64_MAX) && view->extents)
-        fits = fits_then(view, pages, build_creatable(arena, room) + free_handles(view));
+    if (view_make(view, arena, NULL, VIEW_PASSED, true, UINT64_MAX) && view->extents) {
+        uint64_t creatable = build_creatable(arena, room), given = free_handles(view);
+        fits = fits_then(view, pages, creatable < UINT64_MAX - given ? creatable + given : UINT64_MAX);
+    }
     pthread_mutex_unlock(&arena->plan_lock);
     return fits;
 }

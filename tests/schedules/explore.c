@@ -181,7 +181,7 @@ static struct run {
     uint64_t seldom;                     /* one decision in so many is against who could go on */
     unsigned bound, preemptions, length; /* of the decisions, */
     unsigned fixed;                      /* so many of which are given */
-    struct decision decision[STEPS_MAX]; /* one a step at most */
+    struct decision decision[STEPS_MAX]; /* beyond that nothing is decided */
     uint64_t looked_at, of, phase;       /* of the places where an actor may be preempted; and with which it begins */
     bool racing, closing, failed, learned, found;
     char words[1024];
@@ -313,7 +313,7 @@ static int decide(int from, uint8_t able)
         int said = replayed_at(run.step);
         return said != NOBODY && able >> said & 1 ? said : usual;
     }
-    if (!(able & (able - 1)))
+    if (!(able & (able - 1)) || run.length == STEPS_MAX)
         return usual;
     struct decision *d = &run.decision[run.length];
     if (run.mode == DEPTH_FIRST && run.length < run.fixed) {
@@ -728,7 +728,7 @@ static void search_all(const char *name, struct exploration *what)
     }
     double seconds = seconds_now() - begin;
     uint64_t sum = done[1] + done[2] + wandering;
-    const char *end = what->random ? "" : all ? " (all)" : " (not all)"; /* of the last search */
+    const char *end = !done[1] ? "" : all ? " (all)" : " (not all)"; /* of the last search */
     fprintf(stderr,
             "%s: %llu schedules of 1 preemption%s, %llu of 2%s, %llu random from seed %llu; %u places, %.0f/s\n", name,
             (unsigned long long)done[1], done[2] ? "" : end, (unsigned long long)done[2], done[2] ? end : "",

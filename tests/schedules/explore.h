@@ -29,8 +29,8 @@
  *   VPMM_TEST_SCHEDULES   n, in place of 2,500: at most n schedules with two preemptions, and 2 n with one or two, also
  *                         of a search that begins again; n / 4 random ones. 0: no bound, and none at random
  *   VPMM_TEST_SEED        of the random ones, and of the places
- *   VPMM_TEST_SCHEDULE    runs this one alone, for the one test that --filter names. A failure prints it to the standard
- *                         error, where Criterion would cut it
+ *   VPMM_TEST_SCHEDULE    runs this one alone, for the one test that --filter names. A failure prints it to standard
+ *                         error: Criterion would cut it
  */
 #ifndef VPMM_TESTS_EXPLORE_H
 #define VPMM_TESTS_EXPLORE_H

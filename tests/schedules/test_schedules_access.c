@@ -1,6 +1,6 @@
 /*
- * vpmm_pool_set_access beside builds that make memory and move it, and beside passes that unmap and give back, in orders
- * with at most two preemptions, and in random ones (explore.h says how, and how to have more of them or one of
+ * vpmm_pool_set_access beside builds that make memory and move it, and beside passes that unmap and give back, in
+ * orders with at most two preemptions, and in random ones (explore.h says how, and how to have more of them or one of
  * them again).
  *
  * After each the other device has the rights of the pool's list to all memory that is live, and no others; it writes

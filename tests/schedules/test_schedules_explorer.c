@@ -43,3 +43,49 @@ Test(schedules_explorer, what_is_lost_late_is_found_and_found_again, .timeout = 
     explore("a lost addition",
             &(struct exploration){.open = open_at_zero, .close = close_with_both, .act = {add, add}, .fails = true});
 }
+
+/* ---- early in a schedule of more places than are tried ---- */
+
+enum { INSIDE_FROM = 2000, INSIDE_FOR = 8, THEN = 8000, MEANWHILE = 1000 };
+
+static _Atomic(uint64_t) inside, seen;
+
+static void open_outside(void *data)
+{
+    open_at_zero(data);
+    store_relaxed_u64(&inside, 0);
+    store_relaxed_u64(&seen, 0);
+}
+
+static void be_inside_early(void *data)
+{
+    (void)data;
+    pass(INSIDE_FROM);
+    store_relaxed_u64(&inside, 1);
+    pass(INSIDE_FOR);
+    store_relaxed_u64(&inside, 0);
+    pass(THEN);
+}
+
+/* One preemption does it: a random schedule goes elsewhere within so many steps. */
+static void look_twice(void *data)
+{
+    (void)data;
+    uint64_t was = load_relaxed_u64(&inside);
+    pass(MEANWHILE);
+    if (was && load_relaxed_u64(&inside))
+        store_relaxed_u64(&seen, 1);
+}
+
+static void close_unseen(void *data)
+{
+    (void)data;
+    explore_check(!load_relaxed_u64(&seen), "it was inside at both looks");
+}
+
+Test(schedules_explorer, a_search_that_does_not_end_looks_at_early_places_too, .timeout = 120)
+{
+    explore("inside early",
+            &(struct exploration){
+                .open = open_outside, .close = close_unseen, .act = {be_inside_early, look_twice}, .fails = true});
+}
