@@ -27,17 +27,19 @@ static vpmm_status no_host_memory(void)
     return fail(VPMM_ERROR_HOST_MEMORY, "no host memory for the records of a mapping");
 }
 
-uint64_t build_creatable(const struct arena *arena, struct device_room room)
+uint64_t build_creatable(const struct arena *arena, struct device_room room, uint64_t returned)
 {
     uint64_t cap = UINT64_MAX;
     uint64_t max_mapped = load_relaxed_u64(&arena->max_mapped);
     if (max_mapped) {
         cap = max_mapped >> arena->space.units.unit_shift;
         uint64_t held = arena->budgeted_pages + arena->quarantined_pages;
+        vpmm_assert(returned <= held);
+        held -= returned;
         cap = cap > held ? cap - held : 0;
     }
     bool is_known = room.releases == load_relaxed_u64(&arena->releases);
-    return is_known && room.pages < cap ? room.pages : cap;
+    return is_known && room.pages + returned < cap ? room.pages + returned : cap;
 }
 
 static bool plan_waits(const struct view *view, const struct policy_plan *plan)
@@ -117,7 +119,7 @@ static struct policy_view what_is_shown(const struct build *build, const struct 
     struct arena *arena = build->lookout.arena;
     struct policy_view shown = view_for_policy(arena->view);
     shown.mapped_pages = arena->budgeted_pages;
-    shown.creatable_pages = build_creatable(arena, limits->room);
+    shown.creatable_pages = build_creatable(arena, limits->room, 0);
     shown.longest_handle = longest_handle(arena, limits); /* of no page: the shortest */
     shown.waiters = turn_waiters(&arena->turn);
     shown.slowness = pace_slowness(&arena->pace);

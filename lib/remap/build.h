@@ -39,10 +39,10 @@ vpmm_status build_region(struct arena *, struct stream *, uint64_t pages, struct
                          enum region_source *);
 
 /*
- * How many pages may be created: what the cap leaves, and no more than the room, where that is known; else UINT64_MAX.
- * Under the plan lock.
+ * How many pages may be created once `returned` of the pool's have gone back to the device: what the cap leaves, and no
+ * more than the room, where that is known; UINT64_MAX: neither sets a limit. Under the plan lock.
  */
-uint64_t build_creatable(const struct arena *, struct device_room);
+uint64_t build_creatable(const struct arena *, struct device_room, uint64_t returned);
 
 /* A pool's beginning: its first chunk of address space, and so many pages of memory, waiting for nothing. */
 vpmm_status build_initial(struct arena *, uint64_t pages);

@@ -72,16 +72,20 @@ static bool fits_then(const struct view *view, uint64_t pages, uint64_t creatabl
     return look.fits;
 }
 
+/* Handles are whole steps (policy.h). */
+static uint64_t in_steps(const struct arena *arena, uint64_t pages)
+{
+    return pages - pages % arena->policy.step;
+}
+
 /* No host memory to look is no reason to give anything back. */
 static bool helps(struct arena *arena, uint64_t pages, struct device_room room)
 {
     struct view *view = arena->view;
     bool fits = false;
     lock_take(&arena->plan_lock);
-    if (view_make(view, arena, NULL, VIEW_PASSED, true, UINT64_MAX) && view->extents) {
-        uint64_t creatable = build_creatable(arena, room), given = free_handles(view);
-        fits = fits_then(view, pages, creatable < UINT64_MAX - given ? creatable + given : UINT64_MAX);
-    }
+    if (view_make(view, arena, NULL, VIEW_PASSED, true, UINT64_MAX) && view->extents)
+        fits = fits_then(view, pages, in_steps(arena, build_creatable(arena, room, free_handles(view))));
     pthread_mutex_unlock(&arena->plan_lock);
     return fits;
 }

@@ -17,7 +17,8 @@
 
 /*
  * Gives all wholly free handles back that wait for nothing, if so many pages fit then, by what the device has room for
- * and the cap leaves; else none. True: it did. It waits for the pass lock, and the turn, as a trim does.
+ * and the cap leaves; else none. True: it did. They go in vain where the device has less than it says, or another
+ * process is quicker. It waits for the pass lock, and the turn, as a trim does.
  */
 bool make_way(struct arena *, uint64_t pages, struct device_room);
 

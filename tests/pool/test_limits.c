@@ -714,25 +714,38 @@ static size_t free_pages(struct world *w)
     return bytes / PAGE;
 }
 
-/* [1][-3][*16][-32][1]: what is stuck before the hole can grow when the handles behind it are out of the way. */
+enum { STUCK = 3, HOLE = 16, WHOLE = 32, IN_THE_WAY = 1 + STUCK + WHOLE + 1 };
+
+/*
+ * [1][-3][*16][-32][1], of so many pages each: what is stuck before the hole can grow when the handles behind it are
+ * out of the way. The first block, and the last.
+ */
+static void put_handles_in_the_way(struct world *w, CUdeviceptr block[2], CUstream s)
+{
+    CUdeviceptr hole, whole;
+    block[0] = take(w, 1 + STUCK, s);
+    hole = take(w, HOLE, s);
+    whole = take(w, WHOLE, s);
+    block[1] = take(w, 1, s);
+    give(w, hole, s);
+    world_drain(w);
+    must_work(vpmm_trim(w->pool, 0, NULL));
+    give(w, block[0], s);
+    cr_assert_eq(take(w, 1, s), block[0]);
+    give(w, whole, s);
+    world_drain(w);
+}
+
 Test(limits, handles_in_the_way_go_back_where_that_serves_the_request)
 {
-    enum { STUCK = 3, HOLE = 16, WHOLE = 32, LEFT = 3, MOST = STUCK + WHOLE + LEFT };
+    enum { LEFT = 3, MOST = STUCK + WHOLE + LEFT };
     needs_simulator();
     struct setup setup = setup_default();
     struct world w;
-    CUdeviceptr q;
+    CUdeviceptr block[2], q;
     world_open(&w, &setup);
     CUstream s = world_stream(&w);
-    CUdeviceptr partly = take(&w, 1 + STUCK, s), hole = take(&w, HOLE, s), whole = take(&w, WHOLE, s);
-    CUdeviceptr last = take(&w, 1, s);
-    give(&w, hole, s);
-    world_drain(&w);
-    must_work(vpmm_trim(w.pool, 0, NULL));
-    give(&w, partly, s);
-    cr_assert_eq(take(&w, 1, s), partly);
-    give(&w, whole, s);
-    world_drain(&w);
+    put_handles_in_the_way(&w, block, s);
     cr_assert_str_eq(layout(&w), "[1][-3][*16][-32][1]");
     CUmemGenericAllocationHandle handle = others_handle(&w, free_pages(&w) - LEFT);
 
@@ -741,14 +754,48 @@ Test(limits, handles_in_the_way_go_back_where_that_serves_the_request)
     cr_expect_eq(stats_of(&w).extents_released, released, "handles went back in vain");
     cr_expect_str_eq(layout(&w), "[1][-3][*16][-32][1]");
     CUdeviceptr p = take(&w, MOST, s);
-    cr_expect_eq(p, partly + PAGE);
+    cr_expect_eq(p, block[0] + PAGE);
     fill(&w, p, MOST, 1, s);
     expect_later(&w, p, MOST, 1, s);
     give(&w, p, s);
-    give(&w, partly, s);
-    give(&w, last, s);
+    give(&w, block[0], s);
+    give(&w, block[1], s);
     cr_expect_eq(w.driver->cuMemRelease(handle), CUDA_SUCCESS);
     world_close(&w);
+}
+
+/* The cap is lowered to so many bytes, and for so many there is no place then. What is free serves as before. */
+static void a_cap_leaves_what_is_in_the_way(size_t page_size, size_t cap, size_t bytes)
+{
+    needs_simulator();
+    struct setup setup = setup_default();
+    struct world w;
+    CUdeviceptr block[2], q;
+    setup.pool.page_size = page_size;
+    world_open(&w, &setup);
+    CUstream s = world_stream(&w);
+    put_handles_in_the_way(&w, block, s);
+    must_work(vpmm_pool_set_attribute(w.pool, VPMM_ATTRIBUTE_MAX_MAPPED, cap));
+    uint64_t released = stats_of(&w).extents_released;
+    must_fail(VPMM_ERROR_OUT_OF_MEMORY, vpmm_malloc(w.pool, bytes, s, &q));
+    cr_expect_eq(stats_of(&w).extents_released, released, "handles went back in vain");
+    q = take(&w, WHOLE, s);
+    give(&w, q, s);
+    give(&w, block[0], s);
+    give(&w, block[1], s);
+    world_close(&w);
+}
+
+Test(limits, a_lowered_cap_leaves_the_handles_in_the_way)
+{
+    a_cap_leaves_what_is_in_the_way(PAGE, 8 * PAGE, (STUCK + WHOLE) * PAGE);
+    a_cap_leaves_what_is_in_the_way(PAGE, (IN_THE_WAY - 1) * PAGE, (STUCK + WHOLE) * PAGE);
+}
+
+/* Half a step more, of which no handle is made. */
+Test(limits, a_cap_within_a_step_leaves_the_handles_in_the_way)
+{
+    a_cap_leaves_what_is_in_the_way(PAGE / 8, IN_THE_WAY * PAGE + PAGE / 2, (STUCK + WHOLE) * PAGE + PAGE / 2);
 }
 
 /* Blocks of many lengths come and go on a device that others have filled but for this pool's part. */
