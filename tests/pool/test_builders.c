@@ -1205,25 +1205,34 @@ Test(builders, two_that_ask_are_several_builders, .timeout = 60)
     close_builders(&l.w);
 }
 
+/* A waiter is being served, and what it asks for is in use on its stream beside a wall. */
+static void serve_beside_what_is_held(struct line *l, CUstream *s, CUdeviceptr *held, CUdeviceptr *wall)
+{
+    struct setup setup = setup_default();
+    CUstream stream[WAITERS];
+    open_line(l, &setup, stream);
+    *s = stream[2] = stream[1];
+    *held = take(&l->w, 5, *s);
+    *wall = take(&l->w, 1, *s);
+    form_line(l, stream, 4, 1);
+    stand_still_while_it_serves();
+    expect_served(l, &l->waiter[1]);
+}
+
 /* It goes with memory that comes free meanwhile. What was built for it is everybody's, as the audit sees. */
 Test(builders, who_is_served_may_find_memory_itself, .timeout = 60)
 {
     static struct line l;
-    struct setup setup = setup_default();
-    CUstream stream[WAITERS];
-    open_line(&l, &setup, stream);
-    stream[2] = stream[1];
-    CUdeviceptr held = take(&l.w, 5, stream[1]), wall = take(&l.w, 1, stream[1]);
-    form_line(&l, stream, 4, 1);
-    stand_still_while_it_serves();
-    expect_served(&l, &l.waiter[1]);
-    give(&l.w, held, stream[1]);
+    CUstream s;
+    CUdeviceptr held, wall;
+    serve_beside_what_is_held(&l, &s, &held, &wall);
+    give(&l.w, held, s);
     while (!atomic_load(&l.waiter[1].done))
         clock_sleep_us(LOOK_US);
     cr_expect_eq(l.waiter[1].pointer, held);
     let_go(AT_CREATE);
     end_line(&l);
-    give(&l.w, wall, stream[1]);
+    give(&l.w, wall, s);
     close_builders(&l.w);
 }
 
@@ -1231,16 +1240,11 @@ Test(builders, who_is_served_may_find_memory_itself, .timeout = 60)
 Test(builders, who_has_found_memory_gives_back_what_was_built_for_it, .timeout = 60)
 {
     static struct line l;
-    struct setup setup = setup_default();
-    CUstream stream[WAITERS];
-    open_line(&l, &setup, stream);
-    stream[2] = stream[1];
-    CUdeviceptr held = take(&l.w, 5, stream[1]), wall = take(&l.w, 1, stream[1]);
-    form_line(&l, stream, 4, 1);
-    stand_still_while_it_serves();
-    expect_served(&l, &l.waiter[1]);
+    CUstream s;
+    CUdeviceptr held, wall;
+    serve_beside_what_is_held(&l, &s, &held, &wall);
     atomic_store(&parks[AT_WITHDRAW], true);
-    give(&l.w, held, stream[1]);
+    give(&l.w, held, s);
     while (!atomic_load(&parked[AT_WITHDRAW]))
         clock_sleep_us(LOOK_US);
     let_go(AT_CREATE);
@@ -1251,8 +1255,8 @@ Test(builders, who_has_found_memory_gives_back_what_was_built_for_it, .timeout =
     let_go(AT_WITHDRAW);
     pthread_join(l.waiter[1].thread, NULL);
     cr_expect_eq(l.waiter[1].pointer, held);
-    give(&l.w, held, stream[1]);
-    give(&l.w, wall, stream[1]);
+    give(&l.w, held, s);
+    give(&l.w, wall, s);
     close_builders(&l.w);
 }
 
