@@ -47,11 +47,13 @@
  * for long (driver/burst.h), or whose calls the driver keeps for long. What tier 4 waits for is waited for without the
  * turn.
  *
- * The driver keeps a call for as long as it serves others, of other processes on other devices too: beside tests that
- * made and ended contexts on the second H200 of a host a call took 100 ms and more. Who builds beside a call queues for
- * the driver behind it, and holds memory meanwhile. When patience was 20 ms whatever was called, sixteen threads over
- * llama_four_threads held 2.04 times what was in use there, 1.11 before those tests, and waited for 786 ms; in virtual
- * time, where each 300th call takes 100 ms, 2.08 for 1.15, and 1.4 s for 0.3.
+ * The driver keeps a call for as long as it serves others, it seems of other processes on other devices too: beside
+ * tests that made and ended contexts on the second H200 of a host a cuMemAllocAsync took up to 346 ms. Who builds
+ * beside a call queues for the driver behind it, and holds memory meanwhile. When patience was 20 ms whatever was
+ * called, sixteen threads over llama_four_threads held 2.04 times what was in use there, 1.11 before those tests, and
+ * waited for 786 ms. In virtual time, where each 300th call takes 100 ms, they held 2.08 then, and hold 1.15 now; the
+ * longest malloc is 0.3 s for 1.4. What does not change a mapping is no such call: address space that is reserved,
+ * events.
  *
  * Progress. The lock guards the queue alone: nobody calls the driver, waits or publishes under it. Neither hits nor
  * tiers 1 to 3 take it; tier 4 tries to, and waits for it only to give back a turn that it had. A queue of places on
