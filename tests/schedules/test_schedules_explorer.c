@@ -4,6 +4,15 @@
 #include "base/atomic.h"
 
 #include <criterion/criterion.h>
+#include <stdlib.h>
+
+/* How many schedules are looked at is part of what these tests test, whatever the others of a run look at. */
+static void look_at_the_usual_number(void)
+{
+    unsetenv("VPMM_TEST_SCHEDULES");
+}
+
+#define EXPLORER(name) Test(schedules_explorer, name, .timeout = 120, .init = look_at_the_usual_number)
 
 enum { BEFORE = 5000, BETWEEN = 8 }; /* more places than are tried, and a few where it happens */
 
@@ -38,7 +47,7 @@ static void close_with_both(void *data)
     explore_check(load_relaxed_u64(&sum) == 2, "an addition is lost");
 }
 
-Test(schedules_explorer, what_is_lost_late_is_found_and_found_again, .timeout = 60)
+EXPLORER(what_is_lost_late_is_found_and_found_again)
 {
     explore("a lost addition",
             &(struct exploration){.open = open_at_zero, .close = close_with_both, .act = {add, add}, .fails = true});
@@ -83,7 +92,7 @@ static void close_unseen(void *data)
     explore_check(!load_relaxed_u64(&seen), "it was inside at both looks");
 }
 
-Test(schedules_explorer, a_search_that_does_not_end_looks_at_early_places_too, .timeout = 120)
+EXPLORER(a_search_that_does_not_end_looks_at_early_places_too)
 {
     explore("inside early",
             &(struct exploration){
