@@ -13,6 +13,7 @@
 #include <math.h>
 #include <semaphore.h>
 #include <signal.h>
+#include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
@@ -333,10 +334,22 @@ static options parse_options(int argc, char **argv)
 
 /* ---- devices ---- */
 
+static char why_none[256]; /* why there is no run; "": there are runs, or why is told on stderr alone */
+
+/* Told, and kept for the JSON. */
+__attribute__((format(printf, 1, 2))) static void tell_why(const char *format, ...)
+{
+    va_list arguments;
+    va_start(arguments, format);
+    vsnprintf(why_none, sizeof why_none, format, arguments);
+    va_end(arguments);
+    fprintf(stderr, "%s: %s\n", program_name, why_none);
+}
+
 static unsigned skip(const char *why)
 {
-    fprintf(stderr, "%s: skipped: %s\n  Install the NVIDIA driver, give the container a GPU, or use --driver sim.\n",
-            program_name, why);
+    tell_why("skipped: %s", why);
+    fprintf(stderr, "  Install the NVIDIA driver, give the container a GPU, or use --driver sim.\n");
     return 0;
 }
 
@@ -355,14 +368,14 @@ static unsigned count_devices(const options *o, enum outcome *outcome)
         return skip("the driver finds no device");
     if (result != CUDA_SUCCESS || driver->cuDeviceGetCount(&devices) != CUDA_SUCCESS) {
         *outcome = DEVICE_ERROR;
-        fprintf(stderr, "%s: could not run: cuInit: %d. Look at nvidia-smi and dmesg\n", program_name, (int)result);
+        tell_why("could not run: cuInit: %d. Look at nvidia-smi and dmesg", (int)result);
         return 0;
     }
     if (devices == 0)
         return skip("the driver finds no device");
     if (!o->all_devices && o->device >= devices) {
         *outcome = USAGE;
-        fprintf(stderr, "%s: --device %d: there are %d, from 0 on\n", program_name, o->device, devices);
+        tell_why("--device %d: there are %d, from 0 on", o->device, devices);
         return 0;
     }
     return devices < MOST_DEVICES ? (unsigned)devices : MOST_DEVICES;
@@ -385,7 +398,7 @@ static bool write_json(const options *o, const run *all, unsigned runs, int outc
 {
     if (json == NULL)
         return true;
-    report_json(json, o, all, runs, outcome, cut_short);
+    report_json(json, o, all, runs, outcome, cut_short, why_none);
     bool good = fflush(json) == 0 && !ferror(json);
     if (json != stdout)
         good = fclose(json) == 0 && good;
@@ -661,7 +674,7 @@ int main(int argc, char **argv)
         return end_without_runs(&o, USAGE);
     run *all = calloc((size_t)2 * devices, sizeof *all);
     if (!all) {
-        fprintf(stderr, "%s: no host memory\n", program_name);
+        tell_why("no host memory");
         return end_without_runs(&o, DEVICE_ERROR);
     }
     fprintf(stderr, "%s: seed %llu, %u threads, %.0f s\n", program_name, (unsigned long long)o.seed, o.threads,

@@ -361,8 +361,9 @@ void resources_grown(const resources *, char *words, size_t length);
 
 void report_progress(run *);
 void report_result(FILE *, run *);
-/* cut_short: by a signal, before its time. */
-void report_json(FILE *, const options *, const run *, unsigned runs, int outcome, bool cut_short);
+/* cut_short: by a signal, before its time. why_none: why there are no runs; "": it is not known, or there are. */
+void report_json(FILE *, const options *, const run *, unsigned runs, int outcome, bool cut_short,
+                 const char *why_none);
 
 /* The rare paths that a run of all patterns is expected to take, and has not: in words, "" none. */
 void report_paths_missed(const run *, char *words, size_t length);

@@ -348,7 +348,8 @@ static void json_options(FILE *out, const options *o)
     fputs("]},\n", out);
 }
 
-void report_json(FILE *out, const options *o, const run *all, unsigned runs, int outcome, bool cut_short)
+void report_json(FILE *out, const options *o, const run *all, unsigned runs, int outcome, bool cut_short,
+                 const char *why_none)
 {
     fprintf(out,
             "{\"format\": \"vpmm-stress\", \"version\": %d, \"vpmm\": \"%s\", \"cuda\": %d, \"driver_version\": %d,\n",
@@ -356,6 +357,10 @@ void report_json(FILE *out, const options *o, const run *all, unsigned runs, int
     json_options(out, o);
     fputs("  ", out);
     json_string(out, "outcome", outcome_word(outcome));
+    if (why_none[0]) {
+        fputs(", ", out);
+        json_string(out, "reason", why_none);
+    }
     fprintf(out, ", \"exit\": %d, \"cut_short\": %s,\n  \"results\": [\n", outcome, cut_short ? "true" : "false");
     for (unsigned i = 0; i < runs; i++) {
         fputs(i ? ",\n" : "", out);

@@ -162,7 +162,7 @@ shared() {
   cmake -S "$root" -B "$work/so" -DBUILD_SHARED_LIBS=ON -DVPMM_BUILD_TESTS=OFF -DVPMM_BUILD_EXAMPLES=OFF \
     -DVPMM_BUILD_STRESS=OFF -DVPMM_BUILD_PRELOAD=OFF -DVPMM_BUILD_EXPORTER=OFF -DCUDA_INCLUDE_DIR="$cuda" \
     -DCMAKE_INSTALL_LIBDIR=lib && cmake --build "$work/so" --parallel 2 &&
-    cmake --install "$work/so" --prefix "$work/shared" && ! find "$work/shared/lib" | grep vpmm_exporter &&
+    cmake --install "$work/so" --prefix "$work/shared" && ! find "$work/shared" | grep exporter &&
     ! nm --dynamic --defined-only --format=just-symbols "$work/shared/lib/libvpmm.so" | grep -v '^vpmm_'
 }
 
