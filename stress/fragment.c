@@ -96,7 +96,7 @@ enum { FILLED, FREED, ASKED, GONE, LEVELS };
 /* What is known so far, and where it goes. */
 static struct result {
     FILE *json; /* NULL: none is asked for */
-    const options *options;
+    options options;
     level levels[LEVELS];
     int done; /* steps */
 } result;
@@ -345,7 +345,7 @@ static void json_level(FILE *out, const level *l)
 
 static void json_steps(FILE *out)
 {
-    const options *o = result.options;
+    const options *o = &result.options;
     fprintf(out,
             "{\n  \"driver\": \"%s\", \"bytes\": %" PRIu64 ", \"free\": %.6f, \"large\": %" PRIu64
             ", \"each\": %" PRIu64 ", \"seed\": %" PRIu64 ",\n  \"steps\": [\n",
@@ -369,14 +369,14 @@ static void json_summary(FILE *out, const summary *s)
 static bool json_ok(bool ok)
 {
     if (!ok)
-        fprintf(stderr, "vpmm-fragment: --json %s: %s\n", result.options->json, strerror(errno));
+        fprintf(stderr, "vpmm-fragment: --json %s: %s\n", result.options.json, strerror(errno));
     return ok;
 }
 
 /* Before the first step: a path that cannot be written is told at once, and no earlier result stays there. */
 static bool open_json(const options *o)
 {
-    result.options = o;
+    result.options = *o;
     if (o->json != NULL)
         result.json = strcmp(o->json, "-") == 0 ? stdout : fopen(o->json, "w");
     return json_ok(o->json == NULL || result.json != NULL);
