@@ -273,6 +273,9 @@ typedef struct vpmm_config {
                                   vpmm_trim, or before a request fails; 10000               VPMM_DECAY_MS=...|never */
     bool captures;             /* the program captures streams without releasing them first: see above
                                                                                                      VPMM_CAPTURES */
+    unsigned max_mapped_percent;    /* max_mapped as a share of the device's memory, 1 to 100; 0: none. Of two caps the
+                                       lower one is the pool's. The variable sets one of them, and the other to 0
+                                                                                                VPMM_MAX_MAPPED=80% */
     vpmm_capture_gate capture_gate; /* by which the program keeps them waiting: see above. No variable; none */
     bool graph;                     /* the pool of captured graphs: see above. No variable: other pools are not */
 } vpmm_config;                      /* more fields may follow: start from vpmm_config_default() */

@@ -21,6 +21,7 @@ enum kind {
     KIND_DEVICE, /* int, an ordinal */
     KIND_COUNT,  /* size_t, a plain number */
     KIND_SIZE,   /* size_t, bytes with a unit */
+    KIND_CAP,    /* the same, or a share: max_mapped or max_mapped_percent */
     KIND_WORD,   /* an enumeration, by word */
     KIND_SWITCH, /* bool, by word */
     KIND_DECAY,  /* uint64_t, milliseconds or never */
@@ -52,6 +53,7 @@ static const struct word switch_words[] = {{"1", true},    {"0", false},   {"on"
 #define ALLOWED_DEVICE "a device ordinal, 0 to 2147483647"
 #define ALLOWED_COUNT  "a decimal number"
 #define ALLOWED_SIZE   "decimal bytes, or a decimal number followed by K, M, G or T, below 16777216T"
+#define ALLOWED_CAP    "decimal bytes, or a decimal number followed by K, M, G or T, below 16777216T, or 1% to 100%"
 #define ALLOWED_SWITCH "1, on, true, yes, 0, off, false or no"
 #define ALLOWED_DECAY  "milliseconds, a decimal number up to 1000000000, or never"
 
@@ -86,7 +88,7 @@ static const struct setting settings[SETTINGS] = {
     [SETTING_VA_SIZE] = SETTING(va_size, KIND_SIZE, "VPMM_VA_SIZE", ALLOWED_SIZE, NULL),
     [SETTING_INITIAL_PAGES] = SETTING(initial_pages, KIND_COUNT, "VPMM_PAGES", ALLOWED_COUNT, NULL),
     [SETTING_EXTENT_SIZE] = SETTING(extent_size, KIND_SIZE, "VPMM_EXTENT_SIZE", ALLOWED_SIZE, NULL),
-    [SETTING_MAX_MAPPED] = SETTING(max_mapped, KIND_SIZE, "VPMM_MAX_MAPPED", ALLOWED_SIZE, NULL),
+    [SETTING_MAX_MAPPED] = SETTING(max_mapped, KIND_CAP, "VPMM_MAX_MAPPED", ALLOWED_CAP, NULL),
     [SETTING_CACHE_BYTES] = SETTING(cache_bytes, KIND_SIZE, "VPMM_CACHE_BYTES", ALLOWED_SIZE, NULL),
     [SETTING_SMALL] = SETTING(small, KIND_WORD, "VPMM_SMALL", "slab or async", small_words),
     [SETTING_REUSE] = SETTING(reuse, KIND_WORD, "VPMM_REUSE", "device, completed or host", reuse_words),
@@ -170,6 +172,18 @@ static bool parse_size(const char *text, uint64_t *value)
     return true;
 }
 
+static bool parse_cap(const char *text, vpmm_config *config)
+{
+    uint64_t value = 0;
+    const char *end = parse_digits(text, &value);
+    bool is_share = end && strcmp(end, "%") == 0;
+    if (is_share ? value < 1 || value > 100 : !parse_size(text, &value))
+        return false;
+    config->max_mapped = is_share ? 0 : (size_t)value;
+    config->max_mapped_percent = is_share ? (unsigned)value : 0;
+    return true;
+}
+
 static bool parse_word(const struct word *words, const char *text, int *value)
 {
     for (; words->text; words++) {
@@ -210,6 +224,8 @@ static bool parse(const struct setting *setting, const char *text, vpmm_config *
             return false;
         *(size_t *)field = (size_t)number;
         return true;
+    case KIND_CAP:
+        return parse_cap(text, config);
     case KIND_WORD:
         if (!parse_word(setting->words, text, &word))
             return false;
@@ -312,6 +328,21 @@ static vpmm_status check_max_mapped(const vpmm_config *config, size_t page, size
                   "0 for no cap, or bytes, at least a page and the granularity, %zu", least);
 }
 
+static vpmm_status check_share(const vpmm_config *config)
+{
+    if (config->max_mapped_percent <= 100)
+        return VPMM_SUCCESS;
+    return fail(VPMM_ERROR_INVALID_VALUE, "max_mapped_percent (%s) is %u; allowed: 0 for no cap, or 1 to 100",
+                settings[SETTING_MAX_MAPPED].variable, config->max_mapped_percent);
+}
+
+void config_cap_by_share(vpmm_config *config, size_t device_bytes)
+{
+    size_t share = device_bytes / 100 * config->max_mapped_percent;
+    if (config->max_mapped_percent && (!config->max_mapped || share < config->max_mapped))
+        config->max_mapped = share;
+}
+
 static vpmm_status check_extent_size(const vpmm_config *config, size_t page, size_t granularity)
 {
     size_t unit = config_mapped_unit(page, granularity);
@@ -364,6 +395,8 @@ vpmm_status config_check(const vpmm_config *config, size_t granularity)
     vpmm_status status = check_page_size(page, granularity);
     if (!status)
         status = check_va_size(config, page, granularity);
+    if (!status)
+        status = check_share(config);
     if (!status)
         status = check_max_mapped(config, page, granularity);
     if (!status)

@@ -20,12 +20,16 @@
  *   va_size        a multiple of page_size and of the granularity, of 1 to UNITS_A_CHUNK_MAX pages (space/units.h)
  *   initial_pages  fit va_size and max_mapped, in whole granularities
  *   max_mapped     0, or at least a page and the granularity
+ *   max_mapped_percent      0 to 100
  *   extent_size    0, or a multiple of page_size and of the granularity
  *   small, reuse, streams   known
  *   decay_ms       at most DECAY_MS_MAX (decay.h), or VPMM_DECAY_NEVER
  *   capture_gate   both functions, or neither
  */
 vpmm_status config_check(const vpmm_config *config, size_t granularity);
+
+/* max_mapped becomes the lower of the two caps: what is left to do, and to check, knows bytes alone. */
+void config_cap_by_share(vpmm_config *, size_t device_bytes);
 
 /* What the driver maps at least: pages, or the granularity if they are smaller. */
 size_t config_mapped_unit(size_t page, size_t granularity);

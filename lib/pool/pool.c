@@ -84,6 +84,7 @@ static vpmm_status open_device(struct vpmm_pool *pool)
     if (status != VPMM_SUCCESS)
         return status;
     pool->opened = true;
+    config_cap_by_share(config, pool->device.total_bytes);
     status = config_check(config, pool->device.granularity);
     if (status == VPMM_SUCCESS && config->streams == VPMM_STREAMS_EAGER && !pool->device.driver.cuStreamGetId)
         status =

@@ -688,6 +688,24 @@ Test(limits, the_cap_on_mapped_memory)
     out_of_memory_and_back(&setup, 60);
 }
 
+Test(limits, a_cap_that_is_a_share_of_the_device)
+{
+    enum { PAGES = 100, PERCENT = 37 };
+    struct setup setup = setup_default();
+    struct world w;
+    uint64_t cap = 0;
+    setup.sim.memory_bytes = PAGES * PAGE;
+    setup.pool.max_mapped_percent = PERCENT;
+    world_open(&w, &setup);
+    CUstream s = world_stream(&w);
+    CUdeviceptr most = take(&w, PERCENT, s), more = 0;
+    must_fail(VPMM_ERROR_OUT_OF_MEMORY, vpmm_malloc(w.pool, PAGE, s, &more));
+    must_work(vpmm_pool_get_attribute(w.pool, VPMM_ATTRIBUTE_MAX_MAPPED, &cap));
+    cr_expect_eq(cap, PERCENT * PAGE);
+    give(&w, most, s);
+    world_close(&w);
+}
+
 Test(limits, initial_pages_above_the_device_s_memory)
 {
     struct setup setup = setup_default();

@@ -33,10 +33,11 @@ static bool same(const vpmm_config *a, const vpmm_config *b)
 {
     return a->driver == b->driver && a->device == b->device && a->page_size == b->page_size &&
            a->va_size == b->va_size && a->initial_pages == b->initial_pages && a->extent_size == b->extent_size &&
-           a->max_mapped == b->max_mapped && a->cache_bytes == b->cache_bytes && a->small == b->small &&
-           a->reuse == b->reuse && a->streams == b->streams && a->reaper == b->reaper &&
-           a->exportable == b->exportable && a->rdma == b->rdma && a->release_threshold == b->release_threshold &&
-           a->decay_ms == b->decay_ms && a->captures == b->captures && a->graph == b->graph;
+           a->max_mapped == b->max_mapped && a->max_mapped_percent == b->max_mapped_percent &&
+           a->cache_bytes == b->cache_bytes && a->small == b->small && a->reuse == b->reuse &&
+           a->streams == b->streams && a->reaper == b->reaper && a->exportable == b->exportable && a->rdma == b->rdma &&
+           a->release_threshold == b->release_threshold && a->decay_ms == b->decay_ms && a->captures == b->captures &&
+           a->graph == b->graph;
 }
 
 /* The configuration that one variable makes of the defaults. */
@@ -77,6 +78,7 @@ Test(config, defaults)
     cr_assert_eq(config.initial_pages, 0);
     cr_assert_eq(config.extent_size, 0);
     cr_assert_eq(config.max_mapped, 0);
+    cr_assert_eq(config.max_mapped_percent, 0);
     cr_assert_eq(config.small, VPMM_SMALL_SLAB);
     cr_assert_eq(config.reuse, VPMM_REUSE_WAIT_DEVICE);
     cr_assert_eq(config.streams, VPMM_STREAMS_CHECKED);
@@ -155,6 +157,32 @@ Test(config, sizes_take_units)
     cr_assert_eq(with("VPMM_MAX_MAPPED", "007").max_mapped, 7);
     cr_assert_eq(with("VPMM_MAX_MAPPED", "18446744073709551615").max_mapped, SIZE_MAX);
     cr_assert_eq(with("VPMM_MAX_MAPPED", "16777215T").max_mapped, 16777215 * TIB);
+}
+
+Test(config, the_cap_may_be_a_share_of_the_device)
+{
+    cr_assert_eq(with("VPMM_MAX_MAPPED", "80%").max_mapped_percent, 80);
+    cr_assert_eq(with("VPMM_MAX_MAPPED", "1%").max_mapped_percent, 1);
+    cr_assert_eq(with("VPMM_MAX_MAPPED", "100%").max_mapped_percent, 100);
+    static const char *const bad[] = {
+        "0%", "101%", "%", "-1%", "80 %", "80%%", "8.5%", "80M%", "18446744073709551617%"};
+    for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++)
+        refuses("VPMM_MAX_MAPPED", bad[i], "1% to 100%");
+    refuses("VPMM_EXTENT_SIZE", "80%", "K, M, G or T");
+}
+
+Test(config, the_variable_sets_one_cap_and_no_other)
+{
+    vpmm_config config = vpmm_config_default();
+    config.max_mapped = GIB;
+    setenv("VPMM_MAX_MAPPED", "80%", 1);
+    cr_assert_eq(vpmm_config_from_env(&config), VPMM_SUCCESS);
+    cr_expect_eq(config.max_mapped, 0);
+    cr_expect_eq(config.max_mapped_percent, 80);
+    setenv("VPMM_MAX_MAPPED", "2G", 1);
+    cr_assert_eq(vpmm_config_from_env(&config), VPMM_SUCCESS);
+    cr_expect_eq(config.max_mapped, 2 * GIB);
+    cr_expect_eq(config.max_mapped_percent, 0);
 }
 
 Test(config, switches_take_eight_words)
@@ -361,6 +389,33 @@ Test(check, max_mapped)
     config.page_size = GRANULARITY / 4;
     config.max_mapped = GRANULARITY / 2; /* pages, but less than a handle */
     check_refuses(&config, VPMM_ERROR_INVALID_VALUE, "max_mapped", "VPMM_MAX_MAPPED", "1048576");
+}
+
+Test(check, max_mapped_percent)
+{
+    vpmm_config config = vpmm_config_default();
+    config.max_mapped_percent = 100;
+    check_accepts(&config);
+    config.max_mapped_percent = 101;
+    check_refuses(&config, VPMM_ERROR_INVALID_VALUE, "max_mapped_percent", "VPMM_MAX_MAPPED", "101");
+}
+
+static size_t lower_cap(size_t bytes, unsigned percent)
+{
+    vpmm_config config = vpmm_config_default();
+    config.max_mapped = bytes;
+    config.max_mapped_percent = percent;
+    config_cap_by_share(&config, 200 * GIB);
+    return config.max_mapped;
+}
+
+Test(check, of_two_caps_the_lower_one_holds)
+{
+    cr_expect_eq(lower_cap(0, 0), 0);
+    cr_expect_eq(lower_cap(GIB, 0), GIB);
+    cr_expect_eq(lower_cap(0, 50), 100 * GIB);
+    cr_expect_eq(lower_cap(101 * GIB, 50), 100 * GIB);
+    cr_expect_eq(lower_cap(99 * GIB, 50), 99 * GIB);
 }
 
 Test(check, extent_size)

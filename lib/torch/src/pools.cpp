@@ -169,7 +169,7 @@ vpmm_config configuration(int device, bool is_private) {
   config.captures = !is_private;
   config.graph = is_private;
   if (is_private) {
-    config.initial_pages = config.max_mapped = 0; // those are the main pool's
+    config.initial_pages = config.max_mapped = config.max_mapped_percent = 0; // those are the main pool's
     config.va_size = private_va_size(device, config.va_size);
   }
   return config;
@@ -199,11 +199,11 @@ std::shared_ptr<Pool> Pools::make(MempoolId_t id) {
   auto made = std::make_shared<Pool>();
   made->id = id;
   vpmm_config config = configuration(device_, made->is_private());
-  made->configured_cap = config.max_mapped;
   if (!made->is_private() && !captures_itself())
     config.capture_gate = {enter_gate, leave_gate, nullptr};
   metrics_begin();
   check(vpmm_pool_create(&config, &made->pool), "a pool");
+  check(vpmm_pool_get_attribute(made->pool, VPMM_ATTRIBUTE_MAX_MAPPED, &made->configured_cap), "its cap");
   metrics_add(made->pool, id);
   for (int peer : peers_)
     give_access(*made, peer);

@@ -51,7 +51,7 @@ struct Pool {
   MempoolId_t id{0, 0};
   vpmm_pool* pool = nullptr;    // NULL: it is lent, and this
   Keeper* keeper = nullptr;     // keeps it (lender.h)
-  size_t configured_cap = 0;    // bytes; 0: none
+  uint64_t configured_cap = 0;  // bytes; 0: none
   std::atomic<int64_t> live{0}; // allocations of a private one
   std::atomic<int> leaving{0};  // that further streams used, no more in Allocations and not yet with Frees or shelved
   std::mutex
