@@ -69,19 +69,19 @@ declare -A settings=(
   [freed_for_all]="VPMM_CAPTURES=on VPMM_DECAY_MS=never"
   [peers]=VPMM_PRELOAD_SYNC=on
   [stream_of_another]="FAKE_DEVICES=2 FAKE_MEMORY=67108864"
+  [stream_of_unserved]="FAKE_DEVICES=2 VPMM_DECAY_MS=never"
   [threshold]="VPMM_DECAY_MS=50 VPMM_CAPTURES=off"
   [reset_unserved]=FAKE_DEVICES=2
   [reset_unserved_beside_first]=FAKE_DEVICES=2
   [threshold_beside_first]="VPMM_DECAY_MS=50 VPMM_CAPTURES=off"
 )
-cases=(serve drivers capture beside_capture left_behind left_alone recaptured joined unreleased unreleased_unasked pools opened_first
-  small_async
-  pool_of_location shared context first_beside_capture inactive created given_threshold freed_for_all
-  unreleased_memory peers stream_of_another questions threshold dependencies constructor constructor_thread memory
-  full trimmed kept race_for_memory other_device reset_beside destroyed_in_capture destroyed_and_followed
-  released_wholly released_after_reset refused failing short reset streams default_stream threads at_once unused fork
-  fork_beside fork_beside_first threshold_beside_first reset_beside_first reset_unserved
-  reset_unserved_beside_first reset_on_host unserved child names)
+cases=(serve drivers capture beside_capture left_behind left_alone recaptured joined unreleased unreleased_unasked
+  pools opened_first small_async pool_of_location shared context first_beside_capture inactive created given_threshold
+  freed_for_all unreleased_memory peers stream_of_another stream_of_unserved questions threshold dependencies
+  constructor constructor_thread memory full trimmed kept race_for_memory other_device reset_beside
+  destroyed_in_capture destroyed_and_followed released_wholly released_after_reset refused failing short reset streams
+  default_stream threads at_once unused fork fork_beside fork_beside_first threshold_beside_first reset_beside_first
+  reset_unserved reset_unserved_beside_first reset_on_host unserved child names)
 
 for name in "${cases[@]}"; do
   [ -z "$only" ] || [ "$only" = "$name" ] || continue

@@ -1171,6 +1171,30 @@ static void case_stream_of_another(void)
     OK(cu.set_current(context));
 }
 
+/* A device without a pool of vpmm's, because its default pool is another one, finds no memory: no other gives its own. */
+static void case_stream_of_unserved(void)
+{
+    CUmemoryPool pool, standard;
+    CUdeviceptr memory;
+    CUmemPoolProps props = {.allocType = CU_MEM_ALLOCATION_TYPE_PINNED,
+                            .location = {.type = CU_MEM_LOCATION_TYPE_DEVICE, .id = 1}};
+    uint64_t before = 0, after = 0;
+    OK(cu.free_async(served(1000, stream), stream));
+    OK(cu.stream_wait(stream));
+    OK(cu.default_pool(&standard, 0));
+    OK(cu.pool_get(standard, CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT, &before));
+    OK(cu.pool_create(&pool, &props));
+    OK(cu.device_pool(1, pool));
+    OK(cu.retain(&second_context, 1));
+    OK(cu.set_current(second_context));
+    OK(cu.stream_create(&second_stream, CU_STREAM_NON_BLOCKING));
+    OK(cu.set_current(context));
+    EXPECT(cu.alloc_async(&memory, (size_t)1 << 40, second_stream) == CUDA_ERROR_OUT_OF_MEMORY);
+    OK(cu.pool_get(standard, CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT, &after));
+    EXPECT(before > 0 && after == before);
+    OK(cu.stream_destroy(second_stream));
+}
+
 static void case_memory(void)
 {
     enum { MOST = 64 };
@@ -1819,6 +1843,7 @@ static const struct {
     {"unreleased_memory", case_unreleased_memory, false},
     {"peers", case_peers, false},
     {"stream_of_another", case_stream_of_another, false},
+    {"stream_of_unserved", case_stream_of_unserved, false},
     {"memory", case_memory, false},
     {"full", case_full, false},
     {"trimmed", case_trimmed, false},
