@@ -105,8 +105,8 @@ turns_red() {
 first_failure() {
   sed -nE 's/^\[FAIL\] [^:]*::([^:]*): .*/\1/p; s/^\[(CRASH|ERR )\].*::([^:]*): .*/\2/p
     s/^([a-z_]*): FAILED.*/\1/p
-    s/^FAILED: (.*): exit status.*/\1/p
-    $ { /^\[RUN \]|^\[PASS\]|schedules of 1/ s/.*/(no end)/p }
+    s/^FAILED: ([^:]*): .*/\1/p
+    $ { /^\[RUN \]|^\[PASS\]|^ok: |schedules of 1/ s/.*/(no end)/p }
     s/.*(WARNING: ThreadSanitizer: [a-z ]*).*/\1/p' "$1" | head -n 1
 }
 

@@ -856,6 +856,7 @@ static void case_other_device(void)
     open_second();
     OK(cu.free_async(on_second, second_stream));
     OK(cu.set_current(context));
+    alarm(ALARM_S);
     EXPECT(cu.alloc(&memory, (size_t)1 << 40) == CUDA_ERROR_OUT_OF_MEMORY);
     EXPECT(cu.alloc_pool(&memory, (size_t)1 << 40, pool, stream) == CUDA_ERROR_OUT_OF_MEMORY);
     EXPECT(!atomic_load(&goes_on));
