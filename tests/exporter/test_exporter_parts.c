@@ -1,6 +1,7 @@
 /*
  * Parts of the exporter, and of what it reads, by themselves: how numbers are written, a text is cut and packed, a
- * latency is counted, clients are told apart and make way, and an address is known to be the machine's own.
+ * latency or a descriptor is counted, clients are told apart and make way, and an address is known to be the machine's
+ * own.
  */
 #define _GNU_SOURCE
 #include "support.h"
@@ -13,6 +14,7 @@
 #include "self.h"
 #include "settings.h"
 
+#include <dirent.h>
 #include <netinet/in.h>
 #include <unistd.h>
 
@@ -317,6 +319,26 @@ Test(exporter_parts, what_is_resident_is_a_part_of_what_is_virtual)
     self_close(&self);
     cr_expect_gt(usage.resident_bytes, 0);
     cr_expect_lt(usage.resident_bytes, usage.virtual_bytes);
+}
+
+/* By a kernel that does not say the number: the directory that lists the same descriptors is of no size in any. */
+Test(exporter_parts, descriptors_that_have_to_be_counted)
+{
+    enum { MOST = 4096 }; /* no descriptor here has such a number */
+    struct self self;
+    uint64_t open_fds = 0;
+    DIR *directory = opendir("/proc/self/fdinfo");
+    cr_assert(directory);
+    self_open(&self);
+    int fds = self.fds;
+    self.fds = dirfd(directory);
+    for (int fd = 0; fd < MOST; fd++)
+        open_fds += dup2(fd, fd) == fd;
+    for (int i = 0; i < 2; i++) /* the second time it begins at the front again */
+        cr_expect_eq(self_read(&self).open_fds, open_fds);
+    self.fds = fds;
+    self_close(&self);
+    closedir(directory);
 }
 
 /* By two drivers; of one driver each is told once. */
