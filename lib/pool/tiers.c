@@ -304,28 +304,18 @@ static vpmm_status find_in_hands(struct arena *arena, const struct turn_request 
     return status;
 }
 
-/* What the device says that it has free, in whole pages. False: it does not say. */
-static bool ask_for_room(const struct arena *arena, struct device_room *room)
-{
-    size_t bytes;
-    room->releases = load_relaxed_u64(&arena->releases); /* what is given back from here on makes it stale */
-    if (device_free_memory(arena->device, &bytes) != CUDA_SUCCESS)
-        return false;
-    room->pages = bytes >> arena->space.units.unit_shift;
-    return true;
-}
-
 /*
  * After all else, for a request that has failed with this status: free handles may be in the way (make_way.h). With the
- * room that there is then the policy plans for no more than the device has.
+ * room that there is then the policy plans for no more than the device has. Others that build meanwhile may move handles,
+ * or take what was given back where the request would have gone: then there may be another place.
  */
 static vpmm_status find_when_way_is_made(struct arena *arena, const struct turn_request *request,
                                          struct build_limits *limits, struct turn_answer *answer, vpmm_status status)
 {
-    if (!is_shortage(status) || !ask_for_room(arena, &limits->room) || !make_way(arena, request->pages, limits->room) ||
-        !ask_for_room(arena, &limits->room))
-        return status;
-    return find_or_build(arena, request, limits, answer);
+    enum { TRIES = 3 };
+    for (int i = 0; i < TRIES && is_shortage(status) && make_way(arena, request->pages, &limits->room); i++)
+        status = find_or_build(arena, request, limits, answer);
+    return status;
 }
 
 /* Tier 6: before a request fails within these limits, everything is taken back, cheapest first. */

@@ -169,7 +169,7 @@ static bool goes_on(const struct arena *arena, enum giving giving, uint64_t publ
     return giving == GIVEN || (giving == GIVEN_NONE && hands_try_again(arena, HANDS_PAGES, hands));
 }
 
-vpmm_status give_back_down_to(struct arena *arena, uint64_t keep_pages, uint64_t *released_pages)
+vpmm_status give_back_down_to(struct arena *arena, uint64_t keep_pages, uint64_t most, uint64_t *released_pages)
 {
     vpmm_status status = VPMM_SUCCESS;
     struct hands hands = {.is_brief = true};
@@ -183,7 +183,8 @@ vpmm_status give_back_down_to(struct arena *arena, uint64_t keep_pages, uint64_t
         giving = release_one(arena, keep_pages, true, &released, &status);
         turn_leave(&arena->turn, &place);
         *released_pages += released;
-    } while (status == VPMM_SUCCESS && goes_on(arena, giving, published, &hands));
+        most -= giving == GIVEN;
+    } while (status == VPMM_SUCCESS && most && goes_on(arena, giving, published, &hands));
     return status;
 }
 

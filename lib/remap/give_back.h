@@ -13,10 +13,10 @@
 #include "remap/arena.h"
 
 /*
- * Wholly free extents, until at most keep_pages are mapped. Under the pass lock; it waits for the turn before each
- * extent, and at the end, for 10 ms at most, for what others have in their hands (hands.h). HOST_MEMORY.
+ * Wholly free extents, at most so many, until at most keep_pages are mapped. Under the pass lock; it waits for the turn
+ * before each extent, and at the end, for 10 ms at most, for what others have in their hands (hands.h). HOST_MEMORY.
  */
-vpmm_status give_back_down_to(struct arena *, uint64_t keep_pages, uint64_t *released_pages);
+vpmm_status give_back_down_to(struct arena *, uint64_t keep_pages, uint64_t most, uint64_t *released_pages);
 
 /*
  * One of them that leaves at least keep_pages mapped, the longest; *is_given false: there is none. HOST_MEMORY: it is

@@ -2,8 +2,9 @@
 
 #include "base/lock.h"
 #include "remap/build.h"
-#include "remap/pass.h"
+#include "remap/give_back.h"
 #include "remap/view.h"
+#include "remap/zombie.h"
 
 /* A look at the free runs, in ascending order. */
 struct look {
@@ -78,25 +79,79 @@ static uint64_t in_steps(const struct arena *arena, uint64_t pages)
     return pages - pages % arena->policy.step;
 }
 
-/* No host memory to look is no reason to give anything back. */
-static bool helps(struct arena *arena, uint64_t pages, struct device_room room)
+/* What the device says that it has free, in whole pages. False: it does not say. */
+static bool ask_for_room(const struct arena *arena, struct device_room *room)
 {
-    struct view *view = arena->view;
-    bool fits = false;
-    lock_take(&arena->plan_lock);
-    if (view_make(view, arena, NULL, VIEW_PASSED, true, UINT64_MAX) && view->extents)
-        fits = fits_then(view, pages, in_steps(arena, build_creatable(arena, room, free_handles(view))));
-    pthread_mutex_unlock(&arena->plan_lock);
+    size_t bytes;
+    room->releases = load_relaxed_u64(&arena->releases); /* what is given back from here on makes it stale */
+    if (device_free_memory(arena->device, &bytes) != CUDA_SUCCESS)
+        return false;
+    room->pages = bytes >> arena->space.units.unit_shift;
+    return true;
+}
+
+/* Others may have freed it since the request has failed. */
+static bool is_free(const struct view *view, uint64_t pages)
+{
+    bool is_free = false;
+    for (size_t i = 0; i < view->runs; i++)
+        is_free |= view->run[i].pages >= pages;
+    return is_free;
+}
+
+/*
+ * Under the plan lock: whether the request fits, and how many handles are to go for that. No host memory to look is no
+ * reason to give anything back.
+ */
+static bool look_at_what_is_free(struct arena *arena, uint64_t pages, struct device_room room, uint64_t *handles)
+{
+    const struct view *view = arena->view;
+    if (!view_make(arena->view, arena, NULL, VIEW_PASSED, true, UINT64_MAX))
+        return false;
+    if (is_free(view, pages))
+        return true;
+    *handles = view->extents;
+    return fits_then(view, pages, in_steps(arena, build_creatable(arena, room, free_handles(view))));
+}
+
+/* With the turn: what a build has made, and may give back, is else not the device's. */
+static bool helps(struct arena *arena, uint64_t pages, struct device_room *room, uint64_t *handles)
+{
+    struct turn_place place;
+    turn_take(&arena->turn, &place);
+    bool fits = ask_for_room(arena, room);
+    if (fits) {
+        room->releases = load_relaxed_u64(&arena->releases); /* it says what there is at least, if not all */
+        lock_take(&arena->plan_lock);
+        fits = look_at_what_is_free(arena, pages, *room, handles);
+        pthread_mutex_unlock(&arena->plan_lock);
+    }
+    turn_leave(&arena->turn, &place);
     return fits;
 }
 
-bool make_way(struct arena *arena, uint64_t pages, struct device_room room)
+/* Under the pass lock. Old addresses of handles that have moved since the last pass are no holes yet. */
+static bool give_back_what_helps(struct arena *arena, uint64_t pages, struct device_room *room)
+{
+    uint64_t handles = 0, released = 0;
+    zombies_retire(arena, false);
+    if (!helps(arena, pages, room, &handles))
+        return false;
+    if (handles)
+        give_back_down_to(arena, 0, handles, &released);
+    if (!ask_for_room(arena, room))
+        *room = DEVICE_ROOM_UNKNOWN;
+    return true;
+}
+
+bool make_way(struct arena *arena, uint64_t pages, struct device_room *room)
 {
     struct device_scope scope;
-    uint64_t released = 0;
-    if (!helps(arena, pages, room) || device_enter(arena->device, &scope) != VPMM_SUCCESS)
+    if (device_enter(arena->device, &scope) != VPMM_SUCCESS)
         return false;
-    pass_release(arena, 0, &released);
+    lock_take(&arena->pass_lock);
+    bool is_made = give_back_what_helps(arena, pages, room);
+    pthread_mutex_unlock(&arena->pass_lock);
     device_leave(arena->device, &scope);
-    return released > 0;
+    return is_made;
 }

@@ -172,7 +172,7 @@ vpmm_status pass_soon(struct arena *arena)
 vpmm_status pass_release(struct arena *arena, uint64_t keep_pages, uint64_t *released_pages)
 {
     lock_take(&arena->pass_lock);
-    vpmm_status status = give_back_down_to(arena, keep_pages, released_pages);
+    vpmm_status status = give_back_down_to(arena, keep_pages, UINT64_MAX, released_pages);
     pthread_mutex_unlock(&arena->pass_lock);
     return status;
 }

@@ -46,10 +46,7 @@ vpmm_status pass_now(struct arena *);
 /* The same, but where another thread makes a pass, or gives memory back, 2 and 3 alone. */
 vpmm_status pass_soon(struct arena *);
 
-/*
- * give_back_down_to after waiting for the pass lock. For a trim, for who needs the device's memory elsewhere, and before
- * a malloc fails (make_way.h).
- */
+/* give_back_down_to after waiting for the pass lock. For a trim, and for who needs the device's memory elsewhere. */
 vpmm_status pass_release(struct arena *, uint64_t keep_pages, uint64_t *released_pages);
 
 /* Step 3 alone, which makes no driver call; under the event lock. `any`: something has passed since the last time. */

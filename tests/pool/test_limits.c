@@ -1,7 +1,10 @@
 /*
  * Bad arguments and the ends of things: the documented status, words that help, and nothing changed.
  */
+#include "pool/pool.h"
 #include "support.h"
+
+#include "remap/pass.h"
 
 #include <pthread.h>
 #include <stdio.h>
@@ -814,6 +817,159 @@ Test(limits, a_lowered_cap_leaves_the_handles_in_the_way)
 Test(limits, a_cap_within_a_step_leaves_the_handles_in_the_way)
 {
     a_cap_leaves_what_is_in_the_way(PAGE / 8, IN_THE_WAY * PAGE + PAGE / 2, (STUCK + WHOLE) * PAGE + PAGE / 2);
+}
+
+/* ---- what others do while handles in the way go back ---- */
+
+enum { FREED = 4 };
+
+static struct beside {
+    const vpmm_driver *simulated;
+    struct world *w;
+    CUstream stream;
+    CUdeviceptr freed[FREED]; /* when the device is asked what it has, or at unmaps one after another; 0: none */
+    bool ends_a_build;        /* when the device is asked: it gives back what it has made, if anybody may build then */
+    bool frees_at_unmaps;
+} beside;
+
+/* As another thread, which has no lock. */
+static void free_beside(CUdeviceptr *block)
+{
+    if (!*block)
+        return;
+    give(beside.w, *block, beside.stream);
+    *block = 0;
+    world_step(beside.w);
+    pass_refresh(&beside.w->pool->arena, NULL);
+}
+
+/* All that the device has is in the hands of a build, which has the turn unless the caller has it. */
+static CUresult CUDAAPI tell_beside_a_build(size_t *bytes, size_t *total)
+{
+    CUresult result = beside.simulated->cuMemGetInfo(bytes, total);
+    struct arena *arena = &beside.w->pool->arena;
+    struct turn_place place;
+    if (beside.ends_a_build) {
+        beside.ends_a_build = false;
+        atomic_fetch_add(&arena->releases, 1);
+        if (turn_try(&arena->turn, &place)) {
+            turn_leave(&arena->turn, &place);
+            *bytes = 0;
+        }
+    }
+    if (!beside.frees_at_unmaps)
+        free_beside(&beside.freed[0]);
+    return result;
+}
+
+static CUresult CUDAAPI unmap_beside_frees(CUdeviceptr at, size_t bytes)
+{
+    CUresult result = beside.simulated->cuMemUnmap(at, bytes);
+    for (int i = 0; beside.frees_at_unmaps && i < FREED; i++)
+        if (beside.freed[i]) {
+            free_beside(&beside.freed[i]);
+            break;
+        }
+    return result;
+}
+
+/* Two handles in the way of BESIDE_MOST pages, and blocks of so many pages for others to free. */
+enum { HANDLES = 2, BESIDE_LEFT = 3, BESIDE_MOST = STUCK + WHOLE + BESIDE_LEFT };
+
+static CUmemGenericAllocationHandle open_beside(struct world *w, CUdeviceptr block[2], CUdeviceptr freed[FREED],
+                                                size_t pages)
+{
+    static vpmm_driver driver;
+    needs_simulator();
+    struct setup setup = setup_default();
+    world_open_without_pool(w, &setup);
+    beside = (struct beside){.simulated = w->driver, .w = w};
+    driver = *w->driver;
+    driver.cuMemGetInfo = tell_beside_a_build;
+    driver.cuMemUnmap = unmap_beside_frees;
+    setup.pool.driver = &driver;
+    must_work(vpmm_pool_create(&setup.pool, &w->pool));
+    beside.stream = world_stream(w);
+    for (int i = 0; i < FREED; i++)
+        freed[i] = take(w, pages, beside.stream);
+    put_handles_in_the_way(w, block, beside.stream);
+    cr_assert_eq(stats_of(w).reusable_bytes, (STUCK + WHOLE) * PAGE);
+    return others_handle(w, free_pages(w) - BESIDE_LEFT);
+}
+
+static void close_beside(struct world *w, CUdeviceptr block[2], CUmemGenericAllocationHandle others)
+{
+    for (int i = 0; i < 2; i++)
+        give(w, block[i], beside.stream);
+    cr_expect_eq(w->driver->cuMemRelease(others), CUDA_SUCCESS);
+    world_drain(w);
+    world_audit(w);
+    world_close(w);
+}
+
+/* What a build gives back makes unknown what the device has; and what it has made is not the device's before. */
+static void a_build_ends_beside_it(size_t pages, vpmm_status expected, uint64_t handles)
+{
+    struct world w;
+    CUdeviceptr block[2], live[FREED], p = 0;
+    CUmemGenericAllocationHandle others = open_beside(&w, block, live, WHOLE + 1);
+    uint64_t released = stats_of(&w).extents_released;
+    beside.ends_a_build = true;
+    cr_expect_eq(vpmm_malloc(w.pool, pages * PAGE, beside.stream, &p), expected, "%zu: %s", pages, vpmm_last_error());
+    cr_expect(!beside.ends_a_build);
+    cr_expect_eq(stats_of(&w).extents_released - released, handles);
+    if (p)
+        give(&w, p, beside.stream);
+    for (int i = 0; i < FREED; i++)
+        give(&w, live[i], beside.stream);
+    close_beside(&w, block, others);
+}
+
+Test(limits, handles_stay_where_a_build_beside_gives_something_back)
+{
+    a_build_ends_beside_it(BESIDE_MOST + 1, VPMM_ERROR_OUT_OF_MEMORY, 0);
+}
+
+Test(limits, handles_go_back_by_what_the_device_has_when_nobody_builds)
+{
+    a_build_ends_beside_it(BESIDE_MOST, VPMM_SUCCESS, HANDLES);
+}
+
+/* Then none needs to go. */
+Test(limits, handles_stay_where_another_has_freed_enough_meanwhile)
+{
+    struct world w;
+    CUdeviceptr block[2];
+    CUmemGenericAllocationHandle others = open_beside(&w, block, beside.freed, BESIDE_MOST);
+    CUdeviceptr live[FREED], enough;
+    memcpy(live, beside.freed, sizeof live);
+    enough = live[0];
+    uint64_t released = stats_of(&w).extents_released;
+    CUdeviceptr p = take(&w, BESIDE_MOST, beside.stream);
+    cr_expect_eq(p, enough);
+    cr_expect_eq(stats_of(&w).extents_released, released, "handles went back in vain");
+    give(&w, p, beside.stream);
+    for (int i = 1; i < FREED; i++)
+        give(&w, live[i], beside.stream);
+    close_beside(&w, block, others);
+}
+
+/* Where others free all the time it would never end, and they would have to make anew what they need. */
+Test(limits, what_others_free_while_handles_go_back_stays)
+{
+    struct world w;
+    CUdeviceptr block[2];
+    CUmemGenericAllocationHandle others = open_beside(&w, block, beside.freed, 8);
+    beside.frees_at_unmaps = true;
+    uint64_t released = stats_of(&w).extents_released;
+    CUdeviceptr p = take(&w, BESIDE_MOST, beside.stream);
+    cr_expect_eq(stats_of(&w).extents_released, released + HANDLES, "what was not in the way went back, too");
+    beside.frees_at_unmaps = false;
+    give(&w, p, beside.stream);
+    for (int i = 0; i < FREED; i++)
+        if (beside.freed[i])
+            give(&w, beside.freed[i], beside.stream);
+    close_beside(&w, block, others);
 }
 
 /* Blocks of many lengths come and go on a device that others have filled but for this pool's part. */

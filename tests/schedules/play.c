@@ -167,6 +167,7 @@ void open_world(void)
     struct play kept = play;
     play = (struct play){.cache_pages = kept.cache_pages,
                          .cap = kept.cap,
+                         .extent_pages = kept.extent_pages,
                          .reuse = kept.reuse,
                          .streams = kept.streams,
                          .graph = kept.graph,
@@ -179,7 +180,7 @@ void open_world(void)
     setup.sim.memory_bytes = 2 * CHUNK_PAGES * PAGE;
     setup.sim.devices = play.devices ? play.devices : setup.sim.devices;
     setup.pool.va_size = CHUNK_PAGES * PAGE;
-    setup.pool.extent_size = PAGE; /* a page moves alone: no free memory is ever stuck */
+    setup.pool.extent_size = (play.extent_pages ? play.extent_pages : 1) * PAGE; /* 1: no free memory is ever stuck */
     setup.pool.cache_bytes = play.cache_pages * PAGE;
     setup.pool.max_mapped = (play.cap ? play.cap : CAP) * PAGE;
     setup.pool.reuse = play.reuse;

@@ -23,6 +23,7 @@ struct block {
 extern struct play {
     struct world w;
     size_t cache_pages, cap; /* kept from one schedule to the next, as is `what` */
+    size_t extent_pages;     /* of a handle, at most; 0: a page moves alone. Likewise */
     vpmm_reuse reuse;
     vpmm_streams streams;
     bool graph;    /* the pool is a graph's; likewise, as are all to look_at_stream */
