@@ -306,8 +306,8 @@ static vpmm_status find_in_hands(struct arena *arena, const struct turn_request 
 
 /*
  * After all else, for a request that has failed with this status: free handles may be in the way (make_way.h). With the
- * room that there is then the policy plans for no more than the device has. Others that build meanwhile may move handles,
- * or take what was given back where the request would have gone: then there may be another place.
+ * room that there is then the policy plans for no more than the device has. Others that build meanwhile may move
+ * handles, or take the place where the request would have gone: then there may be another one.
  */
 static vpmm_status find_when_way_is_made(struct arena *arena, const struct turn_request *request,
                                          struct build_limits *limits, struct turn_answer *answer, vpmm_status status)

@@ -16,9 +16,9 @@
 #include "remap/arena.h"
 
 /*
- * For a request of so many pages, which has failed. Gives the wholly free handles back that wait for nothing, if it fits
- * then, by what the device has room for and the cap leaves; else none. True: it may fit now, *room is what the device
- * has. They go in vain where the device has less than it says, or another process is quicker.
+ * For a request of so many pages, which has failed. Gives the wholly free handles back that wait for nothing, if it
+ * fits then, by what the device has room for and the cap leaves; else none. True: it may fit now, *room is what the
+ * device has. They go in vain where the device has less than it says, or another process is quicker.
  *
  * It waits for the pass lock, and the turn, as a trim does. So of several such requests each sees what the one before
  * it has left, and what it says that the device has is not what a build is about to give back. No more handles go than
