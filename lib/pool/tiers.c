@@ -270,16 +270,14 @@ vpmm_status tiers_after_wait(const struct tiers_wait *wait, vpmm_status status)
  * Waits for what was freed before, and tries again whenever some of it has passed: what the request needs may be the
  * first of it. At last the device is asked anew: other pools may have given it something back.
  */
-static vpmm_status settle_and_find(struct arena *arena, const struct turn_request *request, struct build_limits *limits,
-                                   struct turn_answer *answer, struct tiers_wait *wait)
+static vpmm_status find_while_settling(struct arena *arena, struct settling *settling,
+                                       const struct turn_request *request, struct build_limits *limits,
+                                       struct turn_answer *answer, struct tiers_wait *wait)
 {
-    struct settling settling;
     bool more = true;
-    vpmm_status status = settling_begin(arena, &settling);
-    if (status != VPMM_SUCCESS)
-        return status;
+    vpmm_status status;
     do {
-        tiers_note_wait(wait, settling_wait_for_some(arena, &settling, &more));
+        tiers_note_wait(wait, settling_wait_for_some(arena, settling, &more));
         if (!more) {
             async_pool_trim(arena->async);
             limits->room = DEVICE_ROOM_UNKNOWN;
@@ -287,7 +285,38 @@ static vpmm_status settle_and_find(struct arena *arena, const struct turn_reques
         cut_flush(arena); /* now that slices have passed, slabs are empty */
         status = find_or_build(arena, request, limits, answer);
     } while (more && is_shortage(status));
-    settling_end(&settling);
+    return status;
+}
+
+/* Whether so much is free, or may be made under the cap. What it is behind, or beside, is not looked at. */
+static bool may_suffice(const struct arena *arena, uint64_t pages)
+{
+    uint64_t live = stats_sum(arena->stats, STAT_live_bytes), mapped = stats_sum(arena->stats, STAT_mapped_bytes);
+    uint64_t max_mapped = load_relaxed_u64(&arena->max_mapped), most = max_mapped > mapped ? max_mapped : mapped;
+    return most > live && (most - live) >> arena->space.units.unit_shift >= pages;
+}
+
+/*
+ * What others have freed meanwhile is waited for too, if there is enough free memory for the request: but not for ever,
+ * since where others are served all the time there may always be some.
+ */
+static vpmm_status settle_and_find(struct arena *arena, const struct turn_request *request, struct build_limits *limits,
+                                   struct turn_answer *answer, struct tiers_wait *wait)
+{
+    enum { SETTLINGS = 4 };
+    vpmm_status status = VPMM_ERROR_OUT_OF_MEMORY;
+    for (int i = 0; i < SETTLINGS && is_shortage(status) && wait->status == VPMM_SUCCESS; i++) {
+        struct settling settling;
+        vpmm_status begun = settling_begin(arena, &settling);
+        if (begun != VPMM_SUCCESS)
+            return begun;
+        bool waits = !i || (settling.points && may_suffice(arena, request->pages));
+        if (waits)
+            status = find_while_settling(arena, &settling, request, limits, answer, wait);
+        settling_end(&settling);
+        if (!waits)
+            return status;
+    }
     return status;
 }
 

@@ -235,8 +235,30 @@ Test(settle, without_a_thread_a_stream_is_waited_for_mark_by_mark)
     stage_close(&t);
 }
 
+/* All that was freed before counts as one wait, however often something of it passes. */
+Test(settle, without_a_thread_what_is_behind_many_marks_is_waited_for)
+{
+    enum { MARKS = 8 };
+    struct stage t;
+    stage_open(&t, setup_default());
+    for (int i = 0; i < MARKS; i++) {
+        keep_busy(&t.w, t.a);
+        give(&t.w, t.page[1], t.a);
+        t.page[1] = take(&t.w, 1, t.a);
+    }
+    quarantine(&t, &t.page[3], t.a);
+    fill_up(&t);
+    CUdeviceptr p = take(&t.w, 1, t.asks);
+    give(&t.w, p, t.asks);
+    give(&t.w, t.page[0], t.asks);
+    give(&t.w, t.page[2], t.asks);
+    free_kept(&t);
+    stage_close(&t);
+}
+
 /* ---- no more than what was freed before, and no less ---- */
 
+/* Together with what is left it is less than the request needs. */
 Test(settle, what_is_freed_meanwhile_is_not_waited_for, .timeout = 60)
 {
     struct stage t;
@@ -259,6 +281,98 @@ Test(settle, what_is_freed_meanwhile_is_not_waited_for, .timeout = 60)
     give(&t.w, t.page[2], t.asks);
     free_kept(&t);
     stage_close(&t);
+}
+
+/* Together with what was freed before it is enough. */
+Test(settle, what_is_freed_meanwhile_is_waited_for_where_it_may_suffice, .timeout = 60)
+{
+    struct stage t;
+    struct gate early, late;
+    struct malloc_thread asker;
+    stage_open(&t, running());
+    hold(&t.w, t.a, &early);
+    hold(&t.w, t.last, &late);
+    quarantine(&t, &t.page[3], t.a);
+    fill_up(&t);
+    malloc_thread_start(&asker, &t.w, t.asks, CAP - 2 - (size_t)t.mores); /* all but what stays live */
+    await_waiter(&t.w);                                                   /* by then it knows what it waits for */
+    quarantine(&t, &t.page[0], t.last);
+    atomic_store(&early.open, true);
+    clock_sleep_us(50000);
+    cr_expect(!atomic_load(&asker.done), "it ended while there was more to come");
+    atomic_store(&late.open, true);
+    pthread_join(asker.thread, NULL);
+    cr_expect_eq(asker.status, VPMM_SUCCESS);
+    cr_expect(!atomic_load(&early.forced) && !atomic_load(&late.forced));
+    if (asker.status == VPMM_SUCCESS)
+        give(&t.w, asker.pointer, t.asks);
+    free_kept(&t);
+    stage_close(&t);
+}
+
+/* ---- not for ever ---- */
+
+enum { HANDLE = 4, HANDLES = 6, MOST_WAITS = 100 };
+
+static struct {
+    const vpmm_driver *simulated;
+    struct world *w;
+    CUstream stream;
+    CUdeviceptr page;
+    unsigned waits;
+} busy;
+
+/* As another thread, which takes the page and frees it behind work, whenever some of that has been waited for. */
+static void use_and_free(void)
+{
+    busy.page = take(busy.w, 1, busy.stream);
+    keep_busy(busy.w, busy.stream);
+    give(busy.w, busy.page, busy.stream);
+}
+
+static CUresult CUDAAPI synchronize_beside_frees(CUevent event)
+{
+    CUresult result = busy.simulated->cuEventSynchronize(event);
+    if (++busy.waits < MOST_WAITS)
+        use_and_free();
+    return result;
+}
+
+/* Three pages of each handle are free, and no four beside one another: whatever is freed does not serve four. */
+Test(settle, what_is_freed_all_the_time_is_not_waited_for_for_ever)
+{
+    static vpmm_driver driver;
+    struct world w;
+    CUdeviceptr first[HANDLES], rest[HANDLES], none;
+    struct setup setup = setup_default();
+    needs_simulator();
+    setup.pool.extent_size = HANDLE * PAGE;
+    setup.pool.max_mapped = HANDLES * HANDLE * PAGE;
+    world_open_without_pool(&w, &setup);
+    busy.simulated = w.driver;
+    busy.w = &w;
+    busy.waits = 0;
+    driver = *w.driver;
+    driver.cuEventSynchronize = synchronize_beside_frees;
+    setup.pool.driver = &driver;
+    must_work(vpmm_pool_create(&setup.pool, &w.pool));
+    CUstream s = world_stream(&w);
+    busy.stream = world_stream(&w);
+    for (int i = 0; i < HANDLES; i++) {
+        give(&w, take(&w, HANDLE, s), s);
+        first[i] = take(&w, 1, s);
+        rest[i] = take(&w, HANDLE - 1, s);
+    }
+    for (int i = 0; i < HANDLES; i++)
+        give(&w, rest[i], s);
+    use_and_free();
+    must_fail(VPMM_ERROR_OUT_OF_MEMORY, vpmm_malloc(w.pool, HANDLE * PAGE, s, &none));
+    cr_expect_gt(busy.waits, 0, "it waited for nothing");
+    cr_expect_lt(busy.waits, MOST_WAITS, "it waits as long as others free");
+    for (int i = 0; i < HANDLES; i++)
+        give(&w, first[i], s);
+    world_drain(&w);
+    world_close(&w);
 }
 
 Test(settle, all_that_was_freed_before_is_waited_for, .timeout = 60)
