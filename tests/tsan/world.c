@@ -133,7 +133,8 @@ static bool open_world(void)
     own.sim = vpmm_sim_create(&sim);
     if (own.sim == NULL)
         return false;
-    config.driver = world.driver = vpmm_sim_driver(own.sim);
+    world.driver = vpmm_sim_driver(own.sim);
+    config.driver = program.drive ? program.drive(world.driver) : world.driver;
     return open_driver() && vpmm_pool_create(&config, &world.pool) == VPMM_SUCCESS;
 }
 

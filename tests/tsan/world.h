@@ -35,7 +35,8 @@ struct program {
                              thread takes the place */
     unsigned streams;     /* up to WORLD_STREAMS; destroyed after the pool */
     void (*configure)(vpmm_sim_config *, vpmm_config *);
-    void (*work)(uint64_t index); /* of the thread, from 0 */
+    const vpmm_driver *(*drive)(const vpmm_driver *); /* what the pool calls; NULL: the simulator itself */
+    void (*work)(uint64_t index);                     /* of the thread, from 0 */
 
     /* On the main thread; NULL: nothing to do. After a failure in begin there are no threads. */
     void (*begin)(void);
