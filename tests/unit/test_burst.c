@@ -2,14 +2,15 @@
  * Long runs of driver calls: one thread's burst at a time, in the order of asking; builds that stand in line beside who
  * calls for long, and not else; and who keeps the others waiting is passed by.
  *
- * That a thread has asked cannot be seen from outside: it is given some milliseconds for it. What a busy machine can
- * spoil so is tried again, and a try that took so long that others may have lost their patience does not count.
+ * The clock goes on when the test says so, and it is seen that a thread waits: nothing here depends on how busy the
+ * machine is. Where a thread must not go on it is given a moment in which it could.
  */
 #define _GNU_SOURCE 1
 
 #include "driver/burst.h"
 
 #include "base/clock.h"
+#include "still_clock.h"
 
 #include <criterion/criterion.h>
 #include <pthread.h>
@@ -18,12 +19,14 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-enum { TRIES = 20, MOST_TRIES = 200, ASKING_US = 5000 };
+enum { LOOK_US = STILL_LOOK_US, MOMENT_US = 5000 };
 
+/* So that the burst is over, and just so. */
 static void spend(const struct burst *burst)
 {
-    while (!burst_is_over(burst))
-        clock_spin_ns(BURST_NS / 10);
+    uint64_t now = clock_now_ns();
+    if (now < burst->end_ns)
+        still_pass(burst->end_ns - now);
 }
 
 /* ---- a thread that asks once ---- */
@@ -32,7 +35,7 @@ struct asker {
     bool builds; /* else it calls for long */
     bool joined; /* a build: it had to ask */
     uint64_t waited_ns;
-    atomic_bool asks, has_it, may_end;
+    atomic_bool has_it, may_end;
     pthread_t thread;
 };
 
@@ -40,7 +43,6 @@ static void *ask_once(void *argument)
 {
     struct asker *asker = argument;
     struct burst burst = {0};
-    atomic_store(&asker->asks, true);
     if (asker->builds)
         asker->waited_ns = burst_give_way(&burst);
     else
@@ -48,18 +50,32 @@ static void *ask_once(void *argument)
     asker->joined = burst.end_ns != 0;
     atomic_store(&asker->has_it, true);
     while (!atomic_load(&asker->may_end))
-        clock_yield();
+        clock_sleep_us(LOOK_US);
     burst_end(&burst);
     return NULL;
 }
 
+/* Returns when it waits, or has its burst. */
 static void start(struct asker *asker, bool builds)
 {
+    unsigned before = atomic_load(&still.waits);
     *asker = (struct asker){.builds = builds};
     cr_assert_eq(pthread_create(&asker->thread, NULL, ask_once, asker), 0);
-    while (!atomic_load(&asker->asks))
-        clock_yield();
-    clock_sleep_us(ASKING_US);
+    while (atomic_load(&still.waits) == before && !atomic_load(&asker->has_it))
+        clock_sleep_us(LOOK_US);
+}
+
+static void await(const atomic_bool *it)
+{
+    while (!atomic_load(it))
+        clock_sleep_us(LOOK_US);
+}
+
+/* It has a moment in which to begin. */
+static bool waits_still(const struct asker *asker)
+{
+    clock_sleep_us(MOMENT_US);
+    return !atomic_load(&asker->has_it);
 }
 
 static void finish(struct asker *asker)
@@ -70,20 +86,6 @@ static void finish(struct asker *asker)
 
 /* ---- the line ---- */
 
-/* Of the tries that take so long at most. */
-static void expect_mostly(bool (*happens)(bool), bool builds, uint64_t most_ms)
-{
-    const uint64_t end = clock_now_ns() + UINT64_C(8000000000);
-    int times = 0, tries = 0;
-    for (int i = 0; i < MOST_TRIES && tries < TRIES && clock_now_ns() < end; i++) {
-        uint64_t since = clock_now_ns();
-        bool does = happens(builds), counts = clock_now_ns() - since < most_ms * 1000000;
-        tries += counts;
-        times += counts && does;
-    }
-    cr_expect_gt(times, tries / 2, "%d of %d", times, tries);
-}
-
 enum { THREADS = 3, BURSTS = 5 };
 
 static atomic_int inside;
@@ -93,6 +95,7 @@ static void note_meeting(const struct burst *burst)
 {
     if (atomic_fetch_add(&inside, 1))
         atomic_store(&met, true);
+    clock_sleep_us(MOMENT_US); /* for the others, who could come */
     spend(burst);
     atomic_fetch_sub(&inside, 1);
 }
@@ -110,71 +113,64 @@ static void *burst_after_burst(void *unused)
     return NULL;
 }
 
-/* Two meet where a thread stands still in its burst for longer than others are patient. */
-static bool is_one_at_a_time(bool unused)
+/* Of their bursts' time alone, nobody waits so long that patience ends. */
+Test(burst, one_at_a_time, .timeout = 60)
 {
     pthread_t thread[THREADS];
-    (void)unused;
-    atomic_store(&met, false);
+    _Static_assert(THREADS * BURST_NS < BURST_PATIENCE_NS, "patience ends");
     for (int i = 0; i < THREADS; i++)
         cr_assert_eq(pthread_create(&thread[i], NULL, burst_after_burst, NULL), 0);
     for (int i = 0; i < THREADS; i++)
         pthread_join(thread[i], NULL);
-    return !atomic_load(&met);
+    cr_expect(!atomic_load(&met));
 }
 
-Test(burst, one_at_a_time, .timeout = 60)
-{
-    expect_mostly(is_one_at_a_time, false, 30);
-}
-
-/* Whether who waits comes first when a burst's time is over, and not before. */
-static bool is_let_in_between(bool builds)
+/* Who waits comes first when a burst's time is over, and not before. */
+static void is_let_in_between(bool builds)
 {
     struct burst burst = {0};
     struct asker asker;
     burst_begin(&burst);
     start(&asker, builds);
     atomic_store(&asker.may_end, true);
-    bool too_early = atomic_load(&asker.has_it);
+    cr_expect(waits_still(&asker), "it comes too early");
     spend(&burst);
     burst_breathe(&burst);
-    bool is_let_in = atomic_load(&asker.has_it);
+    cr_expect(atomic_load(&asker.has_it), "it is not let in");
     burst_end(&burst);
     pthread_join(asker.thread, NULL);
-    return is_let_in && !too_early && (!builds || (asker.joined && asker.waited_ns));
+    cr_expect(!builds || (asker.joined && asker.waited_ns == BURST_NS));
 }
 
 Test(burst, first_come_first_served, .timeout = 60)
 {
-    expect_mostly(is_let_in_between, false, 20);
+    is_let_in_between(false);
 }
 
 Test(burst, builds_are_let_in, .timeout = 60)
 {
-    expect_mostly(is_let_in_between, true, 20);
+    is_let_in_between(true);
 }
 
-/* Whether one goes on whose time is not over. */
-static bool keeps_its_time(bool builds)
+/* Whose time is not over goes on. */
+static void keeps_its_time(bool builds)
 {
     struct burst burst = {0};
     struct asker asker;
     burst_begin(&burst);
-    burst.end_ns += 1000 * BURST_NS;
     start(&asker, builds);
     atomic_store(&asker.may_end, true);
+    still_pass(BURST_NS - 1);
     burst_breathe(&burst);
-    bool keeps = !atomic_load(&asker.has_it);
+    cr_expect(waits_still(&asker));
     burst_end(&burst);
     pthread_join(asker.thread, NULL);
-    return keeps;
 }
 
 Test(burst, nobody_is_let_in_before_its_time_is_over, .timeout = 60)
 {
-    expect_mostly(keeps_its_time, false, 20);
-    expect_mostly(keeps_its_time, true, 20);
+    keeps_its_time(false);
+    keeps_its_time(true);
 }
 
 /* ---- builds ---- */
@@ -209,47 +205,41 @@ Test(burst, builds_are_in_the_line_during_its_pauses)
 /* ---- who keeps the others waiting ---- */
 
 /* It has ended its burst, then: what it does later ends nobody else's. */
-static bool is_passed_by(bool builds)
+static void is_passed_by(bool builds)
 {
     struct burst burst = {0};
     struct asker second, third;
     burst_begin(&burst);
-    uint64_t since = clock_now_ns();
     start(&second, builds);
-    while (!atomic_load(&second.has_it))
-        clock_yield();
-    bool waited = clock_now_ns() - since >= BURST_PATIENCE_NS;
+    still_pass(BURST_PATIENCE_NS - 1);
+    cr_expect(waits_still(&second), "its patience ends too early");
+    still_pass(1);
+    await(&second.has_it);
     burst_end(&burst);
     start(&third, false);
-    bool in_turn = !atomic_load(&third.has_it);
+    cr_expect(waits_still(&third));
     finish(&second);
     finish(&third);
-    return waited && in_turn;
 }
 
 Test(burst, who_stands_still_is_passed_by, .timeout = 60)
 {
-    expect_mostly(is_passed_by, false, 45);
-    expect_mostly(is_passed_by, true, 45);
+    is_passed_by(false);
+    is_passed_by(true);
 }
 
 /* Who asks late in a long burst has all its patience. */
-static bool is_patient_from_its_asking(bool builds)
+Test(burst, patience_begins_with_asking, .timeout = 60)
 {
     struct burst burst = {0};
     struct asker asker;
     burst_begin(&burst);
-    clock_sleep_us(BURST_PATIENCE_NS * 3 / 2 / 1000);
-    start(&asker, builds);
-    bool waits = !atomic_load(&asker.has_it);
+    still_pass(BURST_PATIENCE_NS * 3 / 2);
+    start(&asker, true);
+    still_pass(BURST_PATIENCE_NS - 1);
+    cr_expect(waits_still(&asker));
     burst_end(&burst);
     finish(&asker);
-    return waits;
-}
-
-Test(burst, patience_begins_with_asking, .timeout = 60)
-{
-    expect_mostly(is_patient_from_its_asking, true, 50);
 }
 
 static atomic_bool is_held, is_released;
@@ -259,7 +249,7 @@ static void hold_still(int signal)
     (void)signal;
     atomic_store(&is_held, true);
     while (!atomic_load(&is_released))
-        clock_sleep_us(ASKING_US);
+        clock_sleep_us(LOOK_US);
 }
 
 /* Who waits for its burst and does not look as it comes is passed by, too, and goes on when it looks. */
@@ -272,15 +262,13 @@ Test(burst, who_looks_late_goes_on, .timeout = 60)
     burst_begin(&burst);
     start(&late, false);
     cr_assert_eq(pthread_kill(late.thread, SIGUSR1), 0);
-    while (!atomic_load(&is_held))
-        clock_yield();
+    await(&is_held);
     start(&next, false);
     burst_end(&burst);
-    while (!atomic_load(&next.has_it))
-        clock_yield();
+    still_pass(BURST_PATIENCE_NS);
+    await(&next.has_it);
     atomic_store(&is_released, true);
-    while (!atomic_load(&late.has_it))
-        clock_yield();
+    await(&late.has_it);
     finish(&late);
     finish(&next);
 }
@@ -288,25 +276,19 @@ Test(burst, who_looks_late_goes_on, .timeout = 60)
 /* ---- forks ---- */
 
 /* The threads that have a burst, or wait, are none of the child's. */
-static bool is_alone_in_a_child(bool unused)
+Test(burst, a_child_of_a_fork_waits_for_nobody, .timeout = 60)
 {
     struct burst burst = {0}, build = {0};
     int status = -1;
-    (void)unused;
     burst_begin(&burst);
     pid_t child = fork();
     if (child == 0) {
-        bool counts = burst_give_way(&build) != 0;
-        uint64_t since = clock_now_ns();
+        atomic_store(&still.hurries, true);
+        bool counts = burst_give_way(&build) != 0 || build.end_ns;
         burst_begin(&build);
-        _exit(counts || clock_now_ns() - since >= BURST_PATIENCE_NS);
+        _exit(counts || atomic_load(&still.waits));
     }
-    waitpid(child, &status, 0);
+    cr_assert_eq(waitpid(child, &status, 0), child);
+    cr_expect_eq(status, 0);
     burst_end(&burst);
-    return status == 0;
-}
-
-Test(burst, a_child_of_a_fork_waits_for_nobody, .timeout = 60)
-{
-    expect_mostly(is_alone_in_a_child, false, 60);
 }
