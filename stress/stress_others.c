@@ -252,30 +252,13 @@ static vpmm_status wake(vpmm_pool *pool)
     return status;
 }
 
-/* Gives the pool's memory back for a while. True: there is memory at its addresses again. */
-static bool park_and_wake(run *r, vpmm_pool *pool)
-{
-    host_memory_enter();
-    vpmm_status status = vpmm_park(pool);
-    host_memory_leave();
-    if (!may_be_refused(r, "vpmm_park", status))
-        return true;
-    count(&r->parks);
-    while (!may_be_refused(r, "vpmm_wake", wake(pool))) { /* others have the memory meanwhile */
-        if (atomic_load(&r->stop))
-            return false;
-        pause_ms(PAUSE_LEAST_MS);
-    }
-    return true;
-}
-
 struct beside {
     run *run;
     vpmm_pool *pool;
     CUstream stream;
     pthread_t thread;
     bool begun;
-    atomic_bool stop;
+    atomic_bool stop, refused; /* refused: by a park */
 };
 
 /* Beside the park and the wake, on the same stream. Nothing is written: the memory may be away. */
@@ -293,6 +276,7 @@ static void *allocate_beside(void *argument)
         host_memory_leave();
         if (status == VPMM_ERROR_NOT_SUPPORTED) {
             count(&r->refused_by_park);
+            atomic_store(&b->refused, true);
             pause_ms(1);
         } else if (may_be_refused(r, "vpmm_malloc beside a park", status)) {
             count(&r->beside_park);
@@ -317,6 +301,33 @@ static void end_beside(struct beside *b)
         pthread_join(b->thread, NULL);
 }
 
+/* Until the thread beside it has been refused, which on a busy host does not run of itself before the wake. */
+static void stay_parked(run *r, const struct beside *b)
+{
+    enum { TRIES = 2000 };
+    for (int i = 0; i < TRIES && !atomic_load(&b->refused) && !atomic_load(&r->stop); i++)
+        pause_ms(1);
+}
+
+/* Gives the pool's memory back for a while, or a moment. True: there is memory at its addresses again. */
+static bool park_and_wake(run *r, const struct beside *b)
+{
+    host_memory_enter();
+    vpmm_status status = vpmm_park(b->pool);
+    host_memory_leave();
+    if (!may_be_refused(r, "vpmm_park", status))
+        return true;
+    count(&r->parks);
+    if (b->begun && atomic_load(&r->parks) % 2)
+        stay_parked(r, b);
+    while (!may_be_refused(r, "vpmm_wake", wake(b->pool))) { /* others have the memory meanwhile */
+        if (atomic_load(&r->stop))
+            return false;
+        pause_ms(PAUSE_LEAST_MS);
+    }
+    return true;
+}
+
 static void use_pool(run *r, vpmm_pool *pool, CUstream stream, bool parks)
 {
     CUdeviceptr address[POOL_ALLOCATIONS] = {0};
@@ -325,7 +336,7 @@ static void use_pool(run *r, vpmm_pool *pool, CUstream stream, bool parks)
         begin_beside(&beside);
     allocate_in(r, pool, stream, address);
     write_to(r, stream, address);
-    if (parks && park_and_wake(r, pool))
+    if (parks && park_and_wake(r, &beside))
         write_to(r, stream, address);
     for (int i = 0; i < POOL_ALLOCATIONS; i++)
         may_be_refused(r, "vpmm_free", vpmm_free(pool, address[i], stream));

@@ -63,7 +63,7 @@ def took_all_paths(result):
 
 
 def run_with_faults(program):
-    for seed, seconds in ("1", "8"), ("2", "24"), ("3", "72"):
+    for seed, seconds in ("1", "8"), ("2", "24"), ("3", "72"), ("4", "216"):
         status, said, errors = run(program, "--seconds", seconds, "--seed", seed, "--faults")
         result = said["results"][0] if said else {}
         check(status == PASSED and said["outcome"] == "passed" and result["audit"], "a run with faults passes", errors)
@@ -137,10 +137,10 @@ def check_planted(program):
 
 def check_lost_device(program):
     begun = time.monotonic()
-    status, said, errors = run(program, "--seconds", "60", "--plant", "lost-device", **UNWATCHED)
+    status, said, errors = run(program, "--seconds", "300", "--plant", "lost-device", **UNWATCHED)
     message = said["results"][0]["message"]
     check(status == DEVICE_ERROR and ("lost" in message or "700" in message), "a lost device is called one", message)
-    check(time.monotonic() - begun < 50, "nothing hangs on a lost device", time.monotonic() - begun)
+    check(time.monotonic() - begun < 250, "nothing hangs on a lost device", time.monotonic() - begun)
     check(said["results"][0]["held"] >= 0.9, "what was held is known of a lost device, too", said["results"][0])
 
 
