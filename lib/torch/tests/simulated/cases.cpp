@@ -1,6 +1,6 @@
 /*
- * cases.cpp - what PyTorch expects of its allocator, one case after the other, by one thread: before random.cpp's
- * threads begin. Each leaves nothing behind.
+ * cases.cpp - what PyTorch expects of its allocator, in cases that a thread runs one after the other, in any order, or
+ * one alone. Each begins with the same state, and leaves nothing behind: see begin_case and end_case.
  */
 #include "pytorch.h"
 
@@ -11,6 +11,7 @@
 #include <iterator>
 #include <map>
 #include <optional>
+#include <random>
 #include <set>
 #include <string>
 #include <thread>
@@ -230,11 +231,13 @@ static int64_t reserved_when_another_has_freed(Back& back, c10::DataPtr& memory)
 /* PyTorch does not end what a failed capture has begun: others free all the same, once the thread goes on. */
 static void frees_after_a_capture_that_failed(Back& back) {
   const MempoolId_t id{7, 13};
-  c10::DataPtr first = back.allocate(8 << 20), second = back.allocate(8 << 20);
+  const int64_t BYTES = 8 << 20;
+  c10::DataPtr piece = back.allocate(1000), first = back.allocate(BYTES), second = back.allocate(BYTES);
+  const int64_t all = back.getDeviceStats(0).reserved_bytes[0].current;
   back.beginAllocateToPool(0, id, [](cudaStream_t) { return false; });
-  REQUIRE(reserved_when_another_has_freed(back, first) == 16 << 20); // a capture may be about to begin
-  c10::DataPtr piece = back.allocate(1000);
-  REQUIRE(reserved_when_another_has_freed(back, second) < 8 << 20);
+  REQUIRE(reserved_when_another_has_freed(back, first) == all); // a capture may be about to begin
+  back.allocate(1000).clear();                                  // beside the piece
+  REQUIRE(reserved_when_another_has_freed(back, second) == all - 2 * BYTES);
   piece.clear();
   back.endAllocateToPool(0, id);
   back.releasePool(0, id);
@@ -1003,7 +1006,20 @@ struct Capture {
   }
 };
 
+static bool reuses_in_captures() {
+  return vpmm_torch::reuses_in_captures<c10::cuda::CUDACachingAllocator::CUDAAllocatorConfig>(0);
+}
+
+/* Whether this PyTorch has the setting. */
+static bool has_reuse_in_captures() {
+  bool has = set_reuse_in_captures(true);
+  set_reuse_in_captures(false);
+  return has;
+}
+
 static void reuses_what_has_joined(Back& back, bool reuse) {
+  if (reuse && !has_reuse_in_captures())
+    return;
   Capture capture(back, 2, reuse);
   c10::DataPtr sink = capture.allocate(0), used = capture.allocate(0);
   void* address = used.get();
@@ -1018,6 +1034,8 @@ static void reuses_what_has_joined(Back& back, bool reuse) {
 
 /* Each of three further streams has to have joined, some by way of another. */
 static void waits_for_all_to_join(Back& back) {
+  if (!has_reuse_in_captures())
+    return;
   Capture capture(back, 4, true);
   c10::DataPtr sink = capture.allocate(0), used = capture.allocate(0);
   void* address = used.get();
@@ -1036,6 +1054,8 @@ static void waits_for_all_to_join(Back& back) {
 
 /* What is known of a stream's graph is forgotten where its frontier no longer depends on it. */
 static void sees_that_a_frontier_was_set_anew(Back& back) {
+  if (!has_reuse_in_captures())
+    return;
   Capture capture(back, 2, true);
   c10::DataPtr one = capture.allocate(0), other = capture.allocate(0);
   void *address = one.get(), *other_address = other.get();
@@ -1055,6 +1075,8 @@ static void sees_that_a_frontier_was_set_anew(Back& back) {
 
 /* A capture that ends before they have joined keeps it no longer than their work. */
 static void ends_with_the_capture(Back& back) {
+  if (!has_reuse_in_captures())
+    return;
   {
     Capture capture(back, 2, true);
     c10::DataPtr used = capture.allocate(0);
@@ -1082,11 +1104,15 @@ static void asks_little_within_a_capture(Back& back) {
 
 /* ---- several devices ---- */
 
-/* A stream of the second device, which the test's thread works with while there is one. */
+/*
+ * A stream of the second device, which the test's thread works with while there is one, and which may use the first's
+ * memory.
+ */
 struct PeerStream {
   CUstream stream = nullptr;
 
-  PeerStream() {
+  explicit PeerStream(Back& back) {
+    back.enablePeerAccess(1, 0);
     DRIVE(cuCtxPushCurrent(simulated.peer_context));
     DRIVE(cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING));
   }
@@ -1122,9 +1148,9 @@ static void lets_a_peer_in(Back& back) {
   }
   std::shared_ptr<void> later = back.getIpcDevPtr(back.shareIpcHandle(in_after.get()).handle);
   for (const c10::DataPtr* memory : {&in_main, &in_before, &in_after})
-    PeerStream().write(memory->get());
-  PeerStream().write(import.get());
-  PeerStream().write(later.get());
+    PeerStream(back).write(memory->get());
+  PeerStream(back).write(import.get());
+  PeerStream(back).write(later.get());
   REQUIRE(vpmm_sim_misuses(simulated.sim) == 0);
   for (c10::DataPtr* memory : {&in_main, &in_before, &in_after})
     memory->clear();
@@ -1138,7 +1164,7 @@ static void waits_for_a_peer_s_stream(Back& back) {
   back.emptyCache({0, 0});
   c10::DataPtr used = back.allocate(BYTES);
   {
-    PeerStream peer;
+    PeerStream peer(back);
     peer.write(used.get());
     back.recordStream(used, torch_stream(peer.stream, 1));
     DRIVE(cuCtxPushCurrent(simulated.context));
@@ -1159,7 +1185,7 @@ static void waits_for_a_peer_s_stream(Back& back) {
 static void empties_what_a_peer_s_stream_uses(Back& back) {
   enum { MANY = 100 };
   Gate gate;
-  PeerStream peer;
+  PeerStream peer(back);
   gate.stand_before(peer.stream);
   DRIVE(cuCtxPushCurrent(simulated.context));
   for (int i = 0; i < MANY; i++) {
@@ -1240,6 +1266,16 @@ static void shares(Back& back, size_t bytes, bool is_private) {
   back.releasePool(0, id);
   back.emptyCache({0, 0});
   REQUIRE(vpmm_sim_used_bytes(simulated.sim) == used);
+}
+
+static constexpr size_t PIECE = 500, PAGES = size_t{6} << 20, MANY_HANDLES = size_t{7} << 30;
+
+static void shares_of_the_main_pool(Back& back, size_t bytes) {
+  shares(back, bytes, false);
+}
+
+static void shares_of_a_private_pool(Back& back, size_t bytes) {
+  shares(back, bytes, true);
 }
 
 /* What was sent to other processes, until they are done with it, which a callback of PyTorch's finds out. */
@@ -1493,7 +1529,7 @@ static void parks_behind_another_device_s_stream(Back& back, Memory memory) {
   auto checkpoint = memory == Memory::SHELVED ? back.getCheckpointState(0, pool.id) : nullptr;
   DRIVE(cuCtxSynchronize()); // what was written there comes before
   Gate gate;
-  PeerStream peer;
+  PeerStream peer(back);
   gate.stand_before(peer.stream);
   peer.write(pool.memory[0].get());
   back.recordStream(pool.memory[0], torch_stream(peer.stream, 1));
@@ -1519,7 +1555,7 @@ static void ends_behind_another_device_s_stream(Back& back) {
   const MempoolId_t id{7, 33};
   back.createOrIncrefPool(0, id);
   Gate gate;
-  PeerStream peer;
+  PeerStream peer(back);
   DRIVE(cuCtxPushCurrent(simulated.context));
   std::shared_ptr<c10::cuda::CUDACachingAllocator::AllocatorState> checkpoint; // kept to the pool's end
   {
@@ -1547,7 +1583,7 @@ static void parks_beside_another_device_s_capture(Back& back) {
   ParkedPool pool(back);
   DRIVE(cuCtxSynchronize());
   Gate gate;
-  PeerStream peer;
+  PeerStream peer(back);
   gate.stand_before(peer.stream);
   peer.write(pool.memory[0].get());
   back.recordStream(pool.memory[0], torch_stream(peer.stream, 1));
@@ -1624,7 +1660,7 @@ struct UsedByPeer {
   PeerStream peer;
   std::thread opener;
 
-  UsedByPeer(Back& back, bool by_default_stream) : pool(back) {
+  UsedByPeer(Back& back, bool by_default_stream) : pool(back), peer(back) {
     CUstream stream = by_default_stream ? nullptr : peer.stream;
     DRIVE(cuCtxPushCurrent(simulated.context));
     DRIVE(cuCtxSynchronize());
@@ -1702,7 +1738,7 @@ static void parks_beside_who_has_the_frees(Back& back) {
 static void parks_by_two_threads(Back& back) {
   UsedByPeer used(back, false);
   Gate other_gate;
-  PeerStream other_peer;
+  PeerStream other_peer(back);
   other_gate.stand_before(other_peer.stream);
   DRIVE(cuCtxPushCurrent(simulated.context));
   {
@@ -1765,7 +1801,7 @@ static void wakes_behind_another_device_s_stream(Back& back) {
   ParkedPool pool(back);
   REQUIRE(!vpmm_torch_park(7, 6, true));
   Gate gate;
-  PeerStream peer;
+  PeerStream peer(back);
   gate.stand_before(peer.stream);
   DRIVE(cuCtxPushCurrent(simulated.context));
   const size_t most = vpmm_sim_config_default().memory_bytes - vpmm_sim_used_bytes(simulated.sim);
@@ -1789,7 +1825,7 @@ static void asks_beside_who_empties_the_cache(Back& back) {
   const size_t most = vpmm_sim_config_default().memory_bytes / 4 * 3;
   back.emptyCache({0, 0});
   Gate gate;
-  PeerStream peer;
+  PeerStream peer(back);
   gate.stand_before(peer.stream);
   DRIVE(cuCtxPushCurrent(simulated.context));
   {
@@ -1890,88 +1926,167 @@ static void wakes_beside_an_idle_pool(Back& back) {
   back.emptyCache({0, 0});
 }
 
-void check_cases(Back& back) {
-  refuses(back);
-  counts_blocks(back);
-  counts_what_the_driver_gave(back);
-  rounds_up_as_the_settings_say(back);
-  keeps_to_the_memory_fraction(back);
-  asks_by_threads_under_a_memory_fraction(back);
-  may_be_disabled(back);
-  frees_after_a_capture_that_failed(back);
-  frees_after_a_thread_that_was_to_capture(back);
-  takes_what_other_pools_leave(back);
-  says_why_the_pool_has_no_memory(back);
-  waits_for_further_streams(back, false);
-  waits_for_further_streams(back, true);
-  empties_what_further_streams_use(back);
-  counts_pools_that_have_ended(back);
-  refuses_another_device_s_stream(back);
-  waits_for_a_pool_that_ends(back);
-  ends_pools_beside_who_looks(back);
-  ends_a_pool_that_could_not_end(back);
-  waits_for_the_main_pool_s_work(back);
-  leaves_captures_of_others_alone(back);
-  asks_seldom_for_what_waits(back);
-  records_frees_at_a_thread_s_end(back);
-  tells_trackers_of_no_mappings(back);
-  trackers_may_allocate(back);
-  trackers_may_throw(back);
-  shows_what_lives_and_what_is_free(back);
-  shows_pages_that_are_cut(back);
-  shows_the_free_memory_of_private_pools(back);
-  shows_what_was_freed_last(back);
-  times_are_microseconds(back);
-  keeps_annotations_while_it_records(back);
-  records_what_is_mapped(back);
-  records_snapshots(back);
-  frees_have_contexts(back);
-  can_be_replayed_backwards(back);
-  reuses_what_has_joined(back, false);
-  if (set_reuse_in_captures(true)) { // this PyTorch has the setting
-    reuses_what_has_joined(back, true);
-    waits_for_all_to_join(back);
-    sees_that_a_frontier_was_set_anew(back);
-    ends_with_the_capture(back);
+/* ---- all of them ---- */
+
+struct Case {
+  const char* name;
+  void (*run)(Back&);
+};
+
+#define CASE(name) \
+  { #name, name }
+#define CASE_OF(name, value)                                 \
+  {                                                          \
+#name ":" #value, [](Back & back) { name(back, value); } \
   }
-  asks_little_within_a_capture(back);
-  for (size_t bytes : {size_t{500}, size_t{6} << 20, size_t{7} << 30}) {
-    shares(back, bytes, false);
-    shares(back, bytes, true);
-  }
-  collects_what_others_are_done_with(back);
-  refuses_what_is_no_more_shared(back);
-  lets_go_of_imports_on_a_full_device(back);
-  shares_nothing_that_the_driver_refuses(back);
-  shares_a_handle_by_one_file(back);
-  shares_once_by_two_threads(back);
-  lets_a_peer_in(back);
-  waits_for_a_peer_s_stream(back);
-  empties_what_a_peer_s_stream_uses(back);
-  parks_and_wakes(back, false);
-  parks_and_wakes(back, true);
-  keeps_without_a_wait_for_the_context(back);
-  pins_the_hosts_memory_once(back);
-  shares_what_is_awake_again(back);
-  wakes_what_was_freed_in_part(back);
-  parks_behind_another_device_s_stream(back, Memory::LIVE);
-  parks_behind_another_device_s_stream(back, Memory::FREED);
-  parks_behind_another_device_s_stream(back, Memory::SHELVED);
-  ends_behind_another_device_s_stream(back);
-  parks_beside_another_device_s_capture(back);
-  parks_what_was_freed_beside_a_capture(back);
-  parks_beside_a_capture_that_the_default_stream_waits_for(back);
-  parks_beside_who_looks_through_the_frees(back);
-  parks_beside_who_has_the_frees(back);
-  parks_by_two_threads(back);
-  parks_beside_a_free(back);
-  wakes_behind_another_device_s_stream(back);
-  asks_beside_who_empties_the_cache(back);
-  ends_while_parked(back);
-  keeps_what_is_shelved(back);
-  parks_no_other_pools(back);
-  wakes_where_memory_is_short(back);
-  wakes_beside_an_idle_pool(back);
-  REQUIRE(vpmm_sim_calls(simulated.sim, "cuMemHostAlloc") == vpmm_sim_calls(simulated.sim, "cuMemFreeHost"));
+
+static const Case CASES[] = {
+    CASE(refuses),
+    CASE(counts_blocks),
+    CASE(counts_what_the_driver_gave),
+    CASE(rounds_up_as_the_settings_say),
+    CASE(keeps_to_the_memory_fraction),
+    CASE(asks_by_threads_under_a_memory_fraction),
+    CASE(may_be_disabled),
+    CASE(frees_after_a_capture_that_failed),
+    CASE(frees_after_a_thread_that_was_to_capture),
+    CASE(takes_what_other_pools_leave),
+    CASE(says_why_the_pool_has_no_memory),
+    CASE_OF(waits_for_further_streams, false),
+    CASE_OF(waits_for_further_streams, true),
+    CASE(empties_what_further_streams_use),
+    CASE(counts_pools_that_have_ended),
+    CASE(refuses_another_device_s_stream),
+    CASE(waits_for_a_pool_that_ends),
+    CASE(ends_pools_beside_who_looks),
+    CASE(ends_a_pool_that_could_not_end),
+    CASE(waits_for_the_main_pool_s_work),
+    CASE(leaves_captures_of_others_alone),
+    CASE(asks_seldom_for_what_waits),
+    CASE(records_frees_at_a_thread_s_end),
+    CASE(tells_trackers_of_no_mappings),
+    CASE(trackers_may_allocate),
+    CASE(trackers_may_throw),
+    CASE(shows_what_lives_and_what_is_free),
+    CASE(shows_pages_that_are_cut),
+    CASE(shows_the_free_memory_of_private_pools),
+    CASE(shows_what_was_freed_last),
+    CASE(times_are_microseconds),
+    CASE(keeps_annotations_while_it_records),
+    CASE(records_what_is_mapped),
+    CASE(records_snapshots),
+    CASE(frees_have_contexts),
+    CASE(can_be_replayed_backwards),
+    CASE_OF(reuses_what_has_joined, false),
+    CASE_OF(reuses_what_has_joined, true),
+    CASE(waits_for_all_to_join),
+    CASE(sees_that_a_frontier_was_set_anew),
+    CASE(ends_with_the_capture),
+    CASE(asks_little_within_a_capture),
+    CASE_OF(shares_of_the_main_pool, PIECE),
+    CASE_OF(shares_of_a_private_pool, PIECE),
+    CASE_OF(shares_of_the_main_pool, PAGES),
+    CASE_OF(shares_of_a_private_pool, PAGES),
+    CASE_OF(shares_of_the_main_pool, MANY_HANDLES),
+    CASE_OF(shares_of_a_private_pool, MANY_HANDLES),
+    CASE(collects_what_others_are_done_with),
+    CASE(refuses_what_is_no_more_shared),
+    CASE(lets_go_of_imports_on_a_full_device),
+    CASE(shares_nothing_that_the_driver_refuses),
+    CASE(shares_a_handle_by_one_file),
+    CASE(shares_once_by_two_threads),
+    CASE(lets_a_peer_in),
+    CASE(waits_for_a_peer_s_stream),
+    CASE(empties_what_a_peer_s_stream_uses),
+    CASE_OF(parks_and_wakes, false),
+    CASE_OF(parks_and_wakes, true),
+    CASE(keeps_without_a_wait_for_the_context),
+    CASE(pins_the_hosts_memory_once),
+    CASE(shares_what_is_awake_again),
+    CASE(wakes_what_was_freed_in_part),
+    CASE_OF(parks_behind_another_device_s_stream, Memory::LIVE),
+    CASE_OF(parks_behind_another_device_s_stream, Memory::FREED),
+    CASE_OF(parks_behind_another_device_s_stream, Memory::SHELVED),
+    CASE(ends_behind_another_device_s_stream),
+    CASE(parks_beside_another_device_s_capture),
+    CASE(parks_what_was_freed_beside_a_capture),
+    CASE(parks_beside_a_capture_that_the_default_stream_waits_for),
+    CASE(parks_beside_who_looks_through_the_frees),
+    CASE(parks_beside_who_has_the_frees),
+    CASE(parks_by_two_threads),
+    CASE(parks_beside_a_free),
+    CASE(wakes_behind_another_device_s_stream),
+    CASE(asks_beside_who_empties_the_cache),
+    CASE(ends_while_parked),
+    CASE(keeps_what_is_shelved),
+    CASE(parks_no_other_pools),
+    CASE(wakes_where_memory_is_short),
+    CASE(wakes_beside_an_idle_pool),
+};
+
+#undef CASE
+#undef CASE_OF
+
+/* The same for each, whichever came before it: what first calls make is there, and the rest is as end_case wants it. */
+static void begin_case(Back& back) {
+  c10::DataPtr first = back.allocate(4); // by which there is a main pool, and the thread has its number
+  back.shareIpcHandle(first.get());      // the process has a door, which is an open file
+  first.clear();
   back.emptyCache({0, 0});
+  back.resetAccumulatedStats(0);
+  back.resetPeakStats(0);
+}
+
+/* What a case must not leave to the next. Only access of the second device stays: it cannot be taken back. */
+static void end_case(Back& back, size_t used_before) {
+  CUcontext context = nullptr;
+  DRIVE(cuCtxGetCurrent(&context));
+  REQUIRE(context == simulated.context && !torch_current_stream());
+  REQUIRE(!settings.roundup_power2_divisions && !reuses_in_captures());
+  REQUIRE(back.isEnabled() && !back.isHistoryEnabled() && back.getMemoryFraction(0) == 1);
+  back.emptyCache({0, 0});
+  auto stats = back.getDeviceStats(0);
+  REQUIRE(stats.allocation[0].current == 0 && stats.allocated_bytes[0].current == 0);
+  REQUIRE(stats.reserved_bytes[0].current == 0 && vpmm_sim_used_bytes(simulated.sim) == used_before);
+  REQUIRE(vpmm_sim_calls(simulated.sim, "cuMemHostAlloc") == vpmm_sim_calls(simulated.sim, "cuMemFreeHost"));
+  REQUIRE(vpmm_sim_races(simulated.sim) == 0 && vpmm_sim_misuses(simulated.sim) == 0);
+}
+
+static void run_case(Back& back, const Case& one) {
+  what_runs = one.name;
+  begin_case(back);
+  size_t used = vpmm_sim_used_bytes(simulated.sim);
+  one.run(back);
+  end_case(back, used);
+  what_runs = nullptr;
+}
+
+void list_cases() {
+  for (const Case& one : CASES)
+    std::printf("%s\n", one.name);
+}
+
+static const Case& case_of(const std::string& name) {
+  auto found = std::find_if(std::begin(CASES), std::end(CASES), [&](const Case& one) { return one.name == name; });
+  if (found == std::end(CASES)) {
+    std::fprintf(stderr, "there is no case %s, of\n", name.c_str());
+    list_cases();
+    std::exit(2);
+  }
+  return *found;
+}
+
+void run_cases(Back& back, const std::vector<std::string>& names) {
+  if (names.empty())
+    for (const Case& one : CASES)
+      run_case(back, one);
+  for (const std::string& name : names)
+    run_case(back, case_of(name));
+}
+
+void run_shuffled_cases(Back& back, uint64_t seed) {
+  std::vector<Case> cases(std::begin(CASES), std::end(CASES));
+  std::shuffle(cases.begin(), cases.end(), std::mt19937_64(seed));
+  for (const Case& one : cases)
+    run_case(back, one);
 }

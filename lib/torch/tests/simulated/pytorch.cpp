@@ -22,6 +22,7 @@ namespace caching = c10::cuda::CUDACachingAllocator;
 
 simulated_gpu simulated;
 torch_settings settings;
+const char* what_runs;
 static thread_local CUstream current;
 
 /* Streams of PyTorch's pools, whose ids are odd; others' are their handles. */
@@ -649,6 +650,10 @@ bool set_reuse_in_captures(bool reuse) {
 
 void torch_set_current_stream(CUstream stream) {
   current = stream;
+}
+
+CUstream torch_current_stream() {
+  return current;
 }
 
 void torch_own_stream(CUstream stream) {

@@ -13,15 +13,18 @@
 #include <atomic>
 #include <cstdio>
 #include <cstdlib>
+#include <string>
+#include <vector>
 
 using vpmm_torch::MempoolId_t;
 
-#define REQUIRE(condition)                                                                                       \
-  do {                                                                                                           \
-    if (!(condition)) {                                                                                          \
-      std::fprintf(stderr, "%s, line %d: not so: %s (%s)\n", __FILE__, __LINE__, #condition, vpmm_last_error()); \
-      std::abort();                                                                                              \
-    }                                                                                                            \
+#define REQUIRE(condition)                                                                                          \
+  do {                                                                                                              \
+    if (!(condition)) {                                                                                             \
+      std::fprintf(stderr, "%s%s%s, line %d: not so: %s (%s)\n", what_runs ? what_runs : "", what_runs ? ": " : "", \
+                   __FILE__, __LINE__, #condition, vpmm_last_error());                                              \
+      std::abort();                                                                                                 \
+    }                                                                                                               \
   } while (0)
 
 #define DRIVE(call) REQUIRE(simulated.driver->call == CUDA_SUCCESS)
@@ -39,12 +42,17 @@ struct torch_settings {
 };
 
 extern simulated_gpu simulated;
+extern const char* what_runs; // the case under way; NULL: none
 extern torch_settings settings;
 
 using Back = c10::cuda::CUDACachingAllocator::CUDAAllocator;
 
-void check_cases(Back&);                                                     // cases.cpp
-void check_counts();                                                         // counts.cpp
+void list_cases();                                            // cases.cpp, as the next two
+void run_cases(Back&, const std::vector<std::string>& names); // none: all
+void run_shuffled_cases(Back&, uint64_t seed);
+void check_counts();                                            // counts.cpp
+void run_threads(Back&, int threads, int steps, uint64_t seed); // random.cpp
+
 void record_history(Back&, size_t);                                          // of so many entries; 0: no more
 void record_contexts(Back&, c10::cuda::CUDACachingAllocator::RecordContext); // a new one each time
 bool set_reuse_in_captures(bool); // graph_capture_record_stream_reuse. False: PyTorch has no such setting
@@ -63,7 +71,8 @@ cudaGraphNode_t capture_last(CUstream);                 // node; NULL: it has no
 bool capture_is_behind(CUstream, cudaGraphNode_t);      // whether the stream's next work comes after the node
 
 void torch_open();                       // a simulated GPU, and an allocator of PyTorch's that was not used yet
-void torch_set_current_stream(CUstream); // of the calling thread
+void torch_set_current_stream(CUstream); // of the calling thread, as the next
+CUstream torch_current_stream();
 c10::cuda::CUDAStream torch_stream(CUstream, int device = 0); // as PyTorch has it
 void torch_own_stream(CUstream);                              // it is of one of PyTorch's pools, and lasts
 void torch_former_holds(int64_t bytes);                       // the allocator whose place is taken; as the next

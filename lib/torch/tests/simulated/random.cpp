@@ -2,8 +2,6 @@
  * random.cpp - threads that allocate, free, say further streams, capture, use private pools and go back to checkpoints of
  * them, each in no order, on the simulated GPU. Its race detector says whether memory went to somebody before its work
  * had ended; in the end nothing may live, and nothing be held.
- *
- *     random [THREADS [STEPS [SEED]]]
  */
 #include "pytorch.h"
 
@@ -17,7 +15,6 @@
 #include <unordered_set>
 #include <vector>
 
-extern "C" const char* vpmm_torch_enable(void);
 extern "C" const char* vpmm_torch_park(uint64_t first, uint64_t second, bool keep);
 extern "C" const char* vpmm_torch_wake(uint64_t first, uint64_t second);
 
@@ -372,42 +369,7 @@ static void check_history(Back& back) {
   std::printf("%zu times something was mapped or unmapped\n", entries);
 }
 
-/* In the place of an allocator that has a MemPool without memory, and a memory fraction. */
-static Back& enable_after_another() {
-  const MempoolId_t former = {0, 77};
-  uint64_t retained = vpmm_sim_calls(simulated.sim, "cuDevicePrimaryCtxRetain");
-  torch_former_holds(1 << 20);
-  REQUIRE(std::strstr(vpmm_torch_enable(), "before the first CUDA tensor"));
-  torch_former_holds(0);
-  torch_former_records(true);
-  REQUIRE(std::strstr(vpmm_torch_enable(), "before _record_memory_history"));
-  torch_former_records(false);
-  torch_former_has(former);
-  torch_former_allows(0.5);
-  REQUIRE(!vpmm_torch_enable() && !vpmm_torch_enable());
-  Back& back = *c10::cuda::CUDACachingAllocator::get();
-  REQUIRE(back.initialized() && back.name() == "vpmm");
-  REQUIRE(back.getMemoryFraction(0) == 0.5);
-  REQUIRE(back.getPoolUseCount(0, former) == 1);
-  back.releasePool(0, former);
-  back.emptyCache(former);
-  REQUIRE(back.getPoolUseCount(0, former) == 0);
-  REQUIRE(vpmm_sim_calls(simulated.sim, "cuDevicePrimaryCtxRetain") == retained); // no device was asked for anything
-  back.setMemoryFraction(1, 0);
-  return back;
-}
-
-int main(int count, char** arguments) {
-  int threads = count > 1 ? std::atoi(arguments[1]) : 4, steps = count > 2 ? std::atoi(arguments[2]) : 2000;
-  uint64_t seed = count > 3 ? std::strtoull(arguments[3], nullptr, 0) : 1;
-  torch_open();
-  DRIVE(cuCtxSetCurrent(simulated.context));
-  Back& back = enable_after_another();
-  if (const char* pages = std::getenv("VPMM_PAGE_SIZE"); pages && !std::strcmp(pages, "2M"))
-    check_cases(back);      // what they say of segments is of such pages
-  back.allocate(4).clear(); // the thread has a number, which counts
-  back.emptyCache({0, 0});
-  check_counts();
+void run_threads(Back& back, int threads, int steps, uint64_t seed) {
   if (seed % 2)
     record_history(back, 10000000);
   CUdeviceptr rest = 0;
@@ -447,5 +409,4 @@ int main(int count, char** arguments) {
   REQUIRE(vpmm_sim_races(simulated.sim) == 0 && vpmm_sim_misuses(simulated.sim) == 0);
   REQUIRE(stats.allocation[0].current == 0 && stats.allocated_bytes[0].current == 0);
   REQUIRE(stats.reserved_bytes[0].current == 0);
-  return 0;
 }
