@@ -39,6 +39,7 @@ struct Allocation {
   size_t bytes; // as the program asked for them
   size_t block; // what counts as allocated: see statistics.h
   int device;
+  bool is_help;        // of a private pool, for a request from outside: see shortage.h
   cudaStream_t stream; // the one it was allocated for, and is freed behind
   std::shared_ptr<Pool> pool;
   std::shared_ptr<c10::GatheredContext> context; // while history keeps the stacks of live allocations

@@ -491,14 +491,7 @@ class BackEnd final : public WithoutExpandableSegments<back_end::CUDAAllocator> 
         if (pool.parking.is_parked())
           end_exports(pool);
       });
-      pool.parking.park(pool.pool, keep, [&] {
-        std::vector<Content> live;
-        allocations_.each([&](void* address, const Allocation& allocation) {
-          if (allocation.pool.get() == &pool)
-            live.push_back({address, allocation.bytes});
-        });
-        return live;
-      });
+      pool.parking.park(pool.pool, keep, [&] { return contents_of(pool); });
     });
   }
 
@@ -606,6 +599,21 @@ class BackEnd final : public WithoutExpandableSegments<back_end::CUDAAllocator> 
       if (!await_other_devices(allocation))
         return false;
     return device.frees.await_all(pool);
+  }
+
+  /* What is live of it, as it is parked. Throws if that serves a request from outside, whose memory is not to go. */
+  std::vector<Content> contents_of(const Pool& pool) {
+    std::vector<Content> live;
+    bool helps = pool.helping.load(); // first: what was being given is live by the next
+    allocations_.each([&](void* address, const Allocation& allocation) {
+      if (allocation.pool.get() != &pool)
+        return;
+      helps = helps || allocation.is_help;
+      live.push_back({address, allocation.bytes});
+    });
+    TORCH_CHECK(!helps, "vpmm: memory pool (", pool.id.first, ", ", pool.id.second,
+                ") helps out (use_on_oom), and is not parked before what it has given is freed");
+    return live;
   }
 
   /* Other handles will be behind what lives. */
@@ -738,7 +746,8 @@ class BackEnd final : public WithoutExpandableSegments<back_end::CUDAAllocator> 
     collect_shared();
     device.frees.try_again();
     std::shared_ptr<Pool> pool = device.pools.for_request(stream);
-    HeldPools helpers; // until the allocation holds its pool itself
+    HeldPools helpers; // until the allocation holds its pool itself, and is live
+    const Pool* asked = pool.get();
     const Request request{bytes, rounded_up(bytes), stream, context};
     void* address = nullptr;
     if (Limits::are_set(device))
@@ -759,8 +768,8 @@ class BackEnd final : public WithoutExpandableSegments<back_end::CUDAAllocator> 
       address = shortage_.malloc(device, pool, request, helpers);
     if (!address)
       shortage_.refuse(device, *pool, request, is_rejected);
-    bool is_lent = pool->is_lent();
-    begin(device, address, {bytes, block_of(request.length), index, stream, std::move(pool), context, {}});
+    bool is_lent = pool->is_lent(), is_help = pool.get() != asked;
+    begin(device, address, {bytes, block_of(request.length), index, is_help, stream, std::move(pool), context, {}});
     if (!is_lent)
       tell_tracer(address, true);
     return address;

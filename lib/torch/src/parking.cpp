@@ -93,8 +93,9 @@ void Parking::park(vpmm_pool* pool, bool keep, const std::function<std::vector<C
   std::lock_guard<std::mutex> guard(lock_);
   bool is_new = !parked_.exchange(true);
   auto undo = c10::make_scope_exit([&] { parked_.store(false); });
+  std::vector<Content> contents = is_new ? live() : std::vector<Content>();
   if (is_new && keep)
-    kept_.take(pool, live());
+    kept_.take(pool, std::move(contents));
   vpmm_status status = vpmm_park(pool);
   if (!is_new || status != VPMM_ERROR_BUSY) // else nothing is changed
     undo.release();

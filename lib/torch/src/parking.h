@@ -60,10 +60,13 @@ class HostCopy {
 class Parking {
  public:
   bool is_parked() const {
-    return parked_.load(std::memory_order_acquire); // pairs with the release of a wake
+    return parked_.load(); // a park writes this, then looks who is helped out: see Pool::begin_help
   }
 
-  /* Of a parked pool: what the driver has refused to take before; the contents are those of the first time. Throws. */
+  /*
+   * Of a parked pool: what the driver has refused to take before; the contents are those of the first time. `live` is what
+   * is live, asked for once nothing is allocated any more; if it throws, the pool is not parked. Throws.
+   */
   void park(vpmm_pool* pool, bool keep, const std::function<std::vector<Content>()>& live);
 
   /* `make_room` is called if the device has too little memory, once. Throws, and the pool is parked as before. */

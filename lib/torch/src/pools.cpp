@@ -269,7 +269,7 @@ std::shared_ptr<Pool> Pools::for_request(cudaStream_t stream) {
     look_at_captures();
     for (auto it = underway_.rbegin(); it != underway_.rend(); ++it) // the one that was begun last comes first
       if (it->filter(stream))
-        return private_.at(it->id);
+        return private_.at(it->id); // no pool ends while its id is underway
   }
   return main();
 }
@@ -294,7 +294,7 @@ HeldPools Pools::for_shortage() {
   HeldPools pools;
   std::lock_guard<std::mutex> guard(lock_);
   for (const auto& [id, pool] : private_)
-    if (pool->use_on_oom && !pool->parking.is_parked())
+    if (pool->use_on_oom)
       pools.add(pool);
   return pools;
 }
@@ -464,7 +464,8 @@ std::vector<std::shared_ptr<Pool>> Pools::take_idle() {
   std::vector<std::shared_ptr<Pool>> idle = std::move(ending_);
   ending_.clear();
   for (auto it = private_.begin(); it != private_.end();) {
-    bool is_idle = it->second->users == 0 && it->second->live.load(std::memory_order_acquire) == 0;
+    bool is_idle = it->second->users == 0 && it->second->live.load(std::memory_order_acquire) == 0 &&
+                   !is_begun(it->first); // not so: it was released too often
     if (is_idle)
       idle.push_back(std::move(it->second));
     it = is_idle ? private_.erase(it) : std::next(it);

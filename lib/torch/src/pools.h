@@ -53,6 +53,7 @@ struct Pool {
   Keeper* keeper = nullptr;     // keeps it (lender.h)
   uint64_t configured_cap = 0;  // bytes; 0: none
   std::atomic<int64_t> live{0}; // allocations of a private one
+  std::atomic<int> helping{0};  // requests from outside that may be given memory of it, which is not live yet
   std::atomic<int> leaving{0};  // that further streams used, no more in Allocations and not yet with Frees or shelved
   std::mutex
       end_lock;  // over its end, the frees of a checkpoint that goes, which keeps no pool, and a park's look at them
@@ -81,6 +82,19 @@ struct Pool {
       live.fetch_sub(1, std::memory_order_release);
   }
 
+  /* False: it is parked, and does not help out. A park that begins meanwhile sees that it does. */
+  bool begin_help() {
+    helping.fetch_add(1);
+    if (!parking.is_parked())
+      return true;
+    helping.fetch_sub(1);
+    return false;
+  }
+
+  void end_help() {
+    helping.fetch_sub(1);
+  }
+
   vpmm_stats stats() const; // of one that is lent, none
 
   /* Of vpmm's own. NULL: there is no memory. Throws what else vpmm says. */
@@ -95,7 +109,7 @@ struct Pool {
   ~Pool();
 };
 
-/* Pools that do not end meanwhile, for want of users. */
+/* Pools that help out: they do not end meanwhile, for want of users, and are not parked. */
 class HeldPools {
  public:
   HeldPools() = default;
@@ -107,13 +121,19 @@ class HeldPools {
   }
 
   ~HeldPools() {
-    for (const auto& pool : pools_)
+    for (const auto& pool : pools_) {
+      pool->end_help();
       pool->let_go();
+    }
   }
 
-  void add(std::shared_ptr<Pool> pool) {
+  /* Not one that is parked. */
+  void add(const std::shared_ptr<Pool>& pool) {
+    pools_.reserve(pools_.size() + 1); // what throws throws before
+    if (!pool->begin_help())
+      return;
     pool->hold();
-    pools_.push_back(std::move(pool));
+    pools_.push_back(pool);
   }
 
   const std::vector<std::shared_ptr<Pool>>& pools() const {

@@ -51,7 +51,7 @@ void* Shortage::malloc_of_held(Device& device, Pool& pool, const Request& reques
   auto restore = c10::make_scope_exit([&] { quietly([&] { limits_.set_cap(device, pool); }); });
   try {
     return pool.malloc(request.length, request.stream);
-  } catch (const c10::Error&) { // as of one that is parked by now
+  } catch (const c10::Error&) { // which is not what the request fails for
     return nullptr;
   }
 }
@@ -139,11 +139,11 @@ void Shortage::tell(Device& device, const Pool& pool, const Request& request) {
   if (history_.is_watched())
     history_.add(TraceEntry::OOM, device.index, reinterpret_cast<void*>(free), request.bytes, request.stream, pool.id,
                  request.context);
-  for (const auto& observer : copy_of(observers_)) // they may take Python's lock, and allocate
-    observer(device.index, request.bytes, Limits::allowed_of(device, total), free);
   if (c10::memoryProfilingEnabled() && !pool.is_lent()) // the keeper has
     c10::reportOutOfMemoryToProfiler(static_cast<int64_t>(request.bytes), device.allocated(), limits_.reserved(device),
                                      c10::Device(c10::DeviceType::CUDA, device.index));
+  for (const auto& observer : copy_of(observers_)) // last: they may take Python's lock, allocate, and throw
+    observer(device.index, request.bytes, Limits::allowed_of(device, total), free);
 }
 
 static std::string size_text(size_t bytes) {

@@ -41,7 +41,8 @@ def park(pool, keep=False):
     memory is the pool's for its next park, which is many times as quick, until torch.cuda.empty_cache().
     Until wake nothing may use the tensors and no graph of the pool may be replayed; they may be deleted, and none is
     made in the pool (RuntimeError). Waits for the device. With keep no graph is captured meanwhile.
-    RuntimeError: the pool is not known, or has another allocator, or the driver refuses: the text says what is so then.
+    RuntimeError: the pool is not known, or has another allocator, or memory of it was given to a request from outside
+    (use_on_oom), or the driver refuses: the text says what is so then.
     """
     _raise(_enabled().vpmm_torch_park(*_id_of(pool), keep))
 

@@ -302,6 +302,45 @@ static void says_why_the_pool_has_no_memory(Back& back) {
   back.emptyCache({0, 0});
 }
 
+/* Who observes may throw, and others have been told by then. */
+static void tells_the_profiler_before_observers(Back& back) {
+  auto counts = std::make_shared<bool>(true);
+  back.attachOutOfMemoryObserver([is_on = std::weak_ptr<bool>(counts)](int64_t, size_t, size_t, size_t) {
+    if (!is_on.expired())
+      throw std::runtime_error("an observer");
+  });
+  const size_t more = size_t{1} << 50;
+  bool has_thrown = false;
+  torch_profile(true);
+  try {
+    back.allocate(more);
+  } catch (const std::runtime_error&) {
+    has_thrown = true;
+  }
+  torch_profile(false);
+  REQUIRE(has_thrown && torch_profiled_shortages() == std::vector<int64_t>{static_cast<int64_t>(more)});
+}
+
+/* Which is the program's mistake. It lasts while requests go to it, and no longer. */
+static void keeps_a_pool_that_is_released_too_often(Back& back) {
+  const MempoolId_t id{7, 34};
+  back.createOrIncrefPool(0, id);
+  back.beginAllocateToPool(0, id, [](cudaStream_t) { return true; });
+  back.releasePool(0, id);
+  back.releasePool(0, id);
+  back.emptyCache({0, 0});
+  back.allocate(1000).clear();
+  back.endAllocateToPool(0, id);
+  back.emptyCache({0, 0});
+  std::string why;
+  try {
+    back.releasePool(0, id);
+  } catch (const std::exception& error) {
+    why = error.what();
+  }
+  REQUIRE(says(why.c_str(), "there is no memory pool (7, 34)"));
+}
+
 /* ---- shortages, and what others capture meanwhile ---- */
 
 /* Work of a stream that does not end before it is told to. */
@@ -1863,6 +1902,24 @@ static void parks_no_other_pools(Back& back) {
   REQUIRE(says(vpmm_torch_park(7, 6, true), "use_mem_pool"));
 }
 
+/* What it has given to a request from outside is not the park's to take. */
+static void parks_no_pool_that_helps_out(Back& back) {
+  const size_t most = vpmm_sim_config_default().memory_bytes / 4 * 3;
+  ParkedPool pool(back);
+  {
+    InPool in(back, pool.id);
+    back.allocate(most).clear();
+  }
+  use_on_oom(back, pool.id, 0);
+  c10::DataPtr helped = back.allocate(most);
+  for (bool keep : {false, true})
+    REQUIRE(says(vpmm_torch_park(7, 6, keep), "helps out (use_on_oom)"));
+  capture_work(nullptr, reinterpret_cast<CUdeviceptr>(helped.get()), 100);
+  helped.clear();
+  REQUIRE(!vpmm_torch_park(7, 6, true) && !vpmm_torch_wake(7, 6));
+  REQUIRE(pool.holds(0) && pool.holds(1));
+}
+
 /* A checkpoint's addresses are given to nobody, and not back to it. */
 static void keeps_what_is_shelved(Back& back) {
   ParkedPool pool(back);
@@ -1952,6 +2009,8 @@ static const Case CASES[] = {
     CASE(frees_after_a_thread_that_was_to_capture),
     CASE(takes_what_other_pools_leave),
     CASE(says_why_the_pool_has_no_memory),
+    CASE(tells_the_profiler_before_observers),
+    CASE(keeps_a_pool_that_is_released_too_often),
     CASE_OF(waits_for_further_streams, false),
     CASE_OF(waits_for_further_streams, true),
     CASE(empties_what_further_streams_use),
@@ -2020,6 +2079,7 @@ static const Case CASES[] = {
     CASE(ends_while_parked),
     CASE(keeps_what_is_shelved),
     CASE(parks_no_other_pools),
+    CASE(parks_no_pool_that_helps_out),
     CASE(wakes_where_memory_is_short),
     CASE(wakes_beside_an_idle_pool),
 };

@@ -338,13 +338,18 @@ C10_DEFINE_REGISTRY(FreeCudaMemoryCallbacksRegistry, FreeMemoryCallback)
 
 void SetAllocator(DeviceType, Allocator*, uint8_t) {}
 
+static std::atomic<bool> is_profiled{false};
+static std::vector<int64_t> profiled_shortages; // of one thread
+
 bool memoryProfilingEnabled() {
-  return false;
+  return is_profiled;
 }
 
 void reportMemoryUsageToProfiler(void*, int64_t, size_t, size_t, Device) {}
 
-void reportOutOfMemoryToProfiler(int64_t, size_t, size_t, Device) {}
+void reportOutOfMemoryToProfiler(int64_t bytes, size_t, size_t, Device) {
+  profiled_shortages.push_back(bytes);
+}
 
 std::ostream& operator<<(std::ostream& out, DeviceType) {
   return out << "cuda";
@@ -654,6 +659,14 @@ void torch_set_current_stream(CUstream stream) {
 
 CUstream torch_current_stream() {
   return current;
+}
+
+void torch_profile(bool is_on) {
+  c10::is_profiled = is_on;
+}
+
+std::vector<int64_t> torch_profiled_shortages() {
+  return c10::profiled_shortages;
 }
 
 void torch_own_stream(CUstream stream) {

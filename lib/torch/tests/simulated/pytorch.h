@@ -74,6 +74,8 @@ void torch_open();                       // a simulated GPU, and an allocator of
 void torch_set_current_stream(CUstream); // of the calling thread, as the next
 CUstream torch_current_stream();
 c10::cuda::CUDAStream torch_stream(CUstream, int device = 0); // as PyTorch has it
+void torch_profile(bool);                                     // with profile_memory
+std::vector<int64_t> torch_profiled_shortages();              // bytes of each that the profiler was told
 void torch_own_stream(CUstream);                              // it is of one of PyTorch's pools, and lasts
 void torch_former_holds(int64_t bytes);                       // the allocator whose place is taken; as the next
 void torch_former_has(MempoolId_t);                           // a MemPool of its own, with one more user
