@@ -368,13 +368,13 @@ void Frees::try_all() {
  */
 void Frees::try_hard(const Pool& pool) {
   constexpr auto PATIENCE = std::chrono::milliseconds(100);
-  auto end = std::chrono::steady_clock::now() + PATIENCE;
+  using Clock = std::chrono::steady_clock;
   try_all();
-  while (walks_.load() && std::chrono::steady_clock::now() < end) {
+  for (auto begin = Clock::now(); walks_.load(); std::this_thread::yield())
     if (waits_.load() || !calls_.load()) // one waits for the device, as this thread would, or none for a lock
-      end = std::chrono::steady_clock::now() + PATIENCE;
-    std::this_thread::yield();
-  }
+      begin = Clock::now();
+    else if (Clock::now() - begin > PATIENCE) // asked last: this thread may not have run for as long
+      break;
   try_all();
   await_uses(pool);
 }
