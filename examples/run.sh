@@ -5,9 +5,9 @@ usage() {
   cat <<'EOF'
 usage: examples/run.sh [--help] [ARGUMENT...]
 
-Builds the library and runs the server example (examples/server.c) on the simulated GPU, on a Debian 12 or Ubuntu
-24.04 machine with or without a GPU. What is missing is installed with apt-get (as root, or with sudo); cuda.h is
-fetched if there is none. Arguments are passed on to the example instead of "--driver sim".
+Builds the library and runs the server example (examples/server.c) on the simulated GPU, on a Debian 12 or 13,
+or an Ubuntu 24.04 machine, with or without a GPU. What is missing is installed with apt-get (as root, or with sudo);
+cuda.h is fetched if there is none. Arguments are passed on to the example instead of "--driver sim".
 EOF
 }
 

@@ -5,9 +5,9 @@ usage() {
   cat <<'EOF'
 usage: tests/run.sh [--help] [--quick]
 
-Builds vpmm and runs every test, on a Debian 12 or Ubuntu 24.04 machine. What is missing is installed with apt-get
-(as root, or with sudo); cuda.h is fetched if there is none. No GPU and no driver are needed: the tests run on the
-simulated GPU.
+Builds vpmm and runs every test, on a Debian 12 or 13, or an Ubuntu 24.04 machine. What is missing is installed with
+apt-get (as root, or with sudo); cuda.h is fetched if there is none. No GPU and no driver are needed: the tests run on
+the simulated GPU.
 
   1  gcc, release                          every test, some a second time with front caches, the examples, the replay
                                            program on tests/traces, the server example's metrics as Prometheus and its
