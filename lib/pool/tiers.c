@@ -288,12 +288,17 @@ static vpmm_status find_while_settling(struct arena *arena, struct settling *set
     return status;
 }
 
-/* Whether so much is free, or may be made under the cap. What it is behind, or beside, is not looked at. */
+/*
+ * Whether so much is free, what is free of cut pages among it, or may be made under the cap. What it is behind, or beside, is
+ * not looked at.
+ */
 static bool may_suffice(const struct arena *arena, uint64_t pages)
 {
-    uint64_t live = stats_sum(arena->stats, STAT_live_bytes), mapped = stats_sum(arena->stats, STAT_mapped_bytes);
-    uint64_t max_mapped = load_relaxed_u64(&arena->max_mapped), most = max_mapped > mapped ? max_mapped : mapped;
-    return most > live && (most - live) >> arena->space.units.unit_shift >= pages;
+    const struct stats *stats = arena->stats;
+    uint64_t mapped = stats_level(stats, STAT_mapped_bytes), max_mapped = load_relaxed_u64(&arena->max_mapped);
+    uint64_t most = (max_mapped > mapped ? max_mapped : mapped) + stats_level(stats, STAT_slab_bytes);
+    uint64_t used = stats_level(stats, STAT_live_bytes) + stats_level(stats, STAT_slab_live_bytes);
+    return most > used && (most - used) >> arena->space.units.unit_shift >= pages;
 }
 
 /*

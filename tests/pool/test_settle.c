@@ -310,6 +310,37 @@ Test(settle, what_is_freed_meanwhile_is_waited_for_where_it_may_suffice, .timeou
     stage_close(&t);
 }
 
+/* A page that is cut is free when its slices are, here behind work of another stream than the slab's. */
+Test(settle, slices_that_are_freed_meanwhile_are_waited_for_where_they_may_suffice, .timeout = 60)
+{
+    struct stage t;
+    struct gate early, late;
+    struct malloc_thread asker;
+    CUdeviceptr slice;
+    stage_open(&t, running());
+    give(&t.w, t.page[2], t.idle);
+    must_work(vpmm_malloc(t.w.pool, 1000, t.idle, &slice));
+    hold(&t.w, t.a, &early);
+    hold(&t.w, t.last, &late);
+    quarantine(&t, &t.page[3], t.a);
+    fill_up(&t);
+    malloc_thread_start(&asker, &t.w, t.asks, CAP - 3 - (size_t)t.mores); /* all but what stays live */
+    await_waiter(&t.w);
+    give(&t.w, slice, t.last);
+    atomic_store(&early.open, true);
+    clock_sleep_us(50000);
+    cr_expect(!atomic_load(&asker.done), "it ended while there was more to come");
+    atomic_store(&late.open, true);
+    pthread_join(asker.thread, NULL);
+    cr_expect_eq(asker.status, VPMM_SUCCESS);
+    cr_expect(!atomic_load(&early.forced) && !atomic_load(&late.forced));
+    if (asker.status == VPMM_SUCCESS)
+        give(&t.w, asker.pointer, t.asks);
+    give(&t.w, t.page[0], t.asks);
+    free_kept(&t);
+    stage_close(&t);
+}
+
 /* ---- not for ever ---- */
 
 enum { HANDLE = 4, HANDLES = 6, MOST_WAITS = 100 };

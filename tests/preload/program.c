@@ -1172,7 +1172,7 @@ static void case_stream_of_another(void)
     OK(cu.set_current(context));
 }
 
-/* A device without a pool of vpmm's, because its default pool is another one, finds no memory: no other gives its own. */
+/* A device without a pool of vpmm's, since its default pool is another one, finds no memory: no other gives its own. */
 static void case_stream_of_unserved(void)
 {
     CUmemoryPool pool, standard;

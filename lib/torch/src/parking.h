@@ -64,8 +64,8 @@ class Parking {
   }
 
   /*
-   * Of a parked pool: what the driver has refused to take before; the contents are those of the first time. `live` is what
-   * is live, asked for once nothing is allocated any more; if it throws, the pool is not parked. Throws.
+   * Of a parked pool: what the driver has refused to take before; the contents are those of the first time. `live` is
+   * what is live, asked for once nothing is allocated any more; if it throws, the pool is not parked. Throws.
    */
   void park(vpmm_pool* pool, bool keep, const std::function<std::vector<Content>()>& live);
 
