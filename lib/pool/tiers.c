@@ -288,15 +288,24 @@ static vpmm_status find_while_settling(struct arena *arena, struct settling *set
     return status;
 }
 
+/* What the pool may have mapped under the cap, or, without one, by what the device says that it has free. */
+static uint64_t may_be_mapped(const struct arena *arena)
+{
+    uint64_t mapped = stats_level(arena->stats, STAT_mapped_bytes), most = load_relaxed_u64(&arena->max_mapped);
+    size_t room = 0;
+    if (!most && device_free_memory(arena->device, &room) == CUDA_SUCCESS)
+        most = mapped + stats_level(arena->stats, STAT_quarantined_bytes) + room;
+    return most > mapped ? most : mapped;
+}
+
 /*
- * Whether so much is free, what is free of cut pages among it, or may be made under the cap. What it is behind, or beside, is
- * not looked at.
+ * Whether so much is free, what is free of cut pages among it, or may be made. What it is behind, or beside, is not
+ * looked at.
  */
 static bool may_suffice(const struct arena *arena, uint64_t pages)
 {
     const struct stats *stats = arena->stats;
-    uint64_t mapped = stats_level(stats, STAT_mapped_bytes), max_mapped = load_relaxed_u64(&arena->max_mapped);
-    uint64_t most = (max_mapped > mapped ? max_mapped : mapped) + stats_level(stats, STAT_slab_bytes);
+    uint64_t most = may_be_mapped(arena) + stats_level(stats, STAT_slab_bytes);
     uint64_t used = stats_level(stats, STAT_live_bytes) + stats_level(stats, STAT_slab_live_bytes);
     return most > used && (most - used) >> arena->space.units.unit_shift >= pages;
 }

@@ -341,6 +341,37 @@ Test(settle, slices_that_are_freed_meanwhile_are_waited_for_where_they_may_suffi
     stage_close(&t);
 }
 
+/* Without a cap it is the device that has no more, and what it has counts. */
+Test(settle, what_is_freed_meanwhile_is_waited_for_where_the_device_has_the_rest, .timeout = 60)
+{
+    enum { LEFT = 2 };
+    struct stage t;
+    struct gate early, late;
+    struct malloc_thread asker;
+    struct setup setup = running();
+    setup.sim.memory_bytes = (CAP + LEFT) * PAGE;
+    stage_open(&t, setup);
+    hold(&t.w, t.a, &early);
+    hold(&t.w, t.last, &late);
+    quarantine(&t, &t.page[3], t.a);
+    fill_up(&t);
+    must_work(vpmm_pool_set_attribute(t.w.pool, VPMM_ATTRIBUTE_MAX_MAPPED, 0));
+    malloc_thread_start(&asker, &t.w, t.asks, CAP + LEFT - 2 - (size_t)t.mores); /* all but what stays live */
+    await_waiter(&t.w);
+    quarantine(&t, &t.page[0], t.last);
+    atomic_store(&early.open, true);
+    clock_sleep_us(50000);
+    cr_expect(!atomic_load(&asker.done), "it ended while there was more to come");
+    atomic_store(&late.open, true);
+    pthread_join(asker.thread, NULL);
+    cr_expect_eq(asker.status, VPMM_SUCCESS);
+    cr_expect(!atomic_load(&early.forced) && !atomic_load(&late.forced));
+    if (asker.status == VPMM_SUCCESS)
+        give(&t.w, asker.pointer, t.asks);
+    free_kept(&t);
+    stage_close(&t);
+}
+
 /* ---- not for ever ---- */
 
 enum { HANDLE = 4, HANDLES = 6, MOST_WAITS = 100 };
