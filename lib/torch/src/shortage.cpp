@@ -105,6 +105,7 @@ void* Shortage::malloc(Device& device, std::shared_ptr<Pool>& pool, const Reques
       return address;
     }
   }
+  helpers = HeldPools(); // they may be parked by who is told of the shortage
   vpmm_error_set(VPMM_ERROR_OUT_OF_MEMORY, "%s", why.c_str());
   return nullptr;
 }

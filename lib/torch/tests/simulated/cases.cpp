@@ -1920,6 +1920,21 @@ static void parks_no_pool_that_helps_out(Back& back) {
   REQUIRE(pool.holds(0) && pool.holds(1));
 }
 
+/* By who observes the shortage, for one. */
+static void parks_a_pool_that_could_not_help_out(Back& back) {
+  const size_t more = size_t{32} << 30; // than there is
+  ParkedPool pool(back);
+  use_on_oom(back, pool.id, 0);
+  auto counts = std::make_shared<int>(0);
+  back.attachOutOfMemoryObserver([parks = std::weak_ptr<int>(counts)](int64_t, size_t, size_t, size_t) {
+    if (auto parked = parks.lock())
+      *parked += !vpmm_torch_park(7, 6, true);
+  });
+  refusal_of(back, more);
+  REQUIRE(*counts == 1);
+  REQUIRE(!vpmm_torch_wake(7, 6) && pool.holds(0) && pool.holds(1));
+}
+
 /* A checkpoint's addresses are given to nobody, and not back to it. */
 static void keeps_what_is_shelved(Back& back) {
   ParkedPool pool(back);
@@ -2080,6 +2095,7 @@ static const Case CASES[] = {
     CASE(keeps_what_is_shelved),
     CASE(parks_no_other_pools),
     CASE(parks_no_pool_that_helps_out),
+    CASE(parks_a_pool_that_could_not_help_out),
     CASE(wakes_where_memory_is_short),
     CASE(wakes_beside_an_idle_pool),
 };
