@@ -374,8 +374,9 @@ vpmm_status vpmm_pool_set_access(vpmm_pool *, int device, CUmemAccess_flags);
  * OUT_OF_MEMORY: the message says how much was asked, mapped, live and reusable. The thread has waited for all that had
  * been freed when nothing else was left to try, and tried again with each bit of it that had passed (but in a pool with
  * `graph`, and in one without pages, where the driver's pool is asked alone). What is freed during that wait is waited
- * for likewise where enough is free by then, but no more than three times. What a default stream freed need not have
- * been waited for where the device has not a byte left to wait by.
+ * for likewise where enough is free by then, or could be made, but no more than three times, and not for what the
+ * driver's pool serves. What a default stream freed need not have been waited for where the device has not a byte left
+ * to wait by.
  * OUT_OF_ADDRESS_SPACE: of the device, or the request is longer than va_size. DRIVER: the driver refused a call, or the
  * device is lost. NOT_SUPPORTED: the stream captures, the pool is parked, the process is the child of a fork, or the
  * request is the driver's pool's to serve (VPMM_SMALL_ASYNC) and the device has none. HOST_MEMORY: also
