@@ -204,7 +204,7 @@ static bool choose_cap(run *r)
         run_end(r, DEVICE_ERROR,
                 "--fraction %.2f is %zu MiB, and %zu of the device's %zu MiB are free: end what uses it, or use less",
                 r->options->fraction, r->cap >> 20, free_bytes >> 20, total >> 20);
-    size_t share = total / 100 * r->config.max_mapped_percent;
+    size_t share = (size_t)((double)total * r->config.max_mapped_percent / 100);
     if (share != 0 && share < r->cap)
         r->cap = share;
     r->config.max_mapped_percent = 0; /* the run knows the cap, and changes it */

@@ -338,7 +338,7 @@ static vpmm_status check_share(const vpmm_config *config)
 
 void config_cap_by_share(vpmm_config *config, size_t device_bytes)
 {
-    size_t share = device_bytes / 100 * config->max_mapped_percent;
+    size_t share = (size_t)((double)device_bytes * config->max_mapped_percent / 100);
     if (config->max_mapped_percent && (!config->max_mapped || share < config->max_mapped))
         config->max_mapped = share;
 }

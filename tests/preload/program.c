@@ -926,8 +926,8 @@ static void case_destroyed_in_capture(void)
 }
 
 /*
- * The same where frees find the caches of the stream that is gone: to make room there an event of what it has freed would
- * be recorded on the later stream, which has its handle, and passes at once.
+ * The same where frees find the caches of the stream that is gone: to make room there an event of what it has freed
+ * would be recorded on the later stream, which has its handle, and passes at once.
  */
 static void case_destroyed_and_followed(void)
 {

@@ -414,6 +414,7 @@ Test(check, of_two_caps_the_lower_one_holds)
     cr_expect_eq(lower_cap(0, 0), 0);
     cr_expect_eq(lower_cap(GIB, 0), GIB);
     cr_expect_eq(lower_cap(0, 50), 100 * GIB);
+    cr_expect_eq(lower_cap(0, 100), 200 * GIB);
     cr_expect_eq(lower_cap(101 * GIB, 50), 100 * GIB);
     cr_expect_eq(lower_cap(99 * GIB, 50), 99 * GIB);
 }
