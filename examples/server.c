@@ -340,7 +340,9 @@ static bool open_pool(server *s, vpmm_config *config)
     return vpmm_ok(s, "vpmm_pool_create", vpmm_pool_create(config, &s->pool));
 }
 
-/* All that a server needs for its metrics: two calls at the start, one at the end, which also does if there are none. */
+/*
+ * All that a server needs for its metrics: two calls at the start, one at the end, which also does if there are none.
+ */
 #ifdef VPMM_SERVER_METRICS
 static bool open_metrics(server *s)
 {

@@ -464,8 +464,8 @@ static CUstream any_stream(lane *l)
 }
 
 /*
- * Another stream checks it as well. The one that the free names does not wait for that: vpmm_use says so. It has to where
- * the memory is of the driver's pool.
+ * Another stream checks it as well. The one that the free names does not wait for that: vpmm_use says so. It has to
+ * where the memory is of the driver's pool.
  */
 static bool use_elsewhere(lane *l, const block *b, CUstream last)
 {

@@ -174,8 +174,8 @@ static vpmm_status change_access(run *r, int device, CUmemAccess_flags flags)
 }
 
 /*
- * To another device, for a moment: each handle is given other rights while builds map more. On the simulated GPU there is
- * one; where there is none, or none that reaches this one's memory, nothing happens. The driver refuses this thread
+ * To another device, for a moment: each handle is given other rights while builds map more. On the simulated GPU there
+ * is one; where there is none, or none that reaches this one's memory, nothing happens. The driver refuses this thread
  * nothing: a refused cuMemSetAccess is a build's.
  */
 static void lend_access(run *r, uint64_t random)
@@ -207,8 +207,8 @@ enum { POOL_PAGES = 32, POOL_ALLOCATIONS = 24 };
 
 /*
  * With planned faults it is refused host memory, also for the list of contexts that a park waits for, and its thread,
- * and says so. Another may need the device's memory, also the last of it, by which a park and the end of a pool wait for
- * the device: they are BUSY then, and nothing has changed.
+ * and says so. Another may need the device's memory, also the last of it, by which a park and the end of a pool wait
+ * for the device: they are BUSY then, and nothing has changed.
  */
 static bool may_be_refused(run *r, const char *what, vpmm_status status)
 {

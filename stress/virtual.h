@@ -9,9 +9,9 @@
  *
  * Time. Each thread has a clock, and one thread at a time goes on: the one whose clock is lowest. A driver call moves
  * its caller's clock on by its price (vpmm/sim.h). A thread that finds a lock taken goes on when its holder has let go,
- * with the holder's clock; one that sleeps, when its time has come or it is woken. Nothing depends on the host's time or
- * on how its kernel schedules, so that a run repeats itself. What the library itself computes takes no time; the program
- * under it takes OP_NS between two calls.
+ * with the holder's clock; one that sleeps, when its time has come or it is woken. Nothing depends on the host's time
+ * or on how its kernel schedules, so that a run repeats itself. What the library itself computes takes no time; the
+ * program under it takes OP_NS between two calls.
  *
  * The driver. Calls that change mappings are served one after the other, first come first served, as the driver serves
  * them under its lock: a caller's clock moves on to the end of those before it and then by the price of its own.

@@ -101,8 +101,8 @@ uint64_t world_calls(struct world *, const char *call);
 void world_drain(struct world *);
 
 /*
- * From here on the calling thread's caches hold as much as they may, until the pool maps memory again: so many pages are
- * mapped for what the test will ask for. 0: none.
+ * From here on the calling thread's caches hold as much as they may, until the pool maps memory again: so many pages
+ * are mapped for what the test will ask for. 0: none.
  */
 void world_become_steady(struct world *, size_t pages);
 

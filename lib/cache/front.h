@@ -189,8 +189,8 @@ void fronts_disable(struct fronts *);
 bool fronts_flush(struct fronts *, const struct stream *, bool mark);
 
 /*
- * The same, marked, of what any thread has cached, noted or not: what another one that has taken the noted bits, and gets
- * no processor, would keep from who is about to fail. It looks at each bin of each cache.
+ * The same, marked, of what any thread has cached, noted or not: what another one that has taken the noted bits, and
+ * gets no processor, would keep from who is about to fail. It looks at each bin of each cache.
  */
 void fronts_flush_every(struct fronts *);
 

@@ -19,8 +19,8 @@
  *
  * Every call that leaves one of these functions stands in tail position, what a hit needs is inlined, and what is
  * seldom needed is not: so a hit calls nothing, saves few registers, and is one function to the processor. (On aarch64
- * its exchange is a call, unless the compiler is told that the processor has LSE: -march=armv8.1-a.) A malloc and a free
- * of 2 MiB are 196 instructions together, on a default stream 258, of 1 KiB 218 (trusted, gcc 12, x86-64).
+ * its exchange is a call, unless the compiler is told that the processor has LSE: -march=armv8.1-a.) A malloc and a
+ * free of 2 MiB are 196 instructions together, on a default stream 258, of 1 KiB 218 (trusted, gcc 12, x86-64).
  */
 #include "cache/regions.h"
 #include "cache/slices.h"

@@ -104,7 +104,7 @@ vpmm_status vpmm_observe_end(vpmm_pool *pool)
     if (status != VPMM_SUCCESS)
         return status;
     uint64_t observers = load_relaxed_u64(&pool->observers);
-    do /* lock-free: a failed exchange is another's begin or end. The number alone counts, so a number that is back does */
+    do /* lock-free: a failed exchange is another's begin or end. The number alone counts: one that is back does too */
         if (!observers)
             return fail(VPMM_ERROR_INVALID_VALUE, "vpmm_observe_end: nobody has begun, or all have ended");
     while (!cas_acq_rel_u64(&pool->observers, &observers, observers - 1)); /* pairs with vpmm_pool_destroy's acquire */

@@ -132,7 +132,9 @@ static void end_epoch(struct arena *arena, uint64_t now)
 
 /* ---- a step ---- */
 
-/* False: nothing more can go, or not now (*later): who builds has the turn and goes first, or the host has no memory. */
+/*
+ * False: nothing more can go, or not now (*later): who builds has the turn and goes first, or the host has no memory.
+ */
 static bool release_at_turn(struct arena *arena, uint64_t keep_pages, uint32_t *pages, bool *later)
 {
     struct turn_place place;

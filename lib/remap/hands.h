@@ -14,10 +14,10 @@
  *
  * In a container with few processors a thread may have none for 100 ms, with a region in its hands. So the 10 ms begin
  * anew while a region is held up, that is the same one, seen by its word (units.h), is in the same hands for 2 ms. That
- * is for at most 1 s in all (a piece waits so for pages, and then for subpages and slices), and not if it is_brief. Where
- * threads take and give memory all the time, and there is none to spare, each has it for less than 2 ms, and the request
- * fails after 10. Of slices their own words are looked at, which say less: one that has been in several hands, or is
- * behind a fence, looks as one that has been in the same, and is waited for as such.
+ * is for at most 1 s in all (a piece waits so for pages, and then for subpages and slices), and not if it is_brief.
+ * Where threads take and give memory all the time, and there is none to spare, each has it for less than 2 ms, and the
+ * request fails after 10. Of slices their own words are looked at, which say less: one that has been in several hands,
+ * or is behind a fence, looks as one that has been in the same, and is waited for as such.
  */
 #ifndef VPMM_LIB_HANDS_H
 #define VPMM_LIB_HANDS_H
@@ -42,8 +42,8 @@ enum hands_units {
 };
 
 /*
- * Any thread, counted in with no stream but its call's own, without a lock: it sleeps for 100 us where there is some, or
- * for 1 to 10 ms while that is held up.
+ * Any thread, counted in with no stream but its call's own, without a lock: it sleeps for 100 us where there is some,
+ * or for 1 to 10 ms while that is held up.
  */
 bool hands_try_again(const struct arena *, enum hands_units, struct hands *);
 

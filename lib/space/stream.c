@@ -432,8 +432,8 @@ bool streams_pending(const struct streams *streams, const struct stream *but)
 }
 
 /*
- * Counted in: a record that is in use keeps what it is. PRIVATE: nobody has its handle any more, too. *soon: a call with
- * a stream of which nothing may be left unmarked is about to mark what it has published.
+ * Counted in: a record that is in use keeps what it is. PRIVATE: nobody has its handle any more, too. *soon: a call
+ * with a stream of which nothing may be left unmarked is about to mark what it has published.
  */
 static bool is_unmarked(const struct streams *streams, struct stream *stream, enum stream_privacy *privacy, bool *soon)
 {

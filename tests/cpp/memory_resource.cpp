@@ -134,8 +134,8 @@ static void any_thread(vpmm::pool &pool, CUstream stream, const vpmm_driver *dri
 }
 
 /*
- * Where another device's context is current, stream 0 is still that of the pool's device. The work is there until somebody
- * waits for it, because streams advance in steps.
+ * Where another device's context is current, stream 0 is still that of the pool's device. The work is there until
+ * somebody waits for it, because streams advance in steps.
  */
 static void waits_beside_another_device()
 {

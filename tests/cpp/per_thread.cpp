@@ -1,6 +1,6 @@
 /*
- * vpmm.hpp where stream 0 is each thread's own: its classes are others than elsewhere, so that a program that is made of
- * both kinds of files links, and each file calls its own functions.
+ * vpmm.hpp where stream 0 is each thread's own: its classes are others than elsewhere, so that a program that is made
+ * of both kinds of files links, and each file calls its own functions.
  */
 #define CUDA_API_PER_THREAD_DEFAULT_STREAM
 

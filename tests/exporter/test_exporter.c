@@ -840,7 +840,9 @@ static void do_nothing(int signal)
     (void)signal;
 }
 
-/* A signal of the process's goes to a thread of the program, whose mask is as it was, or waits for one that takes it. */
+/*
+ * A signal of the process's goes to a thread of the program, whose mask is as it was, or waits for one that takes it.
+ */
 Test(exporter, signals_are_not_for_the_exporter)
 {
     sigset_t usr1, now, waiting;
@@ -960,7 +962,9 @@ Test(exporter, outlives_a_full_descriptor_table)
     must_work(vpmm_exporter_stop(exporter));
 }
 
-/* Full while others are connected it does not listen; when they have gone it does again, though nothing else happens. */
+/*
+ * Full while others are connected it does not listen; when they have gone it does again, though nothing else happens.
+ */
 Test(exporter, listens_again_when_those_who_filled_the_descriptor_table_have_gone, .timeout = 600)
 {
     enum { IDLE = 20, FREE = 8, TRIES = 20 };

@@ -192,7 +192,9 @@ static void *give_access(void *peers)
     return NULL;
 }
 
-/* Whether it waits while this thread has the turn: not so also if this thread stood still until it lost its patience. */
+/*
+ * Whether it waits while this thread has the turn: not so also if this thread stood still until it lost its patience.
+ */
 static bool a_change_waits(struct peers *p)
 {
     struct turn *turn = &p->w.pool->arena.turn;

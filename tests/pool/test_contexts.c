@@ -499,7 +499,10 @@ static void *destroy_in_another_context(void *data)
     return NULL;
 }
 
-/* A pool that ends makes calls that end others' captures, unless the thread's mode allows them: also where it cannot enter. */
+/*
+ * A pool that ends makes calls that end others' captures, unless the thread's mode allows them: also where it cannot
+ * enter.
+ */
 Test(contexts, a_pool_s_end_leaves_captures_alone_whatever_is_refused)
 {
     needs_simulator();

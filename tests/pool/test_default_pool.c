@@ -1,5 +1,6 @@
 /*
- * A device's default pool, which is one for all who ask: over a libcuda.so.1 on the simulated GPU, where there is no other.
+ * A device's default pool, which is one for all who ask: over a libcuda.so.1 on the simulated GPU, where there is no
+ * other.
  */
 #include "support.h"
 

@@ -204,7 +204,9 @@ static bool is_refused(vpmm_status status)
 
 enum { COMES_AND_GOES = 3 };
 
-/* So that this copy has caches of its own, of the same stream and sizes as the plugin's: its hits look at these first. */
+/*
+ * So that this copy has caches of its own, of the same stream and sizes as the plugin's: its hits look at these first.
+ */
 static vpmm_pool *warm_pool(vpmm_sim *sim, CUstream stream, const size_t bytes[], int sizes)
 {
     vpmm_pool *pool;
@@ -262,8 +264,8 @@ __attribute__((constructor)) static void become_the_child(void)
 }
 
 /*
- * glibc keeps 144 bytes and those that are asked for here; elsewhere the setting is unknown, and means nothing. BXFI_MAP
- * is that by which Criterion's library would take the child for one of its workers.
+ * glibc keeps 144 bytes and those that are asked for here; elsewhere the setting is unknown, and means nothing.
+ * BXFI_MAP is that by which Criterion's library would take the child for one of its workers.
  */
 static void start_again_with_little_room(void)
 {

@@ -8,8 +8,9 @@
  * leaks.
  *
  * Each scenario is run so in one setting or two with every fault, and in all settings (SETTINGS) with some: each name
- * once and from then on, before its effect and after, of which call and with which code being drawn (VPMM_TEST_SEED; 1).
- * VPMM_TEST_SETTINGS=2/5 is the third fifth of the settings. In each fifth, and in 2/17, is each value of each setting.
+ * once and from then on, before its effect and after, of which call and with which code being drawn (VPMM_TEST_SEED;
+ * 1). VPMM_TEST_SETTINGS=2/5 is the third fifth of the settings. In each fifth, and in 2/17, is each value of each
+ * setting.
  *
  * What is excused, since no caller of the driver could do better:
  *   - the leak of an object that a creating call made and, reporting failure, did not hand over;

@@ -1261,9 +1261,9 @@ Test(idle, small_requests_leave_nothing_behind_the_reaper, .timeout = 60)
 }
 
 /*
- * The step that ends the epoch gives the slab's page up, which was in use until then: the rest of its extent is not more
- * than what is mapped beyond that use, the whole extent is. The pause is longer than the decay, so that nothing but the
- * use is left of the target.
+ * The step that ends the epoch gives the slab's page up, which was in use until then: the rest of its extent is not
+ * more than what is mapped beyond that use, the whole extent is. The pause is longer than the decay, so that nothing
+ * but the use is left of the target.
  */
 Test(idle, what_a_step_gives_up_is_not_in_use_for_it, .timeout = 60)
 {

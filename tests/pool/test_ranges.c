@@ -216,8 +216,9 @@ static void free_what_follows(void *data, const vpmm_range *range)
 }
 
 /*
- * Of free, live, free, live each second live page is freed as the look comes by: it stands within a region of three pages
- * time and again. Far less than a second; were the way to that region's end walked from the chunk's beginning, many.
+ * Of free, live, free, live each second live page is freed as the look comes by: it stands within a region of three
+ * pages time and again. Far less than a second; were the way to that region's end walked from the chunk's beginning,
+ * many.
  */
 Test(ranges, regions_that_join_under_a_look_cost_it_no_walk_from_the_beginning)
 {

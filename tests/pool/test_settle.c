@@ -537,7 +537,9 @@ static void await_state(const struct stream *stream, enum stream_state state)
     cr_assert_eq(load_sc_u32(&stream->state), state);
 }
 
-/* A release of t->a that has come as far as it can beside a visitor, which the caller ends; two pages are in its hands. */
+/*
+ * A release of t->a that has come as far as it can beside a visitor, which the caller ends; two pages are in its hands.
+ */
 static struct stream *open_and_release(struct stage *t, struct releaser *releaser, pthread_t *thread)
 {
     stage_open(t, caching());
@@ -719,7 +721,10 @@ static CUresult CUDAAPI create_when_let_go(CUmemGenericAllocationHandle *handle,
     return creating->cuMemCreate(handle, size, prop, flags);
 }
 
-/* Old addresses whose work has ended keep memory quarantined; a pass leaves them to who builds, but not one that is needed. */
+/*
+ * Old addresses whose work has ended keep memory quarantined; a pass leaves them to who builds, but not one that is
+ * needed.
+ */
 Test(settle, a_trim_beside_a_build_gives_back_what_has_passed, .timeout = 60)
 {
     static vpmm_driver driver;

@@ -1,7 +1,7 @@
 /*
  * What an attack on the public functions found in the first version, where streams, threads and captures meet. The
- * orders of two threads are in test_schedules.c; here one thread does each step, and a driver table begins a capture, or
- * looks at a handle, in the midst of a call.
+ * orders of two threads are in test_schedules.c; here one thread does each step, and a driver table begins a capture,
+ * or looks at a handle, in the midst of a call.
  */
 #include "pool/pool.h"
 #include "support.h"

@@ -885,7 +885,9 @@ Test(streams, a_thread_s_record_is_another_s_after_its_end)
     world_close(&w);
 }
 
-/* Nothing was looked for, so nothing is short: what the driver says of the stream is its refusal, whatever the number. */
+/*
+ * Nothing was looked for, so nothing is short: what the driver says of the stream is its refusal, whatever the number.
+ */
 Test(streams, a_stream_that_cannot_be_looked_at_is_no_shortage)
 {
     static const char *const calls[] = {"cuStreamIsCapturing", "cuStreamGetId", "cuStreamGetCtx"};

@@ -570,7 +570,9 @@ Test(use, of_threads_own_streams_leaves_nothing_behind)
     world_close(&w);
 }
 
-/* A thread's own stream has ended, with all that it did, and its record is another stream's, which uses the memory too. */
+/*
+ * A thread's own stream has ended, with all that it did, and its record is another stream's, which uses the memory too.
+ */
 Test(use, by_the_next_stream_of_a_record_counts)
 {
     needs_simulator();

@@ -3,8 +3,8 @@
  * random ones (explore.h says how, and how to have more of them or one of them again).
  *
  * After each: the audit while the pool is parked, if it is; then everything that was handed out is written to and read,
- * which the simulator calls a misuse where nothing is mapped. Actors do not write: between a park and a wake it would be
- * the program's mistake.
+ * which the simulator calls a misuse where nothing is mapped. Actors do not write: between a park and a wake it would
+ * be the program's mistake.
  */
 #include "play.h"
 

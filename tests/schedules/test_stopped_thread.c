@@ -1147,7 +1147,9 @@ static void wait_for_queue(struct turn *turn, uint32_t length)
         sched_yield();
 }
 
-/* The turn is this thread's until both are in the queue: then the first of them builds for the other, and for itself. */
+/*
+ * The turn is this thread's until both are in the queue: then the first of them builds for the other, and for itself.
+ */
 Test(stopped_thread, while_it_builds_for_another, .timeout = 600)
 {
     struct world w;
@@ -1194,9 +1196,9 @@ static vpmm_status empty_all_caches(struct actor *a)
 }
 
 /*
- * Wherever the thread is stopped, all that the stream has been given so far passes, and then the memory that it is about
- * to take out of the cache is used again, and freed. That work is later than anything that has passed: another stream
- * has the memory only behind it.
+ * Wherever the thread is stopped, all that the stream has been given so far passes, and then the memory that it is
+ * about to take out of the cache is used again, and freed. That work is later than anything that has passed: another
+ * stream has the memory only behind it.
  */
 Test(stopped_thread, while_it_empties_a_cache_that_is_in_use, .timeout = 300)
 {

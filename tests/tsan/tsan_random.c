@@ -11,8 +11,8 @@
  *   VPMM_TEST_VERBOSE  set: names each round as it begins
  *   VPMM_TEST_ABORT    set: a program that hangs leaves a core
  *
- * Exit status 0: nothing failed; 1: something did, and is named with the round's seed and settings; 124: nothing went on
- * for two minutes.
+ * Exit status 0: nothing failed; 1: something did, and is named with the round's seed and settings; 124: nothing went
+ * on for two minutes.
  */
 #include "random/random.h"
 

@@ -122,8 +122,8 @@ class Allocations {
   };
 
   /*
-   * PyTorch's own table, which has its entries side by side: no memory is asked for with each. What a look needs of it and
-   * of the lock is within a line of the processor's, in this order.
+   * PyTorch's own table, which has its entries side by side: no memory is asked for with each. What a look needs of it
+   * and of the lock is within a line of the processor's, in this order.
    */
   struct alignas(64) Shard {
     ska::flat_hash_map<void*, Allocation, AddressHash> live;

@@ -710,8 +710,8 @@ class BackEnd final : public WithoutExpandableSegments<back_end::CUDAAllocator> 
   }
 
   /*
-   * CUDA's sanitizer of PyTorch, and whatever else watches what the GPU is given; of lent pools their keeper tells it. It
-   * may take Python's lock.
+   * CUDA's sanitizer of PyTorch, and whatever else watches what the GPU is given; of lent pools their keeper tells it.
+   * It may take Python's lock.
    */
   static void tell_tracer(const void* address, bool is_begun) {
     const c10::impl::PyInterpreter* tracer = c10::impl::GPUTrace::get_trace();

@@ -1,8 +1,9 @@
 /*
- * checkpoint.h - what was live in a private pool at one time, so that it can be live there again: wanted.h says what for.
+ * checkpoint.h - what was live in a private pool at one time, so that it can be live there again: wanted.h says what
+ * for.
  *
- * PyTorch keeps a checkpoint with the graph that it was taken after. While it does the addresses are wanted; a pool that
- * ends before takes no notice of its checkpoints.
+ * PyTorch keeps a checkpoint with the graph that it was taken after. While it does the addresses are wanted; a pool
+ * that ends before takes no notice of its checkpoints.
  */
 #ifndef VPMM_TORCH_CHECKPOINT_H
 #define VPMM_TORCH_CHECKPOINT_H

@@ -1,8 +1,8 @@
 /*
  * compat.h - what differs between versions of PyTorch: 2.8 to 2.12 by what their headers say, of which 2.11 was run.
  *
- * What a version lacks is looked for when this is compiled, by name: an argument of 0 prefers the overload that uses it.
- * Functions of PyTorch's interface that only some versions have are in back_end.cpp without `override`.
+ * What a version lacks is looked for when this is compiled, by name: an argument of 0 prefers the overload that uses
+ * it. Functions of PyTorch's interface that only some versions have are in back_end.cpp without `override`.
  */
 #ifndef VPMM_TORCH_COMPAT_H
 #define VPMM_TORCH_COMPAT_H
@@ -42,8 +42,8 @@ struct CommonSettings {};
 #endif
 
 /*
- * PyTorch reads them when they are first asked for, and `backend` among them is to be the name of the allocator that is in
- * place then. Throws if a setting is wrong.
+ * PyTorch reads them when they are first asked for, and `backend` among them is to be the name of the allocator that is
+ * in place then. Throws if a setting is wrong.
  */
 inline void read_settings() {
   CudaSettings::instance();

@@ -47,9 +47,9 @@ inline DriverCounts driver_counts(const std::vector<std::shared_ptr<Pool>>& pool
 }
 
 /*
- * `before` is what had been counted when the accumulated statistics were last reset. The peak is the highest of the sums
- * of the pools' own, so at least what all had mapped at once. Any thread; who reads as a pool ends may miss its counts
- * for a moment.
+ * `before` is what had been counted when the accumulated statistics were last reset. The peak is the highest of the
+ * sums of the pools' own, so at least what all had mapped at once. Any thread; who reads as a pool ends may miss its
+ * counts for a moment.
  */
 class DriverAccount {
  public:

@@ -13,8 +13,8 @@
  *   door          a socket, and a thread that hands descriptors out there, to processes of the same user. Opened by the
  *                 first export, and open until the process ends
  *
- * Another way to a descriptor is pidfd_getfd, which PyTorch's expandable segments take. Containers refuse it mostly, and
- * kernels between processes that are not each other's descendants.
+ * Another way to a descriptor is pidfd_getfd, which PyTorch's expandable segments take. Containers refuse it mostly,
+ * and kernels between processes that are not each other's descendants.
  */
 #ifndef VPMM_TORCH_EXPORTS_H
 #define VPMM_TORCH_EXPORTS_H

@@ -135,8 +135,8 @@ bool Frees::is_in_vain(const Freed& freed, const Met& met) {
 }
 
 /*
- * What meets a stream stands between enter and leave. The keeper of a lent pool is called behind that: it may take Python's
- * lock, which who begins to capture has while it waits for those who have entered.
+ * What meets a stream stands between enter and leave. The keeper of a lent pool is called behind that: it may take
+ * Python's lock, which who begins to capture has while it waits for those who have entered.
  */
 bool Frees::try_one(Freed& freed, Met* met) {
   const Pool& pool = *freed.allocation.pool;
@@ -253,8 +253,8 @@ void Frees::await_events(const Freed& freed) {
 }
 
 /*
- * Who has some in hand keeps them again, or has freed them; who takes some from now on takes none. By one thread at a time,
- * which walks itself.
+ * Who has some in hand keeps them again, or has freed them; who takes some from now on takes none. By one thread at a
+ * time, which walks itself.
  */
 std::list<Frees::Freed> Frees::take_all(const Pool& pool) {
   std::list<Freed> mine;
@@ -363,8 +363,8 @@ void Frees::try_all() {
 }
 
 /*
- * What other threads have in hand is freed by them, or kept again: that is waited for, though not for long once one that is
- * in a keeper's call is all that is left, as it may wait for a lock that this thread has.
+ * What other threads have in hand is freed by them, or kept again: that is waited for, though not for long once one
+ * that is in a keeper's call is all that is left, as it may wait for a lock that this thread has.
  */
 void Frees::try_hard(const Pool& pool) {
   constexpr auto PATIENCE = std::chrono::milliseconds(100);

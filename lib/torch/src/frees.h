@@ -55,8 +55,8 @@ class Frees {
   }
 
   /*
-   * Waits for what of the pool's memory is ending, on the host, and frees it; for the main pool of all memory, as idle pools
-   * and helpers may give it. Never throws.
+   * Waits for what of the pool's memory is ending, on the host, and frees it; for the main pool of all memory, as idle
+   * pools and helpers may give it. Never throws.
    */
   void await_uses(const Pool& pool);
 

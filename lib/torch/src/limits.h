@@ -43,7 +43,9 @@ class Limits {
     return most && most != NOT_ASKED ? static_cast<size_t>(most) : total;
   }
 
-  /* Whether the fraction leaves less than that, and such a request is refused before anything is tried: see compat.h. */
+  /*
+   * Whether the fraction leaves less than that, and such a request is refused before anything is tried: see compat.h.
+   */
   bool reject_early(Device& device, size_t length) const {
     return are_set(device) && rejects_early<CudaSettings>(0) && reserved(device) + length > device.most.load();
   }

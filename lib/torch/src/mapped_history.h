@@ -1,6 +1,7 @@
 /*
  * mapped_history.h - what is mapped and unmapped, in the recorded history: looked for where memory may have been, as
- * vpmm tells nobody of it (Mapped, in segments.h). An entry is of no stream, as the segments are while history is recorded.
+ * vpmm tells nobody of it (Mapped, in segments.h). An entry is of no stream, as the segments are while history is
+ * recorded.
  */
 #ifndef VPMM_TORCH_MAPPED_HISTORY_H
 #define VPMM_TORCH_MAPPED_HISTORY_H

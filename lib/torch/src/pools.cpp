@@ -15,8 +15,8 @@
 namespace vpmm_torch {
 
 /*
- * A kernel that has failed makes each call in its context fail from then on: PyTorch has an exception of its own for that.
- * Where no context is current, to ask would make one.
+ * A kernel that has failed makes each call in its context fail from then on: PyTorch has an exception of its own for
+ * that. Where no context is current, to ask would make one.
  */
 static void throw_if_device_failed() {
   RelaxedMode relaxed;
@@ -42,7 +42,9 @@ static bool await_context() {
   return succeeds(cudaMalloc(&byte, 1)) && succeeds(cudaFree(byte));
 }
 
-/* By an event: a stream that begins to capture would lose its capture by a wait for it. False: it may be at work still. */
+/*
+ * By an event: a stream that begins to capture would lose its capture by a wait for it. False: it may be at work still.
+ */
 static bool await_stream(cudaStream_t stream) {
   cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
   cudaEvent_t event = nullptr;
@@ -136,9 +138,10 @@ static size_t private_va_size(int device, size_t most) {
 }
 
 /*
- * What a thread's front cache holds, unless VPMM_CACHE_BYTES says otherwise. What lies in a cache is not joined with what
- * lies beside it before a request needs it: with 64 MiB a server with 1 and 4 workers held 1.09 and 1.10 times what was in
- * use, with 8 MiB 1.06 and 1.05, with none 1.05 and 1.05, at the same number of tokens a second (stress/README.md).
+ * What a thread's front cache holds, unless VPMM_CACHE_BYTES says otherwise. What lies in a cache is not joined with
+ * what lies beside it before a request needs it: with 64 MiB a server with 1 and 4 workers held 1.09 and 1.10 times
+ * what was in use, with 8 MiB 1.06 and 1.05, with none 1.05 and 1.05, at the same number of tokens a second
+ * (stress/README.md).
  */
 constexpr size_t CACHE_BYTES = size_t{8} << 20;
 
@@ -150,9 +153,9 @@ constexpr size_t PAGE_BYTES = size_t{256} << 10;
 
 /*
  * What VPMM_REUSE says, else: no stream waits for another. PyTorch promises that its allocator brings no order between
- * streams, and a program may rely on it: a stream that waits for a flag, or for what another process sends, is set free by
- * one that allocates meanwhile. (Where a request would fail else, it does wait.) A server with 1, 4 and 8 workers holds as
- * much, and serves more (stress/README.md).
+ * streams, and a program may rely on it: a stream that waits for a flag, or for what another process sends, is set free
+ * by one that allocates meanwhile. (Where a request would fail else, it does wait.) A server with 1, 4 and 8 workers
+ * holds as much, and serves more (stress/README.md).
  */
 constexpr vpmm_reuse REUSE = VPMM_REUSE_COMPLETED;
 
@@ -179,7 +182,10 @@ static void give_access(const Pool& pool, int peer) {
   check(vpmm_pool_set_access(pool.pool, peer, CU_MEM_ACCESS_FLAGS_PROT_READWRITE), "access for another device");
 }
 
-/* The main pool's gate, for streams that last: of another, which the program may destroy, nobody else touches the handle. */
+/*
+ * The main pool's gate, for streams that last: of another, which the program may destroy, nobody else touches the
+ * handle.
+ */
 static bool enter_gate(void*, CUstream stream) {
   return is_pytorchs(stream) && Pools::enter_everywhere();
 }
@@ -223,7 +229,9 @@ void Pools::remove_peer(int peer) {
   peers_.erase(std::find(peers_.begin(), peers_.end(), peer));
 }
 
-/* A driver call for each handle that there is: not under the tables' lock. Pools that are made meanwhile give it too. */
+/*
+ * A driver call for each handle that there is: not under the tables' lock. Pools that are made meanwhile give it too.
+ */
 void Pools::allow(int peer) {
   std::lock_guard<std::mutex> guard(allow_lock_); // who comes second waits until it is so
   if (!add_peer(peer))

@@ -16,9 +16,9 @@
  *
  * No call of the main pool may name a stream while a thread begins to capture it, or a capture takes it in (vpmm.h),
  * which may be one of another device. So a thread that makes such a call enters first, which is refused while another
- * thread captures, or may be about to, on any device; and what begins waits for those who have entered. Entering writes a
- * place of the thread's own, then reads `underway`; beginning writes `underway`, then reads all places; all sequentially
- * consistent, so one of the two sees the other.
+ * thread captures, or may be about to, on any device; and what begins waits for those who have entered. Entering writes
+ * a place of the thread's own, then reads `underway`; beginning writes `underway`, then reads all places; all
+ * sequentially consistent, so one of the two sees the other.
  */
 #ifndef VPMM_TORCH_POOLS_H
 #define VPMM_TORCH_POOLS_H
@@ -101,8 +101,8 @@ struct Pool {
   void* malloc(size_t bytes, cudaStream_t stream) const;
 
   /*
-   * Of a private one without anything live, at which nobody else looks: gives all of it back. False: the device cannot be
-   * waited for now, and the pool is as it was.
+   * Of a private one without anything live, at which nobody else looks: gives all of it back. False: the device cannot
+   * be waited for now, and the pool is as it was.
    */
   bool end();
 
@@ -193,8 +193,8 @@ class Pools {
   }
 
   /*
-   * The same for streams that the thread was not given, of any device: refused while any thread captures. What the calling
-   * thread has begun another one may join, or end.
+   * The same for streams that the thread was not given, of any device: refused while any thread captures. What the
+   * calling thread has begun another one may join, or end.
    */
   static bool enter_everywhere();
   static void leave_everywhere();
@@ -259,9 +259,9 @@ class Pools {
 };
 
 /*
- * Waits for what streams of other devices do with an allocation, as record_stream has said: vpmm waits for its own. A stream
- * that captures is waited for with all of its device, which leaves the capture as it is; and so is any stream while another
- * thread captures. False: the device has no byte to spare, and they may be at work still.
+ * Waits for what streams of other devices do with an allocation, as record_stream has said: vpmm waits for its own. A
+ * stream that captures is waited for with all of its device, which leaves the capture as it is; and so is any stream
+ * while another thread captures. False: the device has no byte to spare, and they may be at work still.
  */
 bool await_other_devices(const Allocation& allocation);
 

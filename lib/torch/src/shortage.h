@@ -1,5 +1,6 @@
 /*
- * shortage.h - a request for which a pool has found no memory: what is tried before it fails, and who is told if it does.
+ * shortage.h - a request for which a pool has found no memory: what is tried before it fails, and who is told if it
+ * does.
  *
  *   tried      what PyTorch has registered for it lets memory go; what waits or is ending (frees.h) is freed; idle pools
  *              end; the main pool gives what is free to a private one; the pool is asked once more; then the pools that

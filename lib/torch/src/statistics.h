@@ -55,8 +55,8 @@ inline size_t block_of(size_t bytes) {
  *
  *   sum of the marks <= peak and its slack: while no level is above its mark the sum of the levels is not above that
  *
- * A look adds the levels up, raises the peak, and divides what is left up to it among the marks. There is no slack while
- * it is the same thread that looks each time: the peaks of one thread are exact. Where threads take turns at it a
+ * A look adds the levels up, raises the peak, and divides what is left up to it among the marks. There is no slack
+ * while it is the same thread that looks each time: the peaks of one thread are exact. Where threads take turns at it a
  * thousandth of the peak spares most of the looks while they all grow. By so much a peak may then be short, and by what
  * lasted for an instant while threads changed their levels at once.
  *
@@ -229,7 +229,8 @@ class Statistics {
   /*
    * Memory that goes from thread to thread while their lanes are read one after the other may be seen twice, or freed
    * and never taken. Counters only grow: what two readings agree on, the one behind the other (acquire), was so between
-   * them. If none do, what was added is the earlier reading's and what was taken the later one's: no more than there was.
+   * them. If none do, what was added is the earlier reading's and what was taken the later one's: no more than there
+   * was.
    */
   Sum sum_of(size_t pool, size_t kind) {
     enum { TRIES = 100 };

@@ -1,8 +1,9 @@
 /*
  * streams.h - which streams are PyTorch's own: those of its pools, which it never destroys.
  *
- * A stream that the program has made (torch.cuda.ExternalStream) it may destroy after any call that was given it, so that
- * nobody else may touch its handle. Streams of the pools last, and calls with other streams may record on them too.
+ * A stream that the program has made (torch.cuda.ExternalStream) it may destroy after any call that was given it, so
+ * that nobody else may touch its handle. Streams of the pools last, and calls with other streams may record on them
+ * too.
  */
 #ifndef VPMM_TORCH_STREAMS_H
 #define VPMM_TORCH_STREAMS_H

@@ -2,7 +2,8 @@
  * wanted.h - the addresses of a private pool that a checkpoint may ask back.
  *
  * torch.compile's graph trees record many graphs into one pool. Before they record a second child of a graph they have
- * those allocations made live again, at their addresses, that were live when that graph had been recorded: a checkpoint.
+ * those allocations made live again, at their addresses, that were live when that graph had been recorded: a
+ * checkpoint.
  *
  *   wanted   an address in a checkpoint that is kept; `checkpoints` counts them
  *   shelved  wanted, and freed: vpmm has not been told, so it gives the address to nobody

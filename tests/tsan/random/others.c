@@ -126,8 +126,8 @@ static void use_pool(struct worker *worker, vpmm_pool *pool, CUstream stream)
 }
 
 /*
- * BUSY: what lies in caches of stream 0 has no end but a wait for the device, and the first pool has left no byte of the
- * device to wait by. It makes room, as a program would.
+ * BUSY: what lies in caches of stream 0 has no end but a wait for the device, and the first pool has left no byte of
+ * the device to wait by. It makes room, as a program would.
  */
 void pool_end_second(struct worker *worker, vpmm_pool *pool)
 {

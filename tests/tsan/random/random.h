@@ -158,8 +158,8 @@ size_t draw_bytes(struct worker *);
 /* On a lane that the caller shares or owns. */
 struct block *block_new(struct worker *, struct lane *);
 /*
- * Frees it on such a lane, ordered after its use, or with a word about it (vpmm_use). False: not now, another thread has
- * the lane that it was made on.
+ * Frees it on such a lane, ordered after its use, or with a word about it (vpmm_use). False: not now, another thread
+ * has the lane that it was made on.
  */
 bool block_end(struct worker *, struct block *, struct lane *on);
 void blocks_end(struct worker *);

@@ -359,8 +359,8 @@ struct Gate {
 };
 
 /*
- * Memory that a further stream still uses is waited for before a request fails: of a MemPool, and of the main pool where the
- * stream is another device's.
+ * Memory that a further stream still uses is waited for before a request fails: of a MemPool, and of the main pool
+ * where the stream is another device's.
  */
 static void waits_for_further_streams(Back& back, bool is_private) {
   const MempoolId_t id{7, 20};

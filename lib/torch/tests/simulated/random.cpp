@@ -1,7 +1,7 @@
 /*
- * random.cpp - threads that allocate, free, say further streams, capture, use private pools and go back to checkpoints of
- * them, each in no order, on the simulated GPU. Its race detector says whether memory went to somebody before its work
- * had ended; in the end nothing may live, and nothing be held.
+ * random.cpp - threads that allocate, free, say further streams, capture, use private pools and go back to checkpoints
+ * of them, each in no order, on the simulated GPU. Its race detector says whether memory went to somebody before its
+ * work had ended; in the end nothing may live, and nothing be held.
  */
 #include "pytorch.h"
 
