@@ -612,7 +612,7 @@ class BackEnd final : public WithoutExpandableSegments<back_end::CUDAAllocator> 
       live.push_back({address, allocation.bytes});
     });
     TORCH_CHECK(!helps, "vpmm: memory pool (", pool.id.first, ", ", pool.id.second,
-                ") helps out (use_on_oom), and is not parked before what it has given is freed");
+                ") helps out (use_on_oom): it can be parked once what it has given is freed, and no request is short");
     return live;
   }
 
