@@ -21,7 +21,8 @@ The PyTorch back end's tests on the simulated GPU are a part of 1 where VPMM_TOR
 PyTorch with CUDA (.../site-packages/torch/include, or include of a libtorch).
 
 In 1 each scenario of test_schedules*.c is played in up to 5,000 orders and some at random, and test_faults.c plays all
-settings; in 2 and 4 it is up to 400 of these orders and a seventeenth of the settings.
+settings; in 2 and 4 it is up to 400 of these orders, but for the explorer's own tests, and a seventeenth of the
+settings.
 
 --quick runs 1 alone. The last line is "N passed, N failed", over all runs; the exit status is 0 if none failed.
 Everything is built under build/, or under $VPMM_BUILD_DIR; logs are in its logs folder.

@@ -283,29 +283,50 @@ Test(settle, what_is_freed_meanwhile_is_not_waited_for, .timeout = 60)
     stage_close(&t);
 }
 
-/* Together with what was freed before it is enough. */
+/* Work that ends first, and work behind which something is freed while the asker waits for the first. */
+struct meanwhile {
+    struct gate early, late;
+    struct malloc_thread asker;
+};
+
+static void hold_both(struct stage *t, struct meanwhile *m)
+{
+    hold(&t->w, t->a, &m->early);
+    hold(&t->w, t->last, &m->late);
+    quarantine(t, &t->page[3], t->a);
+    fill_up(t);
+}
+
+/* Returns when it knows what it waits for. */
+static void ask(struct stage *t, struct meanwhile *m, size_t pages)
+{
+    malloc_thread_start(&m->asker, &t->w, t->asks, pages);
+    await_waiter(&t->w);
+}
+
+static void expect_to_wait_for_both(struct stage *t, struct meanwhile *m)
+{
+    atomic_store(&m->early.open, true);
+    clock_sleep_us(50000);
+    cr_expect(!atomic_load(&m->asker.done), "it ended while there was more to come");
+    atomic_store(&m->late.open, true);
+    pthread_join(m->asker.thread, NULL);
+    cr_expect_eq(m->asker.status, VPMM_SUCCESS);
+    cr_expect(!atomic_load(&m->early.forced) && !atomic_load(&m->late.forced));
+    if (m->asker.status == VPMM_SUCCESS)
+        give(&t->w, m->asker.pointer, t->asks);
+}
+
+/* Together with what was freed before it is enough. The asker wants all but what stays live, here and below. */
 Test(settle, what_is_freed_meanwhile_is_waited_for_where_it_may_suffice, .timeout = 60)
 {
     struct stage t;
-    struct gate early, late;
-    struct malloc_thread asker;
+    struct meanwhile m;
     stage_open(&t, running());
-    hold(&t.w, t.a, &early);
-    hold(&t.w, t.last, &late);
-    quarantine(&t, &t.page[3], t.a);
-    fill_up(&t);
-    malloc_thread_start(&asker, &t.w, t.asks, CAP - 2 - (size_t)t.mores); /* all but what stays live */
-    await_waiter(&t.w);                                                   /* by then it knows what it waits for */
+    hold_both(&t, &m);
+    ask(&t, &m, CAP - 2 - (size_t)t.mores);
     quarantine(&t, &t.page[0], t.last);
-    atomic_store(&early.open, true);
-    clock_sleep_us(50000);
-    cr_expect(!atomic_load(&asker.done), "it ended while there was more to come");
-    atomic_store(&late.open, true);
-    pthread_join(asker.thread, NULL);
-    cr_expect_eq(asker.status, VPMM_SUCCESS);
-    cr_expect(!atomic_load(&early.forced) && !atomic_load(&late.forced));
-    if (asker.status == VPMM_SUCCESS)
-        give(&t.w, asker.pointer, t.asks);
+    expect_to_wait_for_both(&t, &m);
     free_kept(&t);
     stage_close(&t);
 }
@@ -314,28 +335,15 @@ Test(settle, what_is_freed_meanwhile_is_waited_for_where_it_may_suffice, .timeou
 Test(settle, slices_that_are_freed_meanwhile_are_waited_for_where_they_may_suffice, .timeout = 60)
 {
     struct stage t;
-    struct gate early, late;
-    struct malloc_thread asker;
+    struct meanwhile m;
     CUdeviceptr slice;
     stage_open(&t, running());
     give(&t.w, t.page[2], t.idle);
     must_work(vpmm_malloc(t.w.pool, 1000, t.idle, &slice));
-    hold(&t.w, t.a, &early);
-    hold(&t.w, t.last, &late);
-    quarantine(&t, &t.page[3], t.a);
-    fill_up(&t);
-    malloc_thread_start(&asker, &t.w, t.asks, CAP - 3 - (size_t)t.mores); /* all but what stays live */
-    await_waiter(&t.w);
+    hold_both(&t, &m);
+    ask(&t, &m, CAP - 3 - (size_t)t.mores);
     give(&t.w, slice, t.last);
-    atomic_store(&early.open, true);
-    clock_sleep_us(50000);
-    cr_expect(!atomic_load(&asker.done), "it ended while there was more to come");
-    atomic_store(&late.open, true);
-    pthread_join(asker.thread, NULL);
-    cr_expect_eq(asker.status, VPMM_SUCCESS);
-    cr_expect(!atomic_load(&early.forced) && !atomic_load(&late.forced));
-    if (asker.status == VPMM_SUCCESS)
-        give(&t.w, asker.pointer, t.asks);
+    expect_to_wait_for_both(&t, &m);
     give(&t.w, t.page[0], t.asks);
     free_kept(&t);
     stage_close(&t);
@@ -346,28 +354,15 @@ Test(settle, what_is_freed_meanwhile_is_waited_for_where_the_device_has_the_rest
 {
     enum { LEFT = 2 };
     struct stage t;
-    struct gate early, late;
-    struct malloc_thread asker;
+    struct meanwhile m;
     struct setup setup = running();
     setup.sim.memory_bytes = (CAP + LEFT) * PAGE;
     stage_open(&t, setup);
-    hold(&t.w, t.a, &early);
-    hold(&t.w, t.last, &late);
-    quarantine(&t, &t.page[3], t.a);
-    fill_up(&t);
+    hold_both(&t, &m);
     must_work(vpmm_pool_set_attribute(t.w.pool, VPMM_ATTRIBUTE_MAX_MAPPED, 0));
-    malloc_thread_start(&asker, &t.w, t.asks, CAP + LEFT - 2 - (size_t)t.mores); /* all but what stays live */
-    await_waiter(&t.w);
+    ask(&t, &m, CAP + LEFT - 2 - (size_t)t.mores);
     quarantine(&t, &t.page[0], t.last);
-    atomic_store(&early.open, true);
-    clock_sleep_us(50000);
-    cr_expect(!atomic_load(&asker.done), "it ended while there was more to come");
-    atomic_store(&late.open, true);
-    pthread_join(asker.thread, NULL);
-    cr_expect_eq(asker.status, VPMM_SUCCESS);
-    cr_expect(!atomic_load(&early.forced) && !atomic_load(&late.forced));
-    if (asker.status == VPMM_SUCCESS)
-        give(&t.w, asker.pointer, t.asks);
+    expect_to_wait_for_both(&t, &m);
     free_kept(&t);
     stage_close(&t);
 }
