@@ -12,6 +12,8 @@
 struct build {
     struct lookout lookout; /* with the request */
     struct claim claim;     /* of the last plan */
+    bool may_put_off;       /* what it makes: it is the first part */
+    bool puts_off;          /* the last plan does */
 };
 
 enum plan_result {
@@ -162,6 +164,7 @@ static enum plan_result plan_and_claim(struct build *build, const struct build_l
         *status = VPMM_ERROR_OUT_OF_MEMORY; /* the caller knows better: no message */
         return PLAN_FAILED;
     }
+    build->puts_off = build->may_put_off && policy_put_growth_off(&arena->policy, &shown, plan);
     return claim_or_keep(&build->claim, view, plan, status);
 }
 
@@ -232,36 +235,60 @@ static enum plan_result find_or_claim(struct build *build, const struct build_li
     return planned;
 }
 
-/* What was claimed, made into a region. */
+/*
+ * With what a first part has made, if there is one. Its builder is counted in until that is the claim's, or everybody's
+ * again: who parks the pool waits for it.
+ */
+static enum plan_result plan_with_part(struct build *build, const struct build_limits *limits, struct region *part,
+                                       struct region *found, enum region_source *source, vpmm_status *status)
+{
+    struct arena *arena = build->lookout.arena;
+    if (!part->units)
+        return find_or_claim(build, limits, found, source, status);
+    view_keep(arena->view, *part); /* the claim of the first part has had room made for more */
+    part->units = 0;
+    enum plan_result planned = find_or_claim(build, limits, found, source, status);
+    fetch_add_sc_u32(&arena->builders, UINT32_MAX);
+    return planned;
+}
+
+/* What was claimed, made into a region: the whole of what was asked for, or its first part. */
 static vpmm_status finish(struct build *build, struct build_limits *limits, struct region *result,
                           enum region_source *source)
 {
     vpmm_status status = carry_out(&build->claim, &build->lookout, limits->for_another, &limits->room, result);
     *source = build->lookout.source;
-    fetch_add_sc_u32(&build->lookout.arena->builders, UINT32_MAX);
+    vpmm_assert(!build->puts_off || !build->lookout.found.units); /* it looks for nothing where it makes nothing */
+    if (!build->puts_off || status != VPMM_SUCCESS)
+        fetch_add_sc_u32(&build->lookout.arena->builders, UINT32_MAX);
     return status;
 }
 
 vpmm_status build_region(struct arena *arena, struct stream *stream, uint64_t pages, struct build_limits *limits,
                          struct region *result, enum region_source *source)
 {
+    struct region part = {.units = 0};
+    bool may_put_off = true; /* once */
     if (pages > arena->space.units.chunk_units)
         return no_room(arena, pages);
     for (;;) {
         struct build build = {
-            .lookout = {.arena = arena, .stream = stream, .wanted = pages, .may_wait = limits->may_wait}};
+            .lookout = {.arena = arena, .stream = stream, .wanted = pages, .may_wait = limits->may_wait},
+            .may_put_off = may_put_off};
         vpmm_status status = VPMM_SUCCESS;
         lock_take(&arena->plan_lock);
         uint32_t seen = load_acquire_u32(&arena->space.units.chunks);
-        enum plan_result planned = find_or_claim(&build, limits, result, source, &status);
+        enum plan_result planned = plan_with_part(&build, limits, &part, result, source, &status);
         pthread_mutex_unlock(&arena->plan_lock);
+        bool is_part = planned == PLAN_CLAIMED && build.puts_off;
         if (planned == PLAN_CLAIMED)
-            status = finish(&build, limits, result, source);
+            status = finish(&build, limits, is_part ? &part : result, source);
         if (planned == PLAN_NO_HOLE) /* a fresh one has room, but other threads may be quicker to fill it */
             status = chunk_reserve(arena, seen);
         claim_free(&build.claim);
-        if (status != VPMM_SUCCESS || planned != PLAN_NO_HOLE)
+        if (status != VPMM_SUCCESS || (planned != PLAN_NO_HOLE && !is_part))
             return status;
+        may_put_off = may_put_off && !is_part;
     }
 }
 

@@ -6,6 +6,10 @@
  *              the others are kept for the next plan (view.h)
  *   carry out  without the plan lock: the driver is called, and the claim is committed or undone (carry_out.h)
  *
+ * Where several build, a plan that moves memory for long and then makes some is carried out in two parts, and planned
+ * anew between them: what others have freed while the first part moved may move in place of what would be made. What
+ * the first part has made stays in the builder's hands, and nobody else can take it.
+ *
  * A plan that finds no hole has a chunk of address space reserved, and another is made (chunk.h). What others have
  * freed and serves as it is comes before each plan, and during the driver calls (lookout.h).
  */

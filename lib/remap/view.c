@@ -239,7 +239,7 @@ bool view_may_keep(struct view *view, size_t regions)
     return room_for((void **)&view->kept, &view->keep_capacity, view->keeps + regions, sizeof *view->kept);
 }
 
-static void keep(struct view *view, struct region region)
+void view_keep(struct view *view, struct region region)
 {
     vpmm_assert(region.units && view->keeps < view->keep_capacity);
     view->kept[view->keeps++] = region;
@@ -250,7 +250,7 @@ bool view_claim_and_keep(struct view *view, struct arena *arena, uint32_t run)
     struct region region;
     bool whole = view_claim_run(view, arena, run, &region);
     if (region.units)
-        keep(view, region);
+        view_keep(view, region);
     return whole;
 }
 
@@ -354,7 +354,7 @@ static bool keep_region(const struct seen_region *found, void *data)
     view->out_of_memory = !view_may_keep(view, 1);
     if (!view->out_of_memory && seen.pages && (useful || collector->enough == UINT64_MAX) &&
         claim_member(view, &seen, collector->arena, &region)) {
-        keep(view, region);
+        view_keep(view, region);
         collector->kept += useful;
     }
     return !has_enough(collector);

@@ -7,6 +7,7 @@
 #include "pool/find.h"
 #include "pool/pool.h"
 #include "random.h"
+#include "remap/mapping.h"
 #include "support.h"
 
 #include "base/clock.h"
@@ -525,6 +526,151 @@ Test(builders, who_maps_takes_what_is_freed_meanwhile, .timeout = 60)
     cr_expect(two.mapped == 33 && two.allowed == 1, "%zu pages, %u calls", two.mapped, two.allowed);
     overtake(&one);
     cr_expect(one.mapped == 17 && one.allowed == 1, "%zu pages, %u calls", one.mapped, one.allowed);
+}
+
+/* ---- what is made after long moves is put off ---- */
+
+enum { MOVED = 60, MISSING = 40 };
+
+/* Pages that are free, handles of a page each, and between them as many that are not. */
+struct scattered {
+    struct world w;
+    struct setup setup;
+    CUstream s;
+    CUdeviceptr free[MOVED], held[MOVED];
+};
+
+static void open_scattered(struct scattered *sc)
+{
+    sc->setup = setup_default();
+    open_builders(&sc->w, &sc->setup);
+    sc->s = world_stream(&sc->w);
+    for (int i = 0; i < MOVED; i++) {
+        sc->free[i] = take(&sc->w, 1, sc->s);
+        sc->held[i] = take(&sc->w, 1, sc->s);
+    }
+    for (int i = 0; i < MOVED; i++)
+        give(&sc->w, sc->free[i], sc->s);
+    must_work(vpmm_trim(sc->w.pool, UINT64_MAX, NULL)); /* out of the caches */
+    atomic_store(&sc->w.pool->arena.several_builders, 1);
+}
+
+static void free_held(struct scattered *sc)
+{
+    for (int i = 0; i < MOVED; i++)
+        give(&sc->w, sc->held[i], sc->s);
+}
+
+/* A thread asks for more than is free, moves that first, and stands still while it does. */
+static void start_to_move(struct scattered *sc, struct malloc_thread *b)
+{
+    start_and_park_at(AT_ALLOW, b, &sc->w, sc->s, MOVED + MISSING);
+}
+
+/* Others free as much as is missing meanwhile: that is moved too, and nothing is made. */
+Test(builders, what_is_freed_while_much_is_moved_is_moved_as_well, .timeout = 60)
+{
+    static struct scattered sc;
+    struct malloc_thread b;
+    open_scattered(&sc);
+    uint64_t mapped = stats_of(&sc.w).mapped_bytes, builds = stats_of(&sc.w).builds;
+    start_to_move(&sc, &b);
+    free_held(&sc);
+    let_go(AT_ALLOW);
+    end(&b);
+    cr_expect_eq(stats_of(&sc.w).mapped_bytes, mapped, "%llu pages were made beside %d that others had freed",
+                 (unsigned long long)(stats_of(&sc.w).mapped_bytes - mapped) / PAGE, MOVED);
+    cr_expect_eq(stats_of(&sc.w).builds - builds, 1);
+    close_builders(&sc.w);
+}
+
+/* Nobody frees any: the rest is made, and only that. */
+Test(builders, what_is_missing_still_is_made, .timeout = 60)
+{
+    static struct scattered sc;
+    struct malloc_thread b;
+    open_scattered(&sc);
+    uint64_t mapped = stats_of(&sc.w).mapped_bytes;
+    start_to_move(&sc, &b);
+    let_go(AT_ALLOW);
+    end(&b);
+    cr_expect_eq(stats_of(&sc.w).mapped_bytes - mapped, MISSING * PAGE);
+    free_held(&sc);
+    close_builders(&sc.w);
+}
+
+/* What serves as it is comes before the rest: what was moved is free again, in one piece. */
+Test(builders, what_serves_as_it_is_ends_a_build_in_parts, .timeout = 60)
+{
+    static struct scattered sc;
+    struct malloc_thread b;
+    open_scattered(&sc);
+    CUdeviceptr whole = take(&sc.w, MOVED + MISSING, sc.s);
+    uint64_t mapped = stats_of(&sc.w).mapped_bytes, builds = stats_of(&sc.w).builds;
+    for (int i = 0; i < MOVED; i++) /* what `whole` was made of */
+        give(&sc.w, sc.held[i], sc.s);
+    must_work(vpmm_trim(sc.w.pool, UINT64_MAX, NULL));
+    start_to_move(&sc, &b);
+    give(&sc.w, whole, sc.s);
+    let_go(AT_ALLOW);
+    pthread_join(b.thread, NULL);
+    cr_assert_eq(b.status, VPMM_SUCCESS);
+    cr_expect_eq(b.pointer, whole);
+    cr_expect_eq(stats_of(&sc.w).builds, builds);
+    cr_expect_eq(stats_of(&sc.w).mapped_bytes, mapped);
+    uint64_t longest = stats_of(&sc.w).largest_free_bytes;
+    cr_expect_geq(longest, 49 * PAGE, "what was moved lies in pieces of at most %llu pages",
+                  (unsigned long long)longest / PAGE);
+    give(&sc.w, b.pointer, sc.s);
+    close_builders(&sc.w);
+}
+
+/* The second part is the rest, whatever it moves: it creates before it maps. */
+Test(builders, growth_is_put_off_once, .timeout = 60)
+{
+    enum { CALLS_A_PART = (MOVED + MAPPINGS_A_CALL - 1) / MAPPINGS_A_CALL };
+    static struct scattered sc;
+    struct malloc_thread b;
+    open_scattered(&sc);
+    unsigned created = atomic_load(&creating);
+    start_and_park_at(AT_ALLOW, &b, &sc.w, sc.s, 2 * MOVED + MISSING);
+    free_held(&sc);
+    for (int i = 0; i < CALLS_A_PART; i++) {
+        cr_expect_eq(atomic_load(&creating), created, "it creates before the first part is done");
+        stand_still_in_the_next(AT_ALLOW);
+    }
+    cr_expect_gt(atomic_load(&creating), created, "it puts off what it makes once more");
+    let_go(AT_ALLOW);
+    end(&b);
+    close_builders(&sc.w);
+}
+
+/* Each call that maps, gives access or creates is refused in turn: nothing is lost, and the request is served. */
+Test(builders, each_call_of_a_build_in_parts_may_be_refused, .timeout = 60)
+{
+    static struct scattered sc;
+    bool was_refused = true;
+    unsigned refusals = 0;
+    for (int call = 0; was_refused; call++) {
+        open_scattered(&sc);
+        uint64_t mapped = stats_of(&sc.w).mapped_bytes;
+        CUdeviceptr p = 0;
+        atomic_store(&calls_left, call);
+        vpmm_status status = vpmm_malloc(sc.w.pool, (MOVED + MISSING) * PAGE, sc.s, &p);
+        was_refused = atomic_load(&calls_left) < 0;
+        refusals += was_refused;
+        atomic_store(&calls_left, -1);
+        require(status == VPMM_SUCCESS || (was_refused && status == VPMM_ERROR_DRIVER), "call %d refused: %s", call,
+                vpmm_status_name(status));
+        if (status != VPMM_SUCCESS) /* and nothing is in the way of the next */
+            p = take(&sc.w, MOVED + MISSING, sc.s);
+        cr_expect_eq(stats_of(&sc.w).mapped_bytes - mapped, MISSING * PAGE, "call %d", call);
+        world_audit(&sc.w);
+        give(&sc.w, p, sc.s);
+        free_held(&sc);
+        close_builders(&sc.w);
+    }
+    cr_expect_geq(refusals, MOVED + 2, "%u calls were refused", refusals);
 }
 
 /* The rights change while it maps, so it gives them again, and is overtaken between two calls: nothing is placed. */

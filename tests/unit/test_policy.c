@@ -472,6 +472,41 @@ Test(policy, where_much_lies_idle_it_is_moved_whoever_waits)
              {"40 (s1) *20 1 (1x3) 1", NO_CAP, 4, "up 0: create 3"});
 }
 
+/* What is left of a plan; the words of one that is as it was begin with "all: ". */
+static void expect_put_off(struct builders builders, uint32_t max_extent, const char *map, uint32_t pages,
+                           const char *rest)
+{
+    static struct map m;
+    struct policy_plan plan = {0};
+    struct policy p;
+    policy_init(&p, STEP_BYTES / step, step, max_extent);
+    struct policy_view view = *map_read(&m, map, NO_CAP);
+    view.several_builders = builders.several;
+    view.slowness = builders.slowness;
+    cr_assert(policy_plan(&p, &view, pages, &plan));
+    bool is_put_off = policy_put_growth_off(&p, &view, &plan);
+    struct words w = words_of(&plan);
+    cr_expect_eq(is_put_off, strncmp(rest, "all: ", 5) != 0, "%" PRIu32 " pages in '%s': %s", pages, map, w.text);
+    cr_expect_str_eq(w.text, is_put_off ? rest : rest + 5);
+    cr_expect_float_eq(plan.cost_us, driver_us(&view, &plan), 1e-6);
+    policy_destroy(&p);
+    policy_plan_free(&plan);
+}
+
+/* Rule 12: a page takes 18.45 us to move, so 49 of them 904. */
+Test(policy, what_is_made_after_long_moves_is_put_off)
+{
+    const struct builders slow = {.several = true, .slowness = 2};
+    expect_put_off(two_builders, 0, "1 (s2) *400 1 (1x49) 1", 60, "up 0: move 0..48");
+    expect_put_off(two_builders, 0, "1 (s2) *400 1 (1x48) 1", 60, "all: up 0: move 0..47, create 10");
+    expect_put_off(slow, 0, "1 (s2) *400 1 (1x25) 1", 60, "up 0: move 0..24");
+    expect_put_off(slow, 0, "1 (s2) *400 1 (1x24) 1", 60, "all: up 0: move 0..23, create 34");
+    /* Nobody else frees, or nothing is made, or it is the specification's mode. */
+    expect_put_off(one_builder, 0, "1 (s2) *400 1 (1x49) 1", 60, "all: up 0: move 0..48, create 9");
+    expect_put_off(two_builders, 0, "1 (s2) *400 1 (1x60) 1", 60, "all: up 0: move 0..57");
+    expect_put_off(two_builders, 1, "1 (1x2) *400 1 (1x49) 1", 52, "all: up 0: move 2..50, create 1");
+}
+
 /* Rule 4: however short the time, a piece has at most 48 pages, or a 64th of the growth. */
 Test(policy, no_piece_is_longer_than_can_be_used_again)
 {
