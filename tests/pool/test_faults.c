@@ -259,6 +259,25 @@ static void settle(struct run *r)
     }
 }
 
+static bool takes_back(const char *call)
+{
+    return strstr(call, "Release") != NULL || strstr(call, "Destroy") != NULL || strstr(call, "Free") != NULL ||
+           strstr(call, "Unmap") != NULL;
+}
+
+static void arm(struct run *r, const struct fault *fault)
+{
+    if (fault->call[0] != 0)
+        (fault->after ? vpmm_sim_fail_after : vpmm_sim_fail)(r->w.sim, fault->call, fault->nth, fault->code,
+                                                             fault->from_then_on);
+}
+
+static void disarm(struct run *r, const struct fault *fault)
+{
+    if (fault->call[0] != 0)
+        vpmm_sim_fail(r->w.sim, fault->call, 0, CUDA_SUCCESS, false);
+}
+
 /* The pool took an answer for the loss of its device: for good, so the fault's end does not help. */
 static bool may_be_lost(const struct fault *fault)
 {
@@ -411,6 +430,58 @@ static void scarcity(struct run *r)
     settle(r);
 }
 
+/*
+ * Handles are in the way of the request (remap/make_way.h), and one is behind other work: [-1][1][-3][*4][-8][1][5] of a
+ * device that has two pages more. Only what comes then fails.
+ */
+enum { MADE_WAY_FOR = 3 + 4 + 7 };
+
+static void put_handles_in_the_way(struct run *r)
+{
+    try_malloc(r, PAGE, r->b);
+    const size_t pages[] = {4, 4, 8, 1};
+    for (size_t i = 0; i < sizeof pages / sizeof pages[0]; i++)
+        try_malloc(r, pages[i] * PAGE, r->a);
+    try_free(r, 2);
+    settle(r);
+    try_trim(r);
+    try_malloc(r, 5 * PAGE, r->b);
+    try_free(r, 3);
+    try_free(r, 1);
+    try_malloc(r, PAGE, r->a);
+    settle(r);
+    keep_busy(&r->w, r->b);
+    try_free(r, 0);
+    run_assert(r, !r->failed && strcmp(layout(&r->w), "[-1][1][-3][*4][-8][1][5]") == 0, "(before the fault)");
+}
+
+static bool is_gone(const struct run *r)
+{
+    return device_lost(r->w.pool->arena.device);
+}
+
+static void making_way(struct run *r)
+{
+    disarm(r, &r->fault);
+    disarm(r, &r->second);
+    put_handles_in_the_way(r);
+    memset(made, 0, sizeof made);
+    arm(r, &r->fault);
+    arm(r, &r->second);
+    int before = r->holds;
+    uint64_t released = stats_of(&r->w).extents_released;
+    try_malloc(r, MADE_WAY_FOR * PAGE, r->a);
+    bool is_served = r->holds > before, is_once = !r->fault.from_then_on && r->second.call[0] == 0;
+    if (r->fault.call[0] == 0)
+        run_assert(r, is_served && stats_of(&r->w).extents_released >= released + 2, "no way was made");
+    if (is_once && takes_back(r->fault.call))
+        run_assert(r, is_served, "what the driver refused once is in the way for good");
+    if (!is_served)
+        try_malloc(r, MADE_WAY_FOR * PAGE, r->a);
+    if (is_once && !is_gone(r))
+        run_assert(r, r->holds > before, "the next request is not served");
+}
+
 /* The default streams of two contexts, whose work on the same memory nothing orders but the pool. */
 static void two_contexts(struct run *r)
 {
@@ -489,12 +560,6 @@ static void parking(struct run *r)
 
 /* --- the loop -------------------------------------------------------------------------------------------------------
  */
-
-static bool takes_back(const char *call)
-{
-    return strstr(call, "Release") != NULL || strstr(call, "Destroy") != NULL || strstr(call, "Free") != NULL ||
-           strstr(call, "Unmap") != NULL;
-}
 
 static bool makes(const char *call)
 {
@@ -577,19 +642,6 @@ static int leaks_allowed(const struct run *r, bool pool_first)
 static bool misuses_allowed(const struct run *r)
 {
     return (r->fault.after && takes_back(r->fault.call)) || (r->second.after && takes_back(r->second.call));
-}
-
-static void arm(struct run *r, const struct fault *fault)
-{
-    if (fault->call[0] != 0)
-        (fault->after ? vpmm_sim_fail_after : vpmm_sim_fail)(r->w.sim, fault->call, fault->nth, fault->code,
-                                                             fault->from_then_on);
-}
-
-static void disarm(struct run *r, const struct fault *fault)
-{
-    if (fault->call[0] != 0)
-        vpmm_sim_fail(r->w.sim, fault->call, 0, CUDA_SUCCESS, false);
 }
 
 static void open_run(struct run *r, const struct setup *setup, const struct fault *fault, const struct fault *second)
@@ -888,6 +940,14 @@ Test(faults, memory_runs_out, .timeout = 300)
     struct setup setup = setup_default();
     setup.sim.memory_bytes = 64 * PAGE;
     loop(scarcity, &setup, true);
+}
+
+Test(faults, handles_in_the_way_of_a_request, .timeout = 300)
+{
+    struct setup setup = setup_default();
+    setup.sim.memory_bytes = 21 * PAGE;
+    setup.pool.extent_size = 16 * PAGE;
+    loop(making_way, &setup, true);
 }
 
 Test(faults, default_streams_of_two_contexts, .timeout = 300)
