@@ -288,13 +288,21 @@ static vpmm_status find_while_settling(struct arena *arena, struct settling *set
     return status;
 }
 
-/* What the pool may have mapped under the cap, or, without one, by what the device says that it has free. */
+/*
+ * What the pool may have mapped: under the cap, and by what the device says that it has free. That is asked last: what
+ * leaves quarantine meanwhile is counted twice, and not left out.
+ */
 static uint64_t may_be_mapped(const struct arena *arena)
 {
-    uint64_t mapped = stats_level(arena->stats, STAT_mapped_bytes), most = load_relaxed_u64(&arena->max_mapped);
-    size_t room = 0;
-    if (!most && device_free_memory(arena->device, &room) == CUDA_SUCCESS)
-        most = mapped + stats_level(arena->stats, STAT_quarantined_bytes) + room;
+    uint64_t mapped = stats_level(arena->stats, STAT_mapped_bytes), cap = load_relaxed_u64(&arena->max_mapped);
+    uint64_t most = mapped + stats_level(arena->stats, STAT_quarantined_bytes);
+    size_t room;
+    if (device_free_memory(arena->device, &room) == CUDA_SUCCESS)
+        most += room;
+    else if (cap)
+        most = cap;
+    if (cap && cap < most)
+        most = cap;
     return most > mapped ? most : mapped;
 }
 

@@ -367,6 +367,45 @@ Test(settle, what_is_freed_meanwhile_is_waited_for_where_the_device_has_the_rest
     stage_close(&t);
 }
 
+/* A cap that is for more than the device has is no reason to wait; one that nobody knows better than is. */
+static void expect_to_wait_for_the_first_alone(struct stage *t, struct meanwhile *m)
+{
+    atomic_store(&m->early.open, true);
+    pthread_join(m->asker.thread, NULL);
+    cr_expect(!atomic_load(&m->late.forced), "it waited for what is not enough");
+    cr_expect_eq(m->asker.status, VPMM_ERROR_OUT_OF_MEMORY);
+    atomic_store(&m->late.open, true);
+}
+
+static void wait_below_a_high_cap(size_t more, bool says, void (*expect)(struct stage *, struct meanwhile *))
+{
+    enum { LEFT = 2, ABOVE = 8 };
+    struct stage t;
+    struct meanwhile m;
+    struct setup setup = running();
+    setup.sim.memory_bytes = (CAP + LEFT) * PAGE;
+    stage_open(&t, setup);
+    hold_both(&t, &m);
+    must_work(vpmm_pool_set_attribute(t.w.pool, VPMM_ATTRIBUTE_MAX_MAPPED, (CAP + LEFT + ABOVE) * PAGE));
+    if (!says)
+        vpmm_sim_fail(t.w.sim, "cuMemGetInfo", 1, CUDA_ERROR_NOT_SUPPORTED, true);
+    ask(&t, &m, CAP + LEFT - 2 - (size_t)t.mores + more);
+    quarantine(&t, &t.page[0], t.last);
+    expect(&t, &m);
+    free_kept(&t);
+    stage_close(&t);
+}
+
+Test(settle, what_is_freed_meanwhile_is_not_waited_for_where_the_device_has_too_little, .timeout = 60)
+{
+    wait_below_a_high_cap(1, true, expect_to_wait_for_the_first_alone);
+}
+
+Test(settle, what_is_freed_meanwhile_is_waited_for_where_the_device_does_not_say_what_it_has, .timeout = 60)
+{
+    wait_below_a_high_cap(0, false, expect_to_wait_for_both);
+}
+
 /* ---- not for ever ---- */
 
 enum { HANDLE = 4, HANDLES = 6, MOST_WAITS = 100 };
