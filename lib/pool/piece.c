@@ -147,7 +147,7 @@ static bool find_at_last(struct arena *arena, struct want want, const struct sli
         pass_refresh(arena, stream);
         slabs_dissolve_empty(&arena->slabs);
         if ((slice && find_slice(arena, slice, stream, true, found)) ||
-            find_subpages(arena, want, stream, may_wait, found) || cut_free_pages(arena, want, stream, found))
+            find_subpages(arena, want, stream, may_wait, found) || find_at_once(arena, want, stream, found))
             return true;
     } while (hands_try_again(arena, slice ? HANDS_SLICES : HANDS_SUBPAGES, &hands));
     return false;

@@ -1024,6 +1024,33 @@ Test(limits, what_is_refused_is_refused_after_a_trim, .timeout = 120)
         a_shortage_stays_one(seed, seed % 2);
 }
 
+/*
+ * (320)(-192)[-1][1] of pages of 256 subpages, and at first the free ones begin with a slab without a slice: so the
+ * subpages and the page behind them serve 447 when everything has been taken back, and not before.
+ */
+Test(limits, a_piece_fits_in_what_is_taken_back_and_the_page_behind_it)
+{
+    enum { SUBPAGE = 8 << 10, LONG = 320, WANTED = 447 };
+    struct setup setup = setup_default();
+    struct world w;
+    setup.pool.extent_size = PAGE;
+    setup.pool.max_mapped = 4 * PAGE;
+    world_open(&w, &setup);
+    CUstream s = world_stream(&w);
+    CUdeviceptr cut = take_bytes(&w, (size_t)LONG * SUBPAGE, s), behind = take(&w, 1, s), last = take(&w, 1, s);
+    CUdeviceptr slice = take_bytes(&w, 1000, s);
+    cr_assert_eq(slice, cut + (size_t)LONG * SUBPAGE);
+    give(&w, slice, s);
+    give(&w, behind, s);
+    world_drain(&w);
+    CUdeviceptr p = take_bytes(&w, (size_t)WANTED * SUBPAGE, s);
+    cr_expect_eq(p, slice);
+    give(&w, p, s);
+    give(&w, cut, s);
+    give(&w, last, s);
+    world_close(&w);
+}
+
 static bool blames_others(void)
 {
     return strstr(vpmm_last_error(), "others hold the rest") != NULL;
