@@ -431,8 +431,8 @@ static void scarcity(struct run *r)
 }
 
 /*
- * Handles are in the way of the request (remap/make_way.h), and one is behind other work: [-1][1][-3][*4][-8][1][5] of a
- * device that has two pages more. Only what comes then fails.
+ * Handles are in the way of the request (remap/make_way.h), and one is behind other work: [-1][1][-3][*4][-8][1][5] of
+ * a device that has two pages more. Only what comes then fails.
  */
 enum { MADE_WAY_FOR = 3 + 4 + 7 };
 

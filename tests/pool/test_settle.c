@@ -372,7 +372,7 @@ static void expect_to_wait_for_the_first_alone(struct stage *t, struct meanwhile
 {
     atomic_store(&m->early.open, true);
     pthread_join(m->asker.thread, NULL);
-    cr_expect(!atomic_load(&m->late.forced), "it waited for what is not enough");
+    cr_expect(world_pending(&t->w, t->last), "it waited for what is not enough");
     cr_expect_eq(m->asker.status, VPMM_ERROR_OUT_OF_MEMORY);
     atomic_store(&m->late.open, true);
 }
