@@ -150,7 +150,7 @@ class BackEnd final : public WithoutExpandableSegments<back_end::CUDAAllocator> 
         if (!is_meant(id, *pool))
           continue;
         if (!pool->is_private() || !device.pools.users(pool->id))
-          device.frees.await_uses(*pool); // of the main one, and of one that is gone, as PyTorch's own does
+          device.frees.await_uses(pool->is_private() ? pool.get() : nullptr); // as PyTorch's own, of one that is gone
         if (!pool->is_lent()) {
           vpmm_trim(pool->pool, 0, nullptr); // what stays is in use, or its work has not ended
           pool->parking.empty_cache();
@@ -500,8 +500,7 @@ class BackEnd final : public WithoutExpandableSegments<back_end::CUDAAllocator> 
       pool.hold(); // it may be idle itself
       auto let_go = c10::make_scope_exit([&] { pool.let_go(); });
       pool.parking.wake(pool.pool, [&] {
-        device.frees.try_hard(Pool()); // as before a request to the main pool fails, which need not have been made
-        mapped_history_.end_idle(device, nullptr);
+        shortage_.make_room(device);
         for (const auto& other : device.pools.all())
           if (!other->is_lent())
             vpmm_trim(other->pool, 0, nullptr);
@@ -912,7 +911,7 @@ class BackEnd final : public WithoutExpandableSegments<back_end::CUDAAllocator> 
   MappedHistory mapped_history_{history_};
   Lender lender_;
   Limits limits_{lender_};
-  Shortage shortage_{limits_, history_, mapped_history_};
+  Shortage shortage_{limits_, history_, mapped_history_, lender_};
   std::mutex init_lock_;
   std::atomic<bool> initialized_{false};
   c10::ApproximateClockToUnixTimeConverter clock_;

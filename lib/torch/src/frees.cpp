@@ -192,6 +192,8 @@ class Frees::Walk {
 
 /* A new one comes last; those that were in hand come before what was freed meanwhile: in the order of their events. */
 void Frees::keep(std::list<Freed> freed, bool is_new) {
+  if (freed.empty())
+    return;
   std::lock_guard<std::mutex> guard(lock_);
   for (const Freed& one : freed)
     if (one.point.capture)
@@ -214,8 +216,6 @@ void Frees::note_point(Freed& freed) {
 /* The thread need not be the one that began the capture: this meets no stream but the one that it works on. */
 void Frees::free_all_joined(const Pool& pool, cudaStream_t stream) {
   Walk walk(*this);
-  if (pauses_.load())
-    return;
   std::list<Freed> mine;
   bool others = false;
   {
@@ -242,8 +242,7 @@ void Frees::free_all_joined(const Pool& pool, cudaStream_t stream) {
     }
     it = !it->point.capture && finish(*it) ? mine.erase(it) : std::next(it);
   }
-  if (!mine.empty())
-    keep(std::move(mine));
+  keep(std::move(mine));
 }
 
 void Frees::await_events(const Freed& freed) {
@@ -284,8 +283,7 @@ bool Frees::await_each(std::list<Freed> mine) {
     waits_.fetch_sub(1);
     it = finish(*it) ? mine.erase(it) : std::next(it);
   }
-  if (!mine.empty())
-    keep(std::move(mine));
+  keep(std::move(mine));
   return have_ended;
 }
 
@@ -297,20 +295,47 @@ bool Frees::await_all(const Pool& pool) {
   return await_each(take_all(pool));
 }
 
-void Frees::await_uses(const Pool& pool) {
-  Walk walk(*this);
-  std::list<Freed> mine;
-  {
-    std::lock_guard<std::mutex> guard(lock_);
-    for (auto it = kept_.begin(); it != kept_.end();) {
+/*
+ * What other threads have in hand is freed by them, or kept again: that is waited for, though not for long once one
+ * that is in a keeper's call is all that is left, as it may wait for a lock that this thread has. False: that was so.
+ */
+bool Frees::await_walks() {
+  constexpr auto PATIENCE = std::chrono::milliseconds(100);
+  using Clock = std::chrono::steady_clock;
+  for (auto begin = Clock::now(); walks_.load(); std::this_thread::yield())
+    if (waits_.load() || !calls_.load()) // one waits for the device, as this thread would, or none for a lock
+      begin = Clock::now();
+    else if (Clock::now() - begin > PATIENCE) // asked last: this thread may not have run for as long
+      return false;
+  return true;
+}
+
+/* Takes all that is kept. False: other threads may have more in hand. By one that walks itself. */
+bool Frees::take_kept(std::list<Freed>& kept) {
+  std::lock_guard<std::mutex> guard(lock_);
+  kept.swap(kept_);
+  later_.store(0, std::memory_order_relaxed);
+  return walks_.load() == 1;
+}
+
+/* Once more where others, who wait for some too, have taken them between this thread's wait and its look. */
+void Frees::await_uses(const Pool* pool) {
+  for (bool is_all = false; !is_all;) {
+    pauses_.fetch_add(1);
+    bool are_back = await_walks();
+    Walk walk(*this);
+    std::list<Freed> kept, ending;
+    is_all = take_kept(kept) || !are_back;
+    pauses_.fetch_sub(1);
+    try_each(kept);
+    for (auto it = kept.begin(); it != kept.end();) {
       auto freed = it++;
-      bool helps = freed->allocation.pool.get() == &pool || !pool.is_private();
-      if (helps && !freed->events.empty())
-        mine.splice(mine.end(), kept_, freed);
+      if (!freed->events.empty() && (!pool || freed->allocation.pool.get() == pool))
+        ending.splice(ending.end(), kept, freed);
     }
-    later_.store(kept_.size(), std::memory_order_relaxed);
+    keep(std::move(kept));
+    await_each(std::move(ending));
   }
-  await_each(std::move(mine));
 }
 
 /* Of the main pool, and of nothing that is used elsewhere: as try_one does it, without a record. */
@@ -341,42 +366,24 @@ void Frees::free(void* address, Allocation&& allocation) {
   keep(std::move(one), true);
 }
 
+void Frees::try_each(std::list<Freed>& kept) {
+  Met met;
+  for (auto it = kept.begin(); it != kept.end();)
+    it = finish(*it, &met) ? kept.erase(it) : std::next(it);
+}
+
 /* What waits is looked through only by who may free it. */
 void Frees::try_all() {
-  if (!pools_.enter())
+  if (pauses_.load() || !pools_.enter())
     return;
   pools_.leave();
   Walk walk(*this);
   if (pauses_.load())
     return;
   std::list<Freed> kept;
-  {
-    std::lock_guard<std::mutex> guard(lock_);
-    kept.swap(kept_);
-    later_.store(0, std::memory_order_relaxed);
-  }
-  Met met;
-  for (auto it = kept.begin(); it != kept.end();)
-    it = finish(*it, &met) ? kept.erase(it) : std::next(it);
-  if (!kept.empty())
-    keep(std::move(kept));
-}
-
-/*
- * What other threads have in hand is freed by them, or kept again: that is waited for, though not for long once one
- * that is in a keeper's call is all that is left, as it may wait for a lock that this thread has.
- */
-void Frees::try_hard(const Pool& pool) {
-  constexpr auto PATIENCE = std::chrono::milliseconds(100);
-  using Clock = std::chrono::steady_clock;
-  try_all();
-  for (auto begin = Clock::now(); walks_.load(); std::this_thread::yield())
-    if (waits_.load() || !calls_.load()) // one waits for the device, as this thread would, or none for a lock
-      begin = Clock::now();
-    else if (Clock::now() - begin > PATIENCE) // asked last: this thread may not have run for as long
-      break;
-  try_all();
-  await_uses(pool);
+  take_kept(kept);
+  try_each(kept);
+  keep(std::move(kept));
 }
 
 } // namespace vpmm_torch

@@ -9,9 +9,9 @@
  *             that asks for nothing in it keeps the others' frees, even if a request fails for it
  *   ending    memory of a private pool that further streams used: vpmm would keep it to the pool's end, because nothing
  *             passes there. Memory of a lent pool that they used (lender.h): its keeper looks whether uses have passed
- *             only in requests to its own pools, and not while one is being recorded to, which is always so for ours. And
- *             memory that streams of another device used, which vpmm does not know. An event on each of these streams is
- *             recorded at the free; it is freed when all have passed
+ *             only in requests to its own pools, and not while one is being recorded to, which is always so for ours.
+ *             And memory that streams of another device used, which vpmm does not know. An event on each of these
+ *             streams is recorded at the free; it is freed when all have passed
  *   joining   the same where they all capture, and the program wants such memory back within the capture
  *             (graph_capture_record_stream_reuse): where they are in the capture is noted at the free. A request of the
  *             stream of the allocation looks whether that stream has come behind it (capture.h); then it is freed. If
@@ -45,9 +45,6 @@ class Frees {
       try_all();
   }
 
-  /* The same before a request to the pool fails, for which waiting is better. */
-  void try_hard(const Pool& pool);
-
   /* Before a request of the stream to a private pool: frees what is joining, and may be used by it. Never throws. */
   void free_joined(const Pool& pool, cudaStream_t stream) {
     if (joining_.load(std::memory_order_relaxed))
@@ -55,10 +52,11 @@ class Frees {
   }
 
   /*
-   * Waits for what of the pool's memory is ending, on the host, and frees it; for the main pool of all memory, as idle
-   * pools and helpers may give it. Never throws.
+   * Frees what waits and may be said by now, and waits on the host for what of the pool's memory is ending, also where
+   * other threads have it in hand. NULL: of all memory, before a request fails: what one pool has free may go to
+   * another. Never throws.
    */
-  void await_uses(const Pool& pool);
+  void await_uses(const Pool* pool);
 
   /*
    * Before the pool's memory is unmapped: waits for what streams of other devices do with what was freed, also where no
@@ -98,11 +96,14 @@ class Frees {
   bool say_uses(const Freed& freed);
   bool have_passed(Freed& freed, Met* met);
   bool record_events(Freed& freed, Met* met);
+  void try_each(std::list<Freed>& kept);
   void try_all();
   void note_point(Freed& freed);
   void free_all_joined(const Pool& pool, cudaStream_t stream);
   void keep(std::list<Freed> freed, bool is_new = false);
   std::list<Freed> take_all(const Pool& pool);
+  bool take_kept(std::list<Freed>& kept);
+  bool await_walks();
   void await_events(const Freed& freed);
   bool await_each(std::list<Freed> mine);
 
@@ -114,7 +115,7 @@ class Frees {
   std::atomic<int> walks_{0};  // how many threads have some of them in hand
   std::atomic<int> waits_{0};  // how many of these wait for a device, and for no lock
   std::atomic<int> calls_{0};  // how many threads are in a keeper's call, and may wait for a lock
-  std::atomic<int> pauses_{0}; // a thread that would see all of a pool: nobody else takes some to try them meanwhile
+  std::atomic<int> pauses_{0}; // threads that would see all: nobody else takes some to try them meanwhile
   std::mutex all_lock_;        // over such a thread's wait; before lock_
   CaptureOrder order_;
 };

@@ -82,12 +82,17 @@ void* Shortage::malloc_of_lent_held(Device& device, const Pool& pool, const Requ
   return address;
 }
 
+void Shortage::make_room(Device& device) {
+  device.frees.await_uses(nullptr);
+  mapped_.end_idle(device, nullptr);
+}
+
 void* Shortage::malloc(Device& device, std::shared_ptr<Pool>& pool, const Request& request, HeldPools& helpers) {
   device.retries.fetch_add(1, std::memory_order_relaxed);
   call_back();
-  device.frees.try_hard(*pool);
-  mapped_.end_idle(device, nullptr);
+  make_room(device);
   if (pool->is_private()) {
+    device.frees.free_joined(*pool, request.stream); // which another thread may have had in hand before
     await_helped();
     device.pools.trim_main(); // private ones give nothing before their end
   }
@@ -118,8 +123,7 @@ void* Shortage::malloc_of_lent(Device& device, const Pool& pool, const Request& 
   try {
     return pool.keeper->raw_alloc_with_stream(request.bytes, request.stream);
   } catch (const c10::OutOfMemoryError&) {
-    device.frees.await_uses(pool);
-    mapped_.end_idle(device, nullptr);
+    make_room(device);
     device.pools.trim_main();
   }
   try {

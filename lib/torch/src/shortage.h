@@ -2,9 +2,10 @@
  * shortage.h - a request for which a pool has found no memory: what is tried before it fails, and who is told if it
  * does.
  *
- *   tried      what PyTorch has registered for it lets memory go; what waits or is ending (frees.h) is freed; idle pools
- *              end; the main pool gives what is free to a private one; the pool is asked once more; then the pools that
- *              may help out (use_on_oom) with what they hold
+ *   tried      what PyTorch has registered for it lets memory go; what waits or is ending (frees.h) is freed; idle
+ *              pools end, and the keeper of lent ones gives back what it has free of such; the main pool gives what is
+ *              free to a private one; the pool is asked once more; then the pools that may help out (use_on_oom) with
+ *              what they hold
  *   helping    a pool that is not to grow for it: its cap, or its keeper's memory fraction, is another one meanwhile,
  *              under the lock. Requests of its own that fail meanwhile wait for that, and try again
  *   told       the history, observers, the profiler, and the program by torch.OutOfMemoryError with PyTorch's text
@@ -14,6 +15,7 @@
 
 #include "device.h"
 #include "history.h"
+#include "lender.h"
 #include "limits.h"
 #include "mapped_history.h"
 
@@ -34,14 +36,17 @@ struct Request {
 
 class Shortage {
  public:
-  Shortage(Limits& limits, History& history, MappedHistory& mapped)
-      : limits_(limits), history_(history), mapped_(mapped) {}
+  Shortage(Limits& limits, History& history, MappedHistory& mapped, const Lender& lender)
+      : limits_(limits), history_(history), mapped_(mapped), lender_(lender) {}
 
   void attach(OutOfMemoryObserver observer);
   void attach_to_rejections(RejectionObserver observer);
 
   /* Who was registered with PyTorch to free memory when it is short: what other processes are done with, above all. */
   static void call_back();
+
+  /* Frees what waits or is ending, ends idle pools, and empties the cache of who keeps lent ones. Never throws. */
+  void make_room(Device& device);
 
   /* NULL: there is no memory. The pool is another one if that has helped out, which ends no sooner than `helpers`. */
   void* malloc(Device& device, std::shared_ptr<Pool>& pool, const Request& request, HeldPools& helpers);
@@ -73,6 +78,7 @@ class Shortage {
   Limits& limits_;
   History& history_;
   MappedHistory& mapped_;
+  const Lender& lender_;
   std::mutex help_lock_;
   std::mutex observers_lock_; // of the next two
   std::vector<OutOfMemoryObserver> observers_;

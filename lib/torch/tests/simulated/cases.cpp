@@ -8,6 +8,7 @@
 #include <atomic>
 #include <chrono>
 #include <filesystem>
+#include <functional>
 #include <iterator>
 #include <map>
 #include <optional>
@@ -391,6 +392,131 @@ static void waits_for_further_streams(Back& back, bool is_private) {
   DRIVE(cuStreamDestroy(side));
   back.releasePool(0, id);
   back.emptyCache({0, 0});
+}
+
+/* A stream of the second device, that works with `used`, which is freed. */
+static CUstream leave_to_a_peer(Back& back, Gate& gate, c10::DataPtr used) {
+  CUstream stream = nullptr;
+  CUcontext context;
+  DRIVE(cuCtxPushCurrent(simulated.peer_context));
+  DRIVE(cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING));
+  DRIVE(cuCtxPopCurrent(&context));
+  gate.stand_before(stream);
+  back.recordStream(used, torch_stream(stream, 1));
+  return stream;
+}
+
+static std::thread opens_soon(Gate& gate) {
+  return std::thread([&] {
+    usleep(40000);
+    gate.is_open = true;
+  });
+}
+
+/* Empties the cache in another thread, which by now waits for what was freed, or for this one. */
+static std::thread empties_the_cache(Back& back) {
+  const uint64_t waits = vpmm_sim_calls(simulated.sim, "cuEventSynchronize");
+  std::thread emptier([&] {
+    DRIVE(cuCtxSetCurrent(simulated.context));
+    back.emptyCache({0, 0});
+  });
+  for (int i = 0; i < 20 && vpmm_sim_calls(simulated.sim, "cuEventSynchronize") == waits; i++)
+    usleep(1000);
+  return emptier;
+}
+
+static std::function<void()> when_short; // as a thread asks who is registered to free memory
+
+struct WhenShort : c10::FreeMemoryCallback {
+  bool Execute() override {
+    if (when_short)
+      when_short();
+    return true;
+  }
+};
+
+namespace c10 {
+REGISTER_FREE_MEMORY_CALLBACK("when short", WhenShort);
+}
+
+/*
+ * Another thread takes the frees that a request waits for, before each of the locks that it takes meanwhile: between a
+ * wait for who has them in hand and a look of its own, too.
+ */
+static void waits_for_who_takes_the_frees(Back& back) {
+  enum { LOCKS = 40 };
+  const size_t most = vpmm_sim_config_default().memory_bytes / 4 * 3;
+  for (int lock = 0; lock < LOCKS; lock++) {
+    Gate gate;
+    CUstream side = leave_to_a_peer(back, gate, back.allocate(most));
+    std::thread emptier, opener;
+    int locks = 0;
+    const std::function<void()> take_at_lock = [&] {
+      if (locks++ == lock)
+        emptier = empties_the_cache(back);
+    };
+    when_short = [&] {
+      opener = opens_soon(gate);
+      torch_before_locks(&take_at_lock);
+    };
+    back.allocate(most).clear();
+    torch_before_locks(nullptr);
+    when_short = nullptr;
+    opener.join();
+    if (emptier.joinable())
+      emptier.join();
+    DRIVE(cuStreamDestroy(side));
+    back.emptyCache({0, 0});
+  }
+}
+
+/* A MemPool of the allocator that was there before; another thread has its memory in hand, as it empties the cache. */
+static void waits_for_a_lent_pool_s_memory(Back& back) {
+  const MempoolId_t id{7, 35};
+  const size_t most = vpmm_sim_config_default().memory_bytes / 4 * 3;
+  Gate gate;
+  torch_former_has(id);
+  std::optional<InPool> in(std::in_place, back, id);
+  CUstream side = leave_to_a_peer(back, gate, back.allocate(most));
+  std::thread emptier = empties_the_cache(back), opener = opens_soon(gate);
+  back.allocate(most).clear();
+  emptier.join();
+  opener.join();
+  in.reset();
+  back.releasePool(0, id);
+  DRIVE(cuStreamDestroy(side));
+  back.emptyCache({0, 0});
+}
+
+/* What the main pool's memory waits for comes also to a request of a MemPool. */
+static void waits_for_the_main_pool_s_further_streams(Back& back) {
+  const MempoolId_t id{7, 37};
+  const size_t most = vpmm_sim_config_default().memory_bytes / 4 * 3;
+  Gate gate;
+  back.createOrIncrefPool(0, id);
+  CUstream side = leave_to_a_peer(back, gate, back.allocate(most));
+  std::thread opener = opens_soon(gate);
+  {
+    InPool in(back, id);
+    back.allocate(most).clear();
+  }
+  opener.join();
+  back.releasePool(0, id);
+  DRIVE(cuStreamDestroy(side));
+  back.emptyCache({0, 0});
+}
+
+/* Two threads empty the cache: it is empty to both. */
+static void empties_beside_who_empties(Back& back) {
+  Gate gate;
+  back.emptyCache({0, 0});
+  CUstream side = leave_to_a_peer(back, gate, back.allocate(64 << 20));
+  std::thread emptier = empties_the_cache(back), opener = opens_soon(gate);
+  back.emptyCache({0, 0});
+  REQUIRE(back.getDeviceStats(0).reserved_bytes[0].current == 0);
+  emptier.join();
+  opener.join();
+  DRIVE(cuStreamDestroy(side));
 }
 
 static void leave_idle(Back& back, MempoolId_t id, size_t bytes) {
@@ -2028,6 +2154,10 @@ static const Case CASES[] = {
     CASE(keeps_a_pool_that_is_released_too_often),
     CASE_OF(waits_for_further_streams, false),
     CASE_OF(waits_for_further_streams, true),
+    CASE(waits_for_who_takes_the_frees),
+    CASE(waits_for_a_lent_pool_s_memory),
+    CASE(waits_for_the_main_pool_s_further_streams),
+    CASE(empties_beside_who_empties),
     CASE(empties_what_further_streams_use),
     CASE(counts_pools_that_have_ended),
     CASE(refuses_another_device_s_stream),

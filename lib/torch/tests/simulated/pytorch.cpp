@@ -6,13 +6,17 @@
 #include <c10/cuda/CUDAFunctions.h>
 
 #include <algorithm>
+#include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
 #include <ostream>
 #include <set>
 #include <stdexcept>
+#include <utility>
 #include <vector>
+
+#include <pthread.h>
 
 using c10::Device;
 using c10::DeviceIndex;
@@ -40,6 +44,25 @@ extern "C" vpmm_status __wrap_vpmm_pool_create(const vpmm_config* config, vpmm_p
   vpmm_config changed = *config;
   changed.driver = simulated.driver;
   return __real_vpmm_pool_create(&changed, pool);
+}
+
+/* ---- locks: likewise ---- */
+
+static thread_local const std::function<void()>* before_locks;
+
+void torch_before_locks(const std::function<void()>* call) {
+  before_locks = call;
+}
+
+extern "C" int __real_pthread_mutex_lock(pthread_mutex_t*);
+
+/* The call's own locks are as ever. */
+extern "C" int __wrap_pthread_mutex_lock(pthread_mutex_t* lock) {
+  if (const auto* call = std::exchange(before_locks, nullptr)) {
+    (*call)();
+    before_locks = call;
+  }
+  return __real_pthread_mutex_lock(lock);
 }
 
 /* ---- the CUDA runtime ---- */
@@ -502,7 +525,7 @@ void torch_former_records(bool records) {
   former_records = records;
 }
 
-/* PyTorch's own, initialised, which keeps a pool without memory for a while. To call it for memory is a mistake. */
+/* PyTorch's own, initialised. It keeps what is freed, by lengths, as a pool's memory: its cache. */
 struct Former : vpmm_torch::WithoutExpandableSegments<caching::CUDAAllocator> {
   using MempoolId = MempoolId_t;
 
@@ -524,11 +547,23 @@ struct Former : vpmm_torch::WithoutExpandableSegments<caching::CUDAAllocator> {
   void* raw_alloc(size_t) override {
     abort();
   }
-  void* raw_alloc_with_stream(size_t, cudaStream_t) override {
-    abort();
+  void* raw_alloc_with_stream(size_t bytes, cudaStream_t) override {
+    std::lock_guard<std::mutex> guard(lock);
+    auto found = cached.find(bytes);
+    CUdeviceptr memory = 0;
+    if (found != cached.end()) {
+      memory = found->second;
+      cached.erase(found);
+    } else if (simulated.driver->cuMemAlloc(&memory, bytes) != CUDA_SUCCESS)
+      C10_THROW_ERROR(OutOfMemoryError, "the allocator that was there before has no memory");
+    live[memory] = bytes;
+    return as<void*>(memory);
   }
-  void raw_delete(void*) override {
-    abort();
+  void raw_delete(void* memory) override {
+    std::lock_guard<std::mutex> guard(lock);
+    auto found = live.find(as<CUdeviceptr>(memory));
+    cached.emplace(found->second, found->first);
+    live.erase(found);
   }
   void init(int) override {}
   double getMemoryFraction(DeviceIndex) override {
@@ -543,7 +578,12 @@ struct Former : vpmm_torch::WithoutExpandableSegments<caching::CUDAAllocator> {
   void enable(bool) override {
     abort();
   }
-  void emptyCache(MempoolId) override {}
+  void emptyCache(MempoolId) override {
+    std::lock_guard<std::mutex> guard(lock);
+    for (auto [bytes, memory] : cached)
+      DRIVE(cuMemFree(memory));
+    cached.clear();
+  }
   void cacheInfo(DeviceIndex, size_t*) override {
     abort();
   }
@@ -555,17 +595,20 @@ struct Former : vpmm_torch::WithoutExpandableSegments<caching::CUDAAllocator> {
   }
   c10::CachingDeviceAllocator::DeviceStats getDeviceStats(DeviceIndex) override {
     c10::CachingDeviceAllocator::DeviceStats stats{};
+    std::lock_guard<std::mutex> guard(lock);
     stats.reserved_bytes[0].current = former_holds;
+    for (auto [memory, bytes] : live)
+      stats.reserved_bytes[0].current += static_cast<int64_t>(bytes);
+    for (auto [bytes, memory] : cached)
+      stats.reserved_bytes[0].current += static_cast<int64_t>(bytes);
     return stats;
   }
   void resetAccumulatedStats(DeviceIndex) override {}
   void resetPeakStats(DeviceIndex) override {}
-  void beginAllocateToPool(DeviceIndex, MempoolId, std::function<bool(cudaStream_t)>) override {
-    abort();
+  void beginAllocateToPool(DeviceIndex, MempoolId id, std::function<bool(cudaStream_t)>) override {
+    former_pools.at(id)++;
   }
-  void endAllocateToPool(DeviceIndex, MempoolId) override {
-    abort();
-  }
+  void endAllocateToPool(DeviceIndex, MempoolId) override {}
   void releasePool(DeviceIndex, MempoolId id) override {
     if (--former_pools.at(id) == 0)
       former_pools.erase(id);
@@ -620,6 +663,10 @@ struct Former : vpmm_torch::WithoutExpandableSegments<caching::CUDAAllocator> {
     abort();
   }
 #pragma GCC diagnostic pop
+
+  std::mutex lock;                           // of the rest
+  std::map<CUdeviceptr, size_t> live;        // bytes of each
+  std::multimap<size_t, CUdeviceptr> cached; // by bytes
 };
 
 /* Since 2.10 some kinds of entries may be left out: here none. */

@@ -13,6 +13,7 @@
 #include <atomic>
 #include <cstdio>
 #include <cstdlib>
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -76,6 +77,7 @@ CUstream torch_current_stream();
 c10::cuda::CUDAStream torch_stream(CUstream, int device = 0); // as PyTorch has it
 void torch_profile(bool);                                     // with profile_memory
 std::vector<int64_t> torch_profiled_shortages();              // bytes of each that the profiler was told
+void torch_before_locks(const std::function<void()>*);        // of the calling thread, each; NULL: nothing
 void torch_own_stream(CUstream);                              // it is of one of PyTorch's pools, and lasts
 void torch_former_holds(int64_t bytes);                       // the allocator whose place is taken; as the next
 void torch_former_has(MempoolId_t);                           // a MemPool of its own, with one more user

@@ -47,7 +47,7 @@ alone() {
   done
 }
 "${CXX:-g++}" "${flags[@]}" -isystem "$torch" -isystem "$cuda" -I"$here/../../../../include" -o "$work/simulated" \
-  "$here"/*.cpp "$here"/../../src/*.cpp -Wl,--wrap=vpmm_pool_create -L"$build" \
+  "$here"/*.cpp "$here"/../../src/*.cpp -Wl,--wrap=vpmm_pool_create,--wrap=pthread_mutex_lock -L"$build" \
   "${exporter[@]}" -lvpmm_sim -lvpmm -lpthread -ldl
 if [ -n "${CASES-}" ]; then
   read -ra names <<<"$CASES"
