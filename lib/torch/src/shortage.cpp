@@ -82,9 +82,15 @@ void* Shortage::malloc_of_lent_held(Device& device, const Pool& pool, const Requ
   return address;
 }
 
+/* The keeper's cache is no pool's of vpmm. What it gives back, to whatever allocator, might end a capture. */
 void Shortage::make_room(Device& device) {
   device.frees.await_uses(nullptr);
   mapped_.end_idle(device, nullptr);
+  Keeper* keeper = lender_.keeper_if_used();
+  if (!keeper || !Pools::enter_everywhere())
+    return;
+  Pools::leave_everywhere(); // who begins to capture would wait
+  quietly([&] { keeper->emptyCache({0, 0}); });
 }
 
 void* Shortage::malloc(Device& device, std::shared_ptr<Pool>& pool, const Request& request, HeldPools& helpers) {

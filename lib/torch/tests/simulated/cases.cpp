@@ -519,6 +519,20 @@ static void empties_beside_who_empties(Back& back) {
   DRIVE(cuStreamDestroy(side));
 }
 
+/* What the keeper of lent pools has free is given back before a request fails, once they have gone. */
+static void takes_what_lent_pools_leave(Back& back) {
+  const MempoolId_t id{7, 36};
+  const size_t most = vpmm_sim_config_default().memory_bytes / 4 * 3;
+  torch_former_has(id);
+  {
+    InPool in(back, id);
+    back.allocate(most).clear();
+  }
+  back.releasePool(0, id);
+  back.allocate(most).clear();
+  back.emptyCache({0, 0});
+}
+
 static void leave_idle(Back& back, MempoolId_t id, size_t bytes) {
   back.createOrIncrefPool(0, id);
   {
@@ -2158,6 +2172,7 @@ static const Case CASES[] = {
     CASE(waits_for_a_lent_pool_s_memory),
     CASE(waits_for_the_main_pool_s_further_streams),
     CASE(empties_beside_who_empties),
+    CASE(takes_what_lent_pools_leave),
     CASE(empties_what_further_streams_use),
     CASE(counts_pools_that_have_ended),
     CASE(refuses_another_device_s_stream),
