@@ -36,6 +36,33 @@ static std::vector<vpmm_range> ranges_of(vpmm_pool* pool) {
 
 /* ---- a snapshot ---- */
 
+/* Of PyTorch's segments for small requests. */
+constexpr CUdeviceptr SMALL_SEGMENT_BYTES = 2 << 20;
+
+/* Moves what of a free range adjoins a cut page, in the same two MiB, to that page's range. They ascend. */
+static void give_to_cut_page(vpmm_range& lower, vpmm_range& upper) {
+  CUdeviceptr border = upper.address;
+  if (lower.address + lower.bytes != border || border % SMALL_SEGMENT_BYTES == 0)
+    return;
+  CUdeviceptr begin = border - border % SMALL_SEGMENT_BYTES;
+  if (lower.state == VPMM_RANGE_CUT && upper.state == VPMM_RANGE_FREE)
+    border = std::min(begin + SMALL_SEGMENT_BYTES, upper.address + upper.bytes);
+  else if (lower.state == VPMM_RANGE_FREE && upper.state == VPMM_RANGE_CUT)
+    border = std::max(begin, lower.address);
+  upper.bytes = upper.address + upper.bytes - border;
+  upper.address = border;
+  lower.bytes = border - lower.address;
+}
+
+/* As ranges_of, but that pages of less than two MiB make segments as those of two do. */
+static std::vector<vpmm_range> small_segments_in(std::vector<vpmm_range> ranges) {
+  for (size_t i = 1; i < ranges.size(); i++)
+    give_to_cut_page(ranges[i - 1], ranges[i]);
+  ranges.erase(std::remove_if(ranges.begin(), ranges.end(), [](const auto& range) { return range.bytes == 0; }),
+               ranges.end());
+  return ranges;
+}
+
 static SegmentInfo new_segment(int device, MempoolId_t id, size_t address, cudaStream_t stream) {
   SegmentInfo segment;
   segment.device = static_cast<c10::DeviceIndex>(device);
@@ -91,7 +118,7 @@ std::vector<SegmentInfo> segments_of(vpmm_pool* pool, int device, MempoolId_t id
       add_block(segments.back(), *next, next->address + next->allocation.block);
     }
   };
-  const std::vector<vpmm_range> ranges = ranges_of(pool);
+  const std::vector<vpmm_range> ranges = small_segments_in(ranges_of(pool));
   for (auto range = ranges.begin(); range != ranges.end(); ++range) {
     add_before(range->address);
     size_t end = range->address + range->bytes;

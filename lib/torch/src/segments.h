@@ -2,7 +2,8 @@
  * segments.h - the memory of one vpmm pool as PyTorch's snapshots and its history have it.
  *
  *   segment   a mapped range as vpmm tells of it: an allocation of whole pages, a page that is cut into pieces, or free
- *             pages. Cut pages are one where a piece lies in both. Its stream is that of the first allocation in it:
+ *             pages. Cut pages are one where a piece lies in both, and free pages beside one, in the same two MiB, are
+ *             of its segment: so long are PyTorch's own for small requests. Its stream is that of the first allocation in it:
  *             free memory is of none. While history is recorded what adjoins is one segment (join_adjoining)
  *   block     of a segment, which it fills with its neighbours: an allocation's, of the bytes that count
  *             (statistics.h), or what is between two of them: inactive. That is free, or waits to be, or is what

@@ -908,6 +908,41 @@ static void shows_pages_that_are_cut(Back& back) {
   back.emptyCache({0, 0});
 }
 
+/* Of small pages: what is free beside a page that is cut, in the same two MiB, is of its segment, as in PyTorch's. */
+static void shows_small_segments_of_two_mib(Back& back) {
+  const MempoolId_t id{7, 41};
+  setenv("VPMM_PAGE_SIZE", "256K", 1);
+  back.createOrIncrefPool(0, id);
+  c10::DataPtr small, large, more;
+  {
+    InPool in(back, id);
+    small = back.allocate(16);
+  }
+  setenv("VPMM_PAGE_SIZE", "2M", 1); // as for the other cases
+  std::vector<SegmentInfo> segments = segments_of(back, id);
+  REQUIRE(segments.size() == 1 && segments[0].total_size == 2 << 20 && segments[0].allocated_size == 512);
+  REQUIRE(!segments[0].is_large && segments[0].blocks.size() == 2);
+  {
+    InPool in(back, id);
+    large = back.allocate(3 << 20);
+    more = back.allocate(16);
+  }
+  size_t active = 0;
+  for (const SegmentInfo& segment : segments_of(back, id)) {
+    active += segment.active_size;
+    bool has_large = segment.address == reinterpret_cast<size_t>(large.get());
+    REQUIRE(has_large == (segment.active_size == 3 << 20));
+    REQUIRE(!has_large || (segment.total_size == 3 << 20 && segment.blocks.size() == 1));
+  }
+  REQUIRE(active == (3 << 20) + 2 * 512);
+  small.clear();
+  large.clear();
+  more.clear();
+  back.releasePool(0, id);
+  back.emptyCache({0, 0});
+  REQUIRE(segments_of(back).empty());
+}
+
 /* What a private pool keeps is there when nothing of it lives, and what another stream has freed beside what lives. */
 static void shows_the_free_memory_of_private_pools(Back& back) {
   const MempoolId_t one{7, 2}, other{7, 3};
@@ -2188,6 +2223,7 @@ static const Case CASES[] = {
     CASE(trackers_may_throw),
     CASE(shows_what_lives_and_what_is_free),
     CASE(shows_pages_that_are_cut),
+    CASE(shows_small_segments_of_two_mib),
     CASE(shows_the_free_memory_of_private_pools),
     CASE(shows_what_was_freed_last),
     CASE(times_are_microseconds),
