@@ -64,10 +64,15 @@
  *    for 8.1 and 24 %; of four with a GPU that lags 6.4 % for 6.2 %]
  *    On an H200 four such threads held 1.05 for 1.97, in 2.7 s of mallocs for 2.5, and sixteen 1.00 for 1.32, in 13.4
  *    for 15.0.
- * 12. Where several build, what a plan makes after it has moved handles for 0.9 ms and more is put off: when they are
- *    moved, the rest is planned anew. A request of 7 GiB moves for 5 ms, in which the others free more than is missing.
+ * 12. Where several build, what a plan makes after it has moved handles for 0.9 ms and more, by the cost model, is put
+ *    off: when they are moved, the rest is planned anew. A request of 7 GiB moves for 5 ms, in which the others free
+ *    more than is missing.
  *    [never: llama_four_threads by four threads, dense, eight seeds, held 9.8 % after the fourth pass, 11.8 % after
  *    the first, for 8.1 and 8.0 %; the longest malloc 4.8 and 5.5 ms, for 4.2 and 6.9, since more is moved]
+ *    On an H200 (where less time was enough where the driver was slow: llama_two_streams and llama_serving by four
+ *    threads then built 16 and 10 times in a fourth pass for 7 and 4, and held no less) sixteen threads held 1.11 for
+ *    1.14 over llama_four_threads and 1.06 for 1.08 over llama_two_streams, means of four runs each in turn, and four
+ *    threads 1.11 both times, of eight.
  *
  * On an H200 the room costs time in a first pass and saves memory: without it llama_two_streams by sixteen threads held
  * 1.11 for 1.07 and took 10.7 s for 12.6, by four 1.07 for 1.05 and 0.62 s for 0.65; resnet_train by four 1.01 for 1.00
@@ -716,7 +721,7 @@ bool policy_plan(struct policy *p, const struct policy_view *v, uint32_t pages, 
 bool policy_put_growth_off(const struct policy *p, const struct policy_view *v, struct policy_plan *plan)
 {
     bool may_be_put_off = v->several_builders && plan->creates && p->max_extent != 1;
-    if (!may_be_put_off || moves_us(p, v, plan) < slow_us(v))
+    if (!may_be_put_off || moves_us(p, v, plan) < SLOW_US)
         return false;
     plan->creates = 0;
     plan->cost_us = moves_us(p, v, plan);
