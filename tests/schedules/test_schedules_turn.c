@@ -249,3 +249,49 @@ SCHEDULES(builds_against_a_pass)
                                       .close = close_with_nobody_waiting,
                                       .act = {get_three, make_a_pass, get_two_on_t}});
 }
+
+/* ---- a build in two parts ---- */
+
+/*
+ * Three handles that are free and can move, and three pages between them that are not. A handle is so long, by the cost
+ * model, that to move one takes long enough for growth to be put off, as where several build.
+ */
+PLAY(open_with_scattered_pages)
+{
+    open_world();
+    for (int i = 0; i < 3; i++) {
+        play.p[i] = get(1, play.s);
+        play.p[3 + i] = get(1, play.s);
+    }
+    for (int i = 0; i < 3; i++)
+        put(play.p[i], play.s);
+    world_drain(&play.w);
+    inside()->arena.policy.page_mib = 1e5;
+    atomic_store(&inside()->arena.several_builders, 1);
+}
+PLAY(get_five)
+{
+    get(5, play.s);
+}
+PLAY(put_two_that_were_held)
+{
+    put(play.p[3], play.s);
+    put(play.p[4], play.s);
+}
+static void explore_parts(const char *name, void (*third)(void *))
+{
+    play.extent_pages = 2; /* else it is the specification's mode */
+    explore_play(name, 0,
+                 (struct exploration){.open = open_with_scattered_pages,
+                                      .close = close_with_nobody_waiting,
+                                      .act = {get_five, put_two_that_were_held, third}});
+    play.extent_pages = 0;
+}
+SCHEDULES(a_build_in_parts_against_frees)
+{
+    explore_parts("in parts, free, build", get_two_on_t);
+}
+SCHEDULES(a_build_in_parts_against_trim)
+{
+    explore_parts("in parts, free, trim", trim_all);
+}
