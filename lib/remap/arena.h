@@ -102,7 +102,7 @@ struct arena {
     _Atomic(uint64_t) releases;    /* handles that the driver has taken back */
     _Atomic(uint64_t) built_pages; /* mapped by builds since the last of these: */
     _Atomic(uint32_t) rebuilds;    /* of 1/64 of the pool: no cache is in a steady state after one (front.h) */
-    _Atomic(uint32_t) builders;    /* threads between a claim and the end of commit or unwind */
+    _Atomic(uint32_t) builders;    /* threads between a claim and the end of their build (build.c) */
     _Atomic(uint32_t) overtaken;   /* builds that were, since one last made new memory (lookout.c); a hint */
     struct bell bell;              /* the reaper's */
 

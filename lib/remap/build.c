@@ -236,8 +236,9 @@ static enum plan_result find_or_claim(struct build *build, const struct build_li
 }
 
 /*
- * With what a first part has made, if there is one. Its builder is counted in until that is the claim's, or everybody's
- * again: who parks the pool waits for it.
+ * Finds or claims with what a first part has made, if there is one. Its builder stays counted in until that is the new
+ * claim's, or everybody's again: who finds no memory waits for those who are counted in (hands.h, tiers.c). Who parks a
+ * pool meets no part, since nothing moves in a graph's pool.
  */
 static enum plan_result plan_with_part(struct build *build, const struct build_limits *limits, struct region *part,
                                        struct region *found, enum region_source *source, vpmm_status *status)
@@ -245,7 +246,7 @@ static enum plan_result plan_with_part(struct build *build, const struct build_l
     struct arena *arena = build->lookout.arena;
     if (!part->units)
         return find_or_claim(build, limits, found, source, status);
-    view_keep(arena->view, *part); /* the claim of the first part has had room made for more */
+    view_keep(arena->view, *part); /* there is room: claim_alloc made some for the first part */
     part->units = 0;
     enum plan_result planned = find_or_claim(build, limits, found, source, status);
     fetch_add_sc_u32(&arena->builders, UINT32_MAX);

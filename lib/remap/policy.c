@@ -97,7 +97,7 @@ static const double STUCK_HIGH = 0.02;
 
 static const double CREATED_STEP_US = 20; /* what a step created is worth, beside its driver time */
 
-static const double SLOW_US = 900;     /* driver time of one malloc, beyond which growth is created in fewer handles */
+static const double SLOW_US = 900;     /* driver time of one malloc; beyond it growth is in fewer handles, or put off */
 static const double WAITER_COST = 0.2; /* what each who waits to build adds to the price of driver time */
 
 static const double WAIT_US = 40; /* what a plan is dearer by for which the stream must wait */

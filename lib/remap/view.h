@@ -11,8 +11,8 @@
  *          threads on an H200 plans for 3.6 GiB were spoiled eight times in a row, for 3 ms, and then new memory was
  *          made beside enough that was free.) After two plans what is free is kept as it is met: claimed right after
  *          the look, and not after a look at all of it and a plan, 10 us and more later. The third plan is made of what
- *          is kept alone. So is what the first part of a build has made, for the plan of the rest (build.h). None is
- *          kept when the plan lock is let go
+ *          is kept alone. What the first part of a build has made is kept as well, for the plan of the rest
+ *          (build.h). None is kept when the plan lock is let go
  */
 #ifndef VPMM_LIB_VIEW_H
 #define VPMM_LIB_VIEW_H
@@ -79,7 +79,7 @@ bool view_may_keep(struct view *, size_t regions);
 /* As view_claim_run, but what was taken is kept, last: for which there must be room. */
 bool view_claim_and_keep(struct view *, struct arena *, uint32_t run);
 
-/* A region in the caller's hands is kept from now on. There is room: that there was once does not change. */
+/* A region in the caller's hands is kept from now on. There is room if there ever was, with nothing kept. */
 void view_keep(struct view *, struct region);
 
 /*

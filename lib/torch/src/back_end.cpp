@@ -150,7 +150,7 @@ class BackEnd final : public WithoutExpandableSegments<back_end::CUDAAllocator> 
         if (!is_meant(id, *pool))
           continue;
         if (!pool->is_private() || !device.pools.users(pool->id))
-          device.frees.await_uses(pool->is_private() ? pool.get() : nullptr); // as PyTorch's own, of one that is gone
+          device.frees.await_uses(pool->is_private() ? pool.get() : nullptr); // of all, or of one that is gone
         if (!pool->is_lent()) {
           vpmm_trim(pool->pool, 0, nullptr); // what stays is in use, or its work has not ended
           pool->parking.empty_cache();

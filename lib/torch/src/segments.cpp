@@ -54,7 +54,7 @@ static void give_to_cut_page(vpmm_range& lower, vpmm_range& upper) {
   lower.bytes = border - lower.address;
 }
 
-/* As ranges_of, but that pages of less than two MiB make segments as those of two do. */
+/* Of pages shorter than two MiB: the ranges as pages of two MiB would have them, for small requests. */
 static std::vector<vpmm_range> small_segments_in(std::vector<vpmm_range> ranges) {
   for (size_t i = 1; i < ranges.size(); i++)
     give_to_cut_page(ranges[i - 1], ranges[i]);

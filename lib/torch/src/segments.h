@@ -2,9 +2,10 @@
  * segments.h - the memory of one vpmm pool as PyTorch's snapshots and its history have it.
  *
  *   segment   a mapped range as vpmm tells of it: an allocation of whole pages, a page that is cut into pieces, or free
- *             pages. Cut pages are one where a piece lies in both, and free pages beside one, in the same two MiB, are
- *             of its segment: so long are PyTorch's own for small requests. Its stream is that of the first allocation in it:
- *             free memory is of none. While history is recorded what adjoins is one segment (join_adjoining)
+ *             pages. Cut pages are one segment where a piece lies in both; free pages that adjoin a cut page in the
+ *             same two MiB, the length of PyTorch's own segments for small requests, are of its segment. The stream of
+ *             a segment is that of the first allocation in it: free memory is of none. While history is recorded what
+ *             adjoins is one segment (join_adjoining)
  *   block     of a segment, which it fills with its neighbours: an allocation's, of the bytes that count
  *             (statistics.h), or what is between two of them: inactive. That is free, or waits to be, or is what
  *             rounding to pieces and pages adds. As PyTorch's own it says how many bytes were asked for of what was
