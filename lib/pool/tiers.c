@@ -289,8 +289,10 @@ static vpmm_status find_while_settling(struct arena *arena, struct settling *set
 }
 
 /*
- * What the pool may have mapped: under the cap, and by what the device says that it has free. That is asked last: what
- * leaves quarantine meanwhile is counted twice, and not left out.
+ * What the pool may have mapped: no more than the cap, and than what it has, what is in quarantine and what the device
+ * says is free. The device is asked last, so that what leaves quarantine meanwhile is counted twice rather than not at
+ * all. Where it does not say, the cap alone counts. What the driver's own pool keeps (async_pool.h) is not counted: it
+ * lets go when the last settling ends.
  */
 static uint64_t may_be_mapped(const struct arena *arena)
 {

@@ -8,7 +8,9 @@
  *
  * Where several build, a plan that moves memory for long and then makes some is carried out in two parts, and planned
  * anew between them: what others have freed while the first part moved may move in place of what would be made. What
- * the first part has made stays in the builder's hands, and nobody else can take it.
+ * the first part has made stays in the builder's hands, and nobody else can take it. Neither the budget nor the hole is
+ * reserved for the rest: who builds beside may take them. Where the rest is found the request is a hit, though handles
+ * have moved for it.
  *
  * A plan that finds no hole has a chunk of address space reserved, and another is made (chunk.h). What others have
  * freed and serves as it is comes before each plan, and during the driver calls (lookout.h).

@@ -68,11 +68,12 @@
  *    off: when they are moved, the rest is planned anew. A request of 7 GiB moves for 5 ms, in which the others free
  *    more than is missing.
  *    [never: llama_four_threads by four threads, dense, eight seeds, held 9.8 % after the fourth pass, 11.8 % after
- *    the first, for 8.1 and 8.0 %; the longest malloc 4.8 and 5.5 ms, for 4.2 and 6.9, since more is moved]
- *    On an H200 (where less time was enough where the driver was slow: llama_two_streams and llama_serving by four
- *    threads then built 16 and 10 times in a fourth pass for 7 and 4, and held no less) sixteen threads held 1.11 for
- *    1.14 over llama_four_threads and 1.06 for 1.08 over llama_two_streams, means of four runs each in turn, and four
- *    threads 1.11 both times, of eight.
+ *    the first, for 8.1 and 8.0 %; the longest malloc 4.8 and 5.5 ms, for 4.2 and 6.9, since more is moved, and the
+ *    second plan has its time for growth anew]
+ *    On an H200 sixteen threads held 1.11 for 1.14 over llama_four_threads and 1.06 for 1.08 over llama_two_streams
+ *    (means of four runs each in turn), and four threads 1.11 both times (of eight). That was with a limit that was
+ *    lower where the driver was slow: llama_two_streams and llama_serving by four threads then built 16 and 10 times
+ *    in a fourth pass for 7 and 4, and held no less, so the limit is the model's.
  *
  * On an H200 the room costs time in a first pass and saves memory: without it llama_two_streams by sixteen threads held
  * 1.11 for 1.07 and took 10.7 s for 12.6, by four 1.07 for 1.05 and 0.62 s for 0.65; resnet_train by four 1.01 for 1.00

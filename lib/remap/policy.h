@@ -110,9 +110,9 @@ uint64_t policy_hole_pages(const struct policy *, uint64_t mapped_pages, uint32_
 bool policy_plan(struct policy *, const struct policy_view *, uint32_t pages, struct policy_plan *);
 
 /*
- * Leaves out what the plan makes, where several build and it moves extents for so long before that others are likely to
- * have freed some meanwhile (rule 12). What is moved the caller then shows as a run, which it keeps in its hands, and
- * plans for the same request again. false: the plan is as it was.
+ * Where several build, and the plan moves extents for so long that others are likely to free some meanwhile (rule 12),
+ * takes out what it makes. The caller keeps what is moved in its hands, shows it as a run, and plans for the same
+ * request again. false: the plan is as it was.
  */
 bool policy_put_growth_off(const struct policy *, const struct policy_view *, struct policy_plan *);
 

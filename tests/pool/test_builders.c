@@ -7,6 +7,7 @@
 #include "pool/find.h"
 #include "pool/pool.h"
 #include "random.h"
+#include "remap/hole.h"
 #include "remap/mapping.h"
 #include "support.h"
 
@@ -530,7 +531,7 @@ Test(builders, who_maps_takes_what_is_freed_meanwhile, .timeout = 60)
 
 /* ---- what is made after long moves is put off ---- */
 
-enum { MOVED = 60, MISSING = 40 };
+enum { MOVED = 60, MISSING = 40, LONG_MOVES = 49 }; /* of a page each, to move so many takes 0.9 ms (rule 12) */
 
 /* Pages that are free, handles of a page each, and between them as many that are not. */
 struct scattered {
@@ -567,7 +568,7 @@ static void start_to_move(struct scattered *sc, struct malloc_thread *b)
     start_and_park_at(AT_ALLOW, b, &sc->w, sc->s, MOVED + MISSING);
 }
 
-/* Others free as much as is missing meanwhile: that is moved too, and nothing is made. */
+/* Others free more than is missing meanwhile: that is moved too, and nothing is made. */
 Test(builders, what_is_freed_while_much_is_moved_is_moved_as_well, .timeout = 60)
 {
     static struct scattered sc;
@@ -619,7 +620,7 @@ Test(builders, what_serves_as_it_is_ends_a_build_in_parts, .timeout = 60)
     cr_expect_eq(stats_of(&sc.w).builds, builds);
     cr_expect_eq(stats_of(&sc.w).mapped_bytes, mapped);
     uint64_t longest = stats_of(&sc.w).largest_free_bytes;
-    cr_expect_geq(longest, 49 * PAGE, "what was moved lies in pieces of at most %llu pages",
+    cr_expect_geq(longest, LONG_MOVES * PAGE, "what was moved lies in pieces of at most %llu pages",
                   (unsigned long long)longest / PAGE);
     give(&sc.w, b.pointer, sc.s);
     close_builders(&sc.w);
@@ -642,6 +643,43 @@ Test(builders, growth_is_put_off_once, .timeout = 60)
     cr_expect_gt(atomic_load(&creating), created, "it puts off what it makes once more");
     let_go(AT_ALLOW);
     end(&b);
+    close_builders(&sc.w);
+}
+
+static bool note_hole(const struct seen_region *found, void *data)
+{
+    struct seen_region *holes = data;
+    while (holes->units)
+        holes++;
+    *holes = *found;
+    return true;
+}
+
+/* Others take all address space meanwhile: what was moved is free again, once, and moves on into a new chunk. */
+Test(builders, what_was_moved_moves_on_where_no_hole_is_left, .timeout = 60)
+{
+    static struct scattered sc;
+    struct malloc_thread b;
+    struct seen_region holes[64] = {{0}};
+    open_scattered(&sc);
+    struct arena *arena = &sc.w.pool->arena;
+    uint64_t mapped = stats_of(&sc.w).mapped_bytes;
+    start_to_move(&sc, &b);
+    lock_take(&arena->plan_lock);
+    hints_each(&arena->holes, &arena->space.units, UNIT_HOLE, note_hole, holes);
+    for (int i = 0; holes[i].units; i++)
+        hole_carve(arena, holes[i].first, holes[i].first, holes[i].units);
+    pthread_mutex_unlock(&arena->plan_lock);
+    let_go(AT_ALLOW);
+    pthread_join(b.thread, NULL);
+    cr_expect_eq(b.status, VPMM_SUCCESS);
+    cr_expect_eq(stats_of(&sc.w).mapped_bytes - mapped, MISSING * PAGE);
+    lock_take(&arena->plan_lock);
+    for (int i = 0; holes[i].units; i++)
+        hole_add(arena, holes[i].first, holes[i].units);
+    pthread_mutex_unlock(&arena->plan_lock);
+    give(&sc.w, b.pointer, sc.s);
+    free_held(&sc);
     close_builders(&sc.w);
 }
 
@@ -963,10 +1001,27 @@ static void free_beside(void)
         pthread_join(thread, NULL);
 }
 
+static _Thread_local struct arena *watched; /* by the calling thread; NULL: none */
+static uint64_t longest_seen; /* pages free in it, when records are allocated after something has moved; 1: none */
+
+static void watch(void)
+{
+    if (!watched || !stats_sum(watched->stats, STAT_extents_remapped))
+        return;
+    uint64_t longest = hints_longest(&watched->space.passed, &watched->space.units, UNIT_FREE);
+    for (uint32_t slot = 1; slot < atomic_load(&watched->streams.slots); slot++) {
+        uint64_t more =
+            hints_longest(&stream_at(&watched->streams, slot)->free[SPACE_PAGES], &watched->space.units, UNIT_FREE);
+        longest = more > longest ? more : longest;
+    }
+    longest_seen = longest + 1 > longest_seen ? longest + 1 : longest_seen;
+}
+
 /* A plan's records are allocated before its memory is claimed, */
 void *__wrap_calloc(size_t n, size_t size)
 {
     free_beside();
+    watch();
     make_spoiler(TAKE);
     return __real_calloc(n, size);
 }
@@ -1003,6 +1058,22 @@ Test(builders, what_the_last_plan_is_made_of_is_in_hand, .timeout = 60)
     for (int i = 0; i < FREE; i++)
         give(&w, wall[i], s);
     close_builders(&w);
+}
+
+/* Nobody else could take what the first part has made, while the rest is planned. */
+Test(builders, what_the_first_part_has_made_is_in_hand, .timeout = 60)
+{
+    static struct scattered sc;
+    open_scattered(&sc);
+    watched = &sc.w.pool->arena;
+    longest_seen = 0;
+    CUdeviceptr p = take(&sc.w, MOVED + MISSING, sc.s);
+    watched = NULL;
+    cr_expect_lt(longest_seen, MOVED, "%llu pages were free", (unsigned long long)longest_seen);
+    cr_expect_gt(longest_seen, 0, "the rest was planned before the first part was done");
+    give(&sc.w, p, sc.s);
+    free_held(&sc);
+    close_builders(&sc.w);
 }
 
 /* Others have the rest: twice what is asked for is in hand. */

@@ -367,7 +367,6 @@ Test(settle, what_is_freed_meanwhile_is_waited_for_where_the_device_has_the_rest
     stage_close(&t);
 }
 
-/* A cap that is for more than the device has is no reason to wait; one that nobody knows better than is. */
 static void expect_to_wait_for_the_first_alone(struct stage *t, struct meanwhile *m)
 {
     atomic_store(&m->early.open, true);
@@ -377,6 +376,7 @@ static void expect_to_wait_for_the_first_alone(struct stage *t, struct meanwhile
     atomic_store(&m->late.open, true);
 }
 
+/* A cap above what the device has is no reason to wait. Where the device does not say what it has, the cap is. */
 static void wait_below_a_high_cap(size_t more, bool says, void (*expect)(struct stage *, struct meanwhile *))
 {
     enum { LEFT = 2, ABOVE = 8 };

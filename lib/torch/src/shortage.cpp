@@ -82,7 +82,10 @@ void* Shortage::malloc_of_lent_held(Device& device, const Pool& pool, const Requ
   return address;
 }
 
-/* The keeper's cache is no pool's of vpmm. What it gives back, to whatever allocator, might end a capture. */
+/*
+ * What the keeper has free is in no pool of vpmm's. It is not asked while anybody captures: the calls by which it gives
+ * memory back might end the capture. One that begins once it was asked is not seen.
+ */
 void Shortage::make_room(Device& device) {
   device.frees.await_uses(nullptr);
   mapped_.end_idle(device, nullptr);

@@ -425,7 +425,7 @@ static std::thread empties_the_cache(Back& back) {
   return emptier;
 }
 
-static std::function<void()> when_short; // as a thread asks who is registered to free memory
+static std::function<void()> when_short; // what the next threads that are short of memory call
 
 struct WhenShort : c10::FreeMemoryCallback {
   bool Execute() override {
