@@ -683,32 +683,38 @@ Test(builders, what_was_moved_moves_on_where_no_hole_is_left, .timeout = 60)
     close_builders(&sc.w);
 }
 
+/* The call is refused, and where `unmaps` is not set, so is each unmap in what comes of that. False: none was left. */
+static bool refuse_in_parts(int call, bool unmaps)
+{
+    static struct scattered sc;
+    CUdeviceptr p = 0;
+    open_scattered(&sc);
+    uint64_t mapped = stats_of(&sc.w).mapped_bytes;
+    atomic_store(&keeps_mappings, !unmaps);
+    atomic_store(&calls_left, call);
+    vpmm_status status = vpmm_malloc(sc.w.pool, (MOVED + MISSING) * PAGE, sc.s, &p);
+    bool was_refused = atomic_load(&calls_left) < 0;
+    atomic_store(&calls_left, -1);
+    atomic_store(&keeps_mappings, false);
+    require(status == VPMM_SUCCESS || (was_refused && status == VPMM_ERROR_DRIVER), "call %d refused: %s", call,
+            vpmm_status_name(status));
+    if (status != VPMM_SUCCESS) /* and nothing is in the way of the next */
+        p = take(&sc.w, MOVED + MISSING, sc.s);
+    cr_expect_eq(stats_of(&sc.w).mapped_bytes - mapped, MISSING * PAGE, "call %d", call);
+    world_audit(&sc.w);
+    give(&sc.w, p, sc.s);
+    free_held(&sc);
+    close_builders(&sc.w);
+    return was_refused;
+}
+
 /* Each call that maps, gives access or creates is refused in turn: nothing is lost, and the request is served. */
 Test(builders, each_call_of_a_build_in_parts_may_be_refused, .timeout = 60)
 {
-    static struct scattered sc;
-    bool was_refused = true;
-    unsigned refusals = 0;
-    for (int call = 0; was_refused; call++) {
-        open_scattered(&sc);
-        uint64_t mapped = stats_of(&sc.w).mapped_bytes;
-        CUdeviceptr p = 0;
-        atomic_store(&calls_left, call);
-        vpmm_status status = vpmm_malloc(sc.w.pool, (MOVED + MISSING) * PAGE, sc.s, &p);
-        was_refused = atomic_load(&calls_left) < 0;
-        refusals += was_refused;
-        atomic_store(&calls_left, -1);
-        require(status == VPMM_SUCCESS || (was_refused && status == VPMM_ERROR_DRIVER), "call %d refused: %s", call,
-                vpmm_status_name(status));
-        if (status != VPMM_SUCCESS) /* and nothing is in the way of the next */
-            p = take(&sc.w, MOVED + MISSING, sc.s);
-        cr_expect_eq(stats_of(&sc.w).mapped_bytes - mapped, MISSING * PAGE, "call %d", call);
-        world_audit(&sc.w);
-        give(&sc.w, p, sc.s);
-        free_held(&sc);
-        close_builders(&sc.w);
-    }
-    cr_expect_geq(refusals, MOVED + 2, "%u calls were refused", refusals);
+    int calls = 0;
+    while (refuse_in_parts(calls, true) && refuse_in_parts(calls, false))
+        calls++;
+    cr_expect_geq(calls, MOVED + 2, "%d calls were refused", calls);
 }
 
 /* The rights change while it maps, so it gives them again, and is overtaken between two calls: nothing is placed. */
