@@ -349,24 +349,6 @@ Test(settle, slices_that_are_freed_meanwhile_are_waited_for_where_they_may_suffi
     stage_close(&t);
 }
 
-/* Without a cap it is the device that has no more, and what it has counts. */
-Test(settle, what_is_freed_meanwhile_is_waited_for_where_the_device_has_the_rest, .timeout = 60)
-{
-    enum { LEFT = 2 };
-    struct stage t;
-    struct meanwhile m;
-    struct setup setup = running();
-    setup.sim.memory_bytes = (CAP + LEFT) * PAGE;
-    stage_open(&t, setup);
-    hold_both(&t, &m);
-    must_work(vpmm_pool_set_attribute(t.w.pool, VPMM_ATTRIBUTE_MAX_MAPPED, 0));
-    ask(&t, &m, CAP + LEFT - 2 - (size_t)t.mores);
-    quarantine(&t, &t.page[0], t.last);
-    expect_to_wait_for_both(&t, &m);
-    free_kept(&t);
-    stage_close(&t);
-}
-
 static void expect_to_wait_for_the_first_alone(struct stage *t, struct meanwhile *m)
 {
     atomic_store(&m->early.open, true);
@@ -376,34 +358,43 @@ static void expect_to_wait_for_the_first_alone(struct stage *t, struct meanwhile
     atomic_store(&m->late.open, true);
 }
 
-/* A cap above what the device has is no reason to wait. Where the device does not say what it has, the cap is. */
-static void wait_below_a_high_cap(size_t more, bool says, void (*expect)(struct stage *, struct meanwhile *))
+/* The device has so many pages. The cap is in pages, 0: none. The asker wants so many more than may be had. */
+enum { DEVICE = CAP + 2 };
+
+static void wait_on_the_device(size_t cap, size_t more, bool says, void (*expect)(struct stage *, struct meanwhile *))
 {
-    enum { LEFT = 2, ABOVE = 8 };
     struct stage t;
     struct meanwhile m;
     struct setup setup = running();
-    setup.sim.memory_bytes = (CAP + LEFT) * PAGE;
+    setup.sim.memory_bytes = DEVICE * PAGE;
     stage_open(&t, setup);
     hold_both(&t, &m);
-    must_work(vpmm_pool_set_attribute(t.w.pool, VPMM_ATTRIBUTE_MAX_MAPPED, (CAP + LEFT + ABOVE) * PAGE));
+    must_work(vpmm_pool_set_attribute(t.w.pool, VPMM_ATTRIBUTE_MAX_MAPPED, cap * PAGE));
     if (!says)
         vpmm_sim_fail(t.w.sim, "cuMemGetInfo", 1, CUDA_ERROR_NOT_SUPPORTED, true);
-    ask(&t, &m, CAP + LEFT - 2 - (size_t)t.mores + more);
+    ask(&t, &m, DEVICE - 2 - (size_t)t.mores + more);
     quarantine(&t, &t.page[0], t.last);
     expect(&t, &m);
     free_kept(&t);
     stage_close(&t);
 }
 
-Test(settle, what_is_freed_meanwhile_is_not_waited_for_where_the_device_has_too_little, .timeout = 60)
+/* Without a cap it is the device that has no more, and what it has counts. */
+Test(settle, what_is_freed_meanwhile_is_waited_for_where_the_device_has_the_rest, .timeout = 60)
 {
-    wait_below_a_high_cap(1, true, expect_to_wait_for_the_first_alone);
+    wait_on_the_device(0, 0, true, expect_to_wait_for_both);
 }
 
+/* A cap above what the device has is no reason to wait, */
+Test(settle, what_is_freed_meanwhile_is_not_waited_for_where_the_device_has_too_little, .timeout = 60)
+{
+    wait_on_the_device(DEVICE + 8, 1, true, expect_to_wait_for_the_first_alone);
+}
+
+/* but where the device does not say what it has. */
 Test(settle, what_is_freed_meanwhile_is_waited_for_where_the_device_does_not_say_what_it_has, .timeout = 60)
 {
-    wait_below_a_high_cap(0, false, expect_to_wait_for_both);
+    wait_on_the_device(DEVICE + 8, 0, false, expect_to_wait_for_both);
 }
 
 /* ---- not for ever ---- */
