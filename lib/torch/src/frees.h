@@ -52,9 +52,9 @@ class Frees {
   }
 
   /*
-   * Frees what waits and may be said by now, and waits on the host for what of the pool's memory is ending; before that,
-   * for whatever other threads have in hand. NULL: for all memory, before a request fails or the main pool's cache is
-   * emptied, since what one pool has free may go to another. Never throws.
+   * Frees what waits and may be said by now, and waits on the host for what of the pool's memory is ending; before
+   * that, for whatever other threads have in hand. NULL: for all memory, before a request fails or the main pool's
+   * cache is emptied, since what one pool has free may go to another. Never throws.
    */
   void await_uses(const Pool* pool);
 
