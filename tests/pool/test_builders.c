@@ -532,6 +532,7 @@ Test(builders, who_maps_takes_what_is_freed_meanwhile, .timeout = 60)
 /* ---- what is made after long moves is put off ---- */
 
 enum { MOVED = 60, MISSING = 40, LONG_MOVES = 49 }; /* of a page each, to move so many takes 0.9 ms (rule 12) */
+enum { CALLS_A_PART = (MOVED + MAPPINGS_A_CALL - 1) / MAPPINGS_A_CALL };
 
 /* Pages that are free, handles of a page each, and between them as many that are not. */
 struct scattered {
@@ -541,9 +542,8 @@ struct scattered {
     CUdeviceptr free[MOVED], held[MOVED];
 };
 
-static void open_scattered(struct scattered *sc)
+static void open_scattered_as_set(struct scattered *sc)
 {
-    sc->setup = setup_default();
     open_builders(&sc->w, &sc->setup);
     sc->s = world_stream(&sc->w);
     for (int i = 0; i < MOVED; i++) {
@@ -556,10 +556,23 @@ static void open_scattered(struct scattered *sc)
     atomic_store(&sc->w.pool->arena.several_builders, 1);
 }
 
+/* What is freed is seen at once. */
+static void open_scattered(struct scattered *sc)
+{
+    sc->setup = setup_default();
+    sc->setup.pool.cache_bytes = 0;
+    open_scattered_as_set(sc);
+}
+
+static void free_held_on(struct scattered *sc, CUstream stream, int from, int to)
+{
+    for (int i = from; i < to; i++)
+        give(&sc->w, sc->held[i], stream);
+}
+
 static void free_held(struct scattered *sc)
 {
-    for (int i = 0; i < MOVED; i++)
-        give(&sc->w, sc->held[i], sc->s);
+    free_held_on(sc, sc->s, 0, MOVED);
 }
 
 /* A thread asks for more than is free, moves that first, and stands still while it does. */
@@ -600,17 +613,23 @@ Test(builders, what_is_missing_still_is_made, .timeout = 60)
     close_builders(&sc.w);
 }
 
+/* What is free is made into one block, which is in use, and what was held is free in its place. */
+static CUdeviceptr take_what_is_scattered(struct scattered *sc)
+{
+    CUdeviceptr whole = take(&sc->w, MOVED + MISSING, sc->s);
+    free_held(sc);
+    must_work(vpmm_trim(sc->w.pool, UINT64_MAX, NULL)); /* out of the caches */
+    return whole;
+}
+
 /* What serves as it is comes before the rest: what was moved is free again, in one piece. */
 Test(builders, what_serves_as_it_is_ends_a_build_in_parts, .timeout = 60)
 {
     static struct scattered sc;
     struct malloc_thread b;
     open_scattered(&sc);
-    CUdeviceptr whole = take(&sc.w, MOVED + MISSING, sc.s);
+    CUdeviceptr whole = take_what_is_scattered(&sc);
     uint64_t mapped = stats_of(&sc.w).mapped_bytes, builds = stats_of(&sc.w).builds;
-    for (int i = 0; i < MOVED; i++) /* what `whole` was made of */
-        give(&sc.w, sc.held[i], sc.s);
-    must_work(vpmm_trim(sc.w.pool, UINT64_MAX, NULL));
     start_to_move(&sc, &b);
     give(&sc.w, whole, sc.s);
     let_go(AT_ALLOW);
@@ -629,7 +648,6 @@ Test(builders, what_serves_as_it_is_ends_a_build_in_parts, .timeout = 60)
 /* The second part is the rest, whatever it moves: it creates before it maps. */
 Test(builders, growth_is_put_off_once, .timeout = 60)
 {
-    enum { CALLS_A_PART = (MOVED + MAPPINGS_A_CALL - 1) / MAPPINGS_A_CALL };
     static struct scattered sc;
     struct malloc_thread b;
     open_scattered(&sc);
@@ -1359,9 +1377,9 @@ static void stand_still_while_it_serves(void)
     stand_still_in_the_next(AT_CREATE);
 }
 
-static void expect_served(struct line *l, const struct malloc_thread *waiter)
+static void expect_served(const struct malloc_thread *waiter)
 {
-    struct turn *turn = turn_of(&l->w);
+    struct turn *turn = turn_of(waiter->w);
     pthread_mutex_lock(&turn->lock);
     struct turn_request request = turn->served ? turn->served->request : (struct turn_request){0};
     pthread_mutex_unlock(&turn->lock);
@@ -1379,7 +1397,7 @@ Test(builders, who_has_the_turn_builds_for_the_next_one, .timeout = 60)
     form_line(&l, stream, 3, 1);
     uint64_t builds = stats_of(&l.w).builds;
     stand_still_while_it_serves();
-    expect_served(&l, &l.waiter[1]);
+    expect_served(&l.waiter[1]);
     cr_expect_not(atomic_load(&l.waiter[0].done), "it builds for itself first");
     let_go(AT_CREATE);
     end_line(&l);
@@ -1402,30 +1420,110 @@ Test(builders, what_takes_long_each_builds_itself, .timeout = 60)
     close_builders(&l.w);
 }
 
+/* Two wait in line, and the first of them stands still in such a call while it builds for the second. */
+static void serve_the_second_at(int call, struct world *w, struct malloc_thread waiter[2], const CUstream stream[2],
+                                const size_t pages[2])
+{
+    struct turn_place mine;
+    slow_clock();
+    turn_take(turn_of(w), &mine);
+    for (unsigned i = 0; i < 2; i++) {
+        malloc_thread_start(&waiter[i], w, stream[i], pages[i]);
+        wait_for_waiters(w, i + 1);
+    }
+    atomic_store(&parks[call], true);
+    turn_leave(turn_of(w), &mine);
+    while (!atomic_load(&parked[call]))
+        clock_sleep_us(LOOK_US);
+    expect_served(&waiter[1]);
+}
+
 /* Though one thread builds for both: see ends.h. */
 Test(builders, two_that_ask_are_several_builders, .timeout = 60)
 {
     static struct line l;
     struct setup setup = setup_default();
     CUstream stream[WAITERS];
-    struct turn_place mine;
     open_line(&l, &setup, stream);
-    slow_clock();
-    turn_take(turn_of(&l.w), &mine);
-    for (unsigned i = 0; i < 2; i++) {
-        malloc_thread_start(&l.waiter[i], &l.w, stream[i], 3 + i);
-        wait_for_waiters(&l.w, i + 1);
-    }
-    atomic_store(&parks[AT_CREATE], true);
-    turn_leave(turn_of(&l.w), &mine);
-    while (!atomic_load(&parked[AT_CREATE]))
-        clock_sleep_us(LOOK_US);
-    expect_served(&l, &l.waiter[1]);
+    serve_the_second_at(AT_CREATE, &l.w, l.waiter, stream, (const size_t[]){3, 4});
     cr_expect_eq(atomic_load(&l.w.pool->arena.several_builders), 1);
     let_go(AT_CREATE);
     for (int i = 0; i < 2; i++)
         end(&l.waiter[i]);
     close_builders(&l.w);
+}
+
+/* What is scattered is moved for the second of two in line, and who builds for it stands still meanwhile. */
+static void serve_what_is_scattered(struct scattered *sc, struct malloc_thread waiter[2])
+{
+    const CUstream stream[2] = {sc->s, sc->s};
+    serve_the_second_at(AT_ALLOW, &sc->w, waiter, stream, (const size_t[]){2, MOVED + MISSING});
+}
+
+/* What others free meanwhile is moved for it too, by the same thread. */
+Test(builders, the_rest_for_another_is_planned_anew, .timeout = 60)
+{
+    static struct scattered sc;
+    struct malloc_thread waiter[2];
+    open_scattered(&sc);
+    uint64_t mapped = stats_of(&sc.w).mapped_bytes, builds = stats_of(&sc.w).builds;
+    serve_what_is_scattered(&sc, waiter);
+    free_held(&sc);
+    for (int i = 0; i < CALLS_A_PART; i++)
+        stand_still_in_the_next(AT_ALLOW);
+    cr_expect_eq(stats_of(&sc.w).extents_remapped, MOVED, "it is not at the second part");
+    expect_served(&waiter[1]);
+    cr_expect_not(atomic_load(&waiter[0].done), "it has built for itself first");
+    let_go(AT_ALLOW);
+    for (int i = 0; i < 2; i++)
+        end(&waiter[i]);
+    cr_expect_eq(stats_of(&sc.w).mapped_bytes, mapped, "more was made beside what others had freed");
+    cr_expect_eq(stats_of(&sc.w).builds - builds, 2);
+    close_builders(&sc.w);
+}
+
+/* The rest would have to be waited for: it is left to its thread, and so is what was moved. */
+Test(builders, the_rest_that_another_would_wait_for_is_left_to_it, .timeout = 60)
+{
+    static struct scattered sc;
+    struct malloc_thread waiter[2];
+    sc.setup = setup_default();
+    sc.setup.pool.reuse = VPMM_REUSE_WAIT_DEVICE;
+    open_scattered_as_set(&sc);
+    CUstream behind = world_stream(&sc.w);
+    uint64_t mapped = stats_of(&sc.w).mapped_bytes;
+    serve_what_is_scattered(&sc, waiter);
+    keep_busy(&sc.w, behind);
+    free_held_on(&sc, behind, 0, MOVED);
+    let_go(AT_ALLOW);
+    for (int i = 0; i < 2; i++)
+        end(&waiter[i]);
+    cr_expect_eq(stats_of(&sc.w).mapped_bytes, mapped, "more was made beside what could be waited for");
+    cr_expect_eq(atomic_load(&strange_waits), 0, "a thread has made another one's stream wait");
+    cr_expect_eq(stats_of(&sc.w).unwound_wait, 0, "what it would have to wait for was claimed for it");
+    close_builders(&sc.w);
+}
+
+/* It finds memory itself between the parts. Both parts of what was built for it are everybody's, as the audit sees. */
+Test(builders, who_is_served_in_parts_may_find_memory_itself, .timeout = 60)
+{
+    static struct scattered sc;
+    struct malloc_thread waiter[2];
+    open_scattered(&sc);
+    CUdeviceptr whole = take_what_is_scattered(&sc);
+    serve_what_is_scattered(&sc, waiter);
+    give(&sc.w, whole, sc.s);
+    while (!atomic_load(&waiter[1].done))
+        clock_sleep_us(LOOK_US);
+    cr_expect_eq(waiter[1].pointer, whole);
+    let_go(AT_ALLOW);
+    pthread_join(waiter[0].thread, NULL);
+    cr_assert_eq(waiter[0].status, VPMM_SUCCESS);
+    cr_expect_geq(stats_of(&sc.w).largest_free_bytes, (MOVED + MISSING - waiter[0].pages) * PAGE);
+    world_audit(&sc.w);
+    give(&sc.w, waiter[0].pointer, waiter[0].stream);
+    end(&waiter[1]);
+    close_builders(&sc.w);
 }
 
 /* A waiter is being served, and what it asks for is in use on its stream beside a wall. */
@@ -1439,7 +1537,7 @@ static void serve_beside_what_is_held(struct line *l, CUstream *s, CUdeviceptr *
     *wall = take(&l->w, 1, *s);
     form_line(l, stream, 4, 1);
     stand_still_while_it_serves();
-    expect_served(l, &l->waiter[1]);
+    expect_served(&l->waiter[1]);
 }
 
 /* It goes with memory that comes free meanwhile. What was built for it is everybody's, as the audit sees. */
@@ -1497,7 +1595,7 @@ Test(builders, who_builds_for_another_takes_what_is_freed_meanwhile, .timeout = 
     }
     form_line(&l, stream, 4, 1);
     stand_still_while_it_serves();
-    expect_served(&l, &l.waiter[1]);
+    expect_served(&l.waiter[1]);
     for (int i = 0; i < 2; i++)
         give(&l.w, held[i], stream[1]);
     while (!atomic_load(&l.waiter[1].done))
@@ -1519,7 +1617,7 @@ Test(builders, who_is_served_by_one_that_stands_still_builds_itself, .timeout = 
     open_line(&l, &setup, stream);
     form_line(&l, stream, 3, 1);
     stand_still_while_it_serves();
-    expect_served(&l, &l.waiter[1]);
+    expect_served(&l.waiter[1]);
     end_slow_clock();
     while (!atomic_load(&l.waiter[1].done))
         clock_sleep_us(LOOK_US);
