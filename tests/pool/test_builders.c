@@ -645,6 +645,28 @@ Test(builders, what_serves_as_it_is_ends_a_build_in_parts, .timeout = 60)
     close_builders(&sc.w);
 }
 
+/* What is freed right before what was moved serves with it: it is a hit, and nothing else moves. */
+Test(builders, what_is_freed_beside_the_first_part_serves_with_it, .timeout = 60)
+{
+    static struct scattered sc;
+    struct malloc_thread b;
+    open_scattered(&sc);
+    CUdeviceptr whole = take_what_is_scattered(&sc);
+    uint64_t mapped = stats_of(&sc.w).mapped_bytes, builds = stats_of(&sc.w).builds;
+    uint64_t moved = stats_of(&sc.w).extents_remapped;
+    start_and_park_at(AT_ALLOW, &b, &sc.w, sc.s, 2 * MOVED + MISSING);
+    give(&sc.w, whole, sc.s);
+    let_go(AT_ALLOW);
+    pthread_join(b.thread, NULL);
+    cr_assert_eq(b.status, VPMM_SUCCESS);
+    cr_expect_eq(b.pointer, whole);
+    cr_expect_eq(stats_of(&sc.w).builds, builds);
+    cr_expect_eq(stats_of(&sc.w).mapped_bytes, mapped);
+    cr_expect_eq(stats_of(&sc.w).extents_remapped - moved, MOVED);
+    give(&sc.w, b.pointer, sc.s);
+    close_builders(&sc.w);
+}
+
 /* The second part is the rest, whatever it moves: it creates before it maps. */
 Test(builders, growth_is_put_off_once, .timeout = 60)
 {
