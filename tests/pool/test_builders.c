@@ -264,6 +264,7 @@ static void expect_nobody_waits(struct world *w)
 {
     cr_expect(turn_of(w)->first == NULL && atomic_load(&turn_of(w)->length) == 0, "the turn was not given back");
     cr_expect_eq(atomic_load(&w->pool->arena.space.await.waiting), 0, "a place was not left");
+    cr_expect_eq(atomic_load(&w->pool->arena.builders), 0, "a builder is still counted in");
     const struct streams *streams = &w->pool->arena.streams;
     for (uint32_t slot = 1; slot < atomic_load(&streams->slots); slot++)
         cr_expect_eq(atomic_load(&stream_at(streams, slot)->users), 0, "somebody is counted in with stream %u", slot);
@@ -538,6 +539,7 @@ enum { CALLS_A_PART = (MOVED + MAPPINGS_A_CALL - 1) / MAPPINGS_A_CALL };
 struct scattered {
     struct world w;
     struct setup setup;
+    bool lags; /* what is free is behind work on its stream */
     CUstream s;
     CUdeviceptr free[MOVED], held[MOVED];
 };
@@ -550,6 +552,8 @@ static void open_scattered_as_set(struct scattered *sc)
         sc->free[i] = take(&sc->w, 1, sc->s);
         sc->held[i] = take(&sc->w, 1, sc->s);
     }
+    if (sc->lags)
+        keep_busy(&sc->w, sc->s);
     for (int i = 0; i < MOVED; i++)
         give(&sc->w, sc->free[i], sc->s);
     must_work(vpmm_trim(sc->w.pool, UINT64_MAX, NULL)); /* out of the caches */
@@ -561,6 +565,7 @@ static void open_scattered(struct scattered *sc)
 {
     sc->setup = setup_default();
     sc->setup.pool.cache_bytes = 0;
+    sc->lags = false;
     open_scattered_as_set(sc);
 }
 
@@ -755,6 +760,101 @@ Test(builders, each_call_of_a_build_in_parts_may_be_refused, .timeout = 60)
     while (refuse_in_parts(calls, true) && refuse_in_parts(calls, false))
         calls++;
     cr_expect_geq(calls, MOVED + 2, "%d calls were refused", calls);
+}
+
+/* What was moved is everybody's, in one piece. */
+static void expect_the_part_is_free(struct scattered *sc)
+{
+    expect_nobody_waits(&sc->w);
+    cr_expect_geq(stats_of(&sc->w).largest_free_bytes, LONG_MOVES * PAGE);
+    world_audit(&sc->w);
+}
+
+/*
+ * A cap that leaves just what is missing, and a request that moves what is free first. Another thread has what the cap
+ * leaves before the rest is planned. Behind work what is free is moved in the last tier alone, and so is what is freed.
+ */
+struct capped {
+    struct scattered sc;
+    CUstream t, behind; /* the other thread's, and one with work that is not done */
+    CUdeviceptr rest;
+    struct malloc_thread b;
+};
+
+static void use_up_the_cap(struct capped *c, bool lags)
+{
+    c->sc.setup = setup_default();
+    c->sc.setup.pool.va_size = (size_t)4 << 30; /* so that there is room beside what was moved */
+    c->sc.setup.pool.max_mapped = (2 * MOVED + MISSING) * PAGE;
+    c->sc.setup.pool.reuse = VPMM_REUSE_COMPLETED;
+    c->sc.lags = lags;
+    open_scattered_as_set(&c->sc);
+    c->t = world_stream(&c->sc.w);
+    c->behind = world_stream(&c->sc.w);
+    start_and_park_at(AT_ALLOW, &c->b, &c->sc.w, lags ? c->t : c->sc.s, MOVED + MISSING);
+    cr_expect_eq(stats_of(&c->sc.w).reclaims, lags, "it has moved in another tier");
+    c->rest = take(&c->sc.w, MISSING, c->t);
+    cr_expect_eq(stats_of(&c->sc.w).mapped_bytes, c->sc.setup.pool.max_mapped);
+    keep_busy(&c->sc.w, c->behind);
+}
+
+static void end_capped(struct capped *c, vpmm_status status)
+{
+    let_go(AT_ALLOW);
+    pthread_join(c->b.thread, NULL);
+    cr_assert_eq(c->b.status, status, "%s", vpmm_status_name(c->b.status));
+    cr_expect_eq(stats_of(&c->sc.w).reclaims, 1);
+    cr_expect_eq(stats_of(&c->sc.w).mapped_bytes, c->sc.setup.pool.max_mapped);
+}
+
+static void close_capped(struct capped *c)
+{
+    give(&c->sc.w, c->b.pointer, c->sc.s);
+    close_builders(&c->sc.w);
+}
+
+/* The others keep it: the request fails, once, and is served when there is enough. */
+static void fail_where_the_cap_is_used_up(bool lags)
+{
+    static struct capped c;
+    use_up_the_cap(&c, lags);
+    end_capped(&c, VPMM_ERROR_OUT_OF_MEMORY);
+    expect_the_part_is_free(&c.sc);
+    free_held(&c.sc);
+    c.b.pointer = take(&c.sc.w, MOVED + MISSING, c.sc.s);
+    cr_expect_eq(stats_of(&c.sc.w).mapped_bytes, c.sc.setup.pool.max_mapped);
+    give(&c.sc.w, c.rest, c.t);
+    close_capped(&c);
+}
+
+Test(builders, what_was_moved_is_free_where_others_use_up_the_cap, .timeout = 60)
+{
+    fail_where_the_cap_is_used_up(false);
+}
+Test(builders, what_the_last_tier_has_moved_is_free_where_others_use_up_the_cap, .timeout = 60)
+{
+    fail_where_the_cap_is_used_up(true);
+}
+
+/* The second plan has none for the rest, and the last tier moves what others have freed behind their work. */
+static void move_where_the_cap_is_used_up(bool lags)
+{
+    static struct capped c;
+    use_up_the_cap(&c, lags);
+    free_held_on(&c.sc, c.behind, 0, MOVED);
+    end_capped(&c, VPMM_SUCCESS);
+    cr_expect_eq(stats_of(&c.sc.w).extents_remapped, MOVED + MISSING, "what was moved has moved again");
+    give(&c.sc.w, c.rest, c.t);
+    close_capped(&c);
+}
+
+Test(builders, the_last_tier_goes_on_where_others_use_up_the_cap, .timeout = 60)
+{
+    move_where_the_cap_is_used_up(false);
+}
+Test(builders, the_last_tier_plans_its_second_part_without_the_cap, .timeout = 60)
+{
+    move_where_the_cap_is_used_up(true);
 }
 
 /* The rights change while it maps, so it gives them again, and is overtaken between two calls: nothing is placed. */
