@@ -69,7 +69,9 @@ static atomic_uint strange_waits;      /* of a stream, by another thread than th
 static atomic_int refused_waits;       /* so many, of streams or on the host, from the next on */
 static atomic_uint asking;             /* questions of a thread that allocates, whether a mark has passed */
 static atomic_bool refuses_marks;      /* it records nothing */
-static _Thread_local bool is_spoiled;  /* the calling thread's plans are */
+static atomic_int records_left;        /* that a plan allocates; at 0 the next is refused. Below 0: none is */
+static _Thread_local bool is_spoiled;  /* the calling thread's plans are, */
+static atomic_bool spoils_who_goes_on; /* as from now on those of the thread that stands in a call */
 static unsigned calls_under_lock;      /* that such a thread makes for a mark with the plan lock, */
 static const struct world *planned_in; /* in this world; NULL: not counted */
 
@@ -80,6 +82,8 @@ static void park_at(int call)
     atomic_store(&parked[call], true);
     while (atomic_load(&parked[call]))
         clock_sleep_us(LOOK_US);
+    if (atomic_exchange(&spoils_who_goes_on, false))
+        is_spoiled = true;
 }
 
 static bool is_refused(void)
@@ -185,6 +189,8 @@ static void open_builders(struct world *w, struct setup *setup)
     atomic_store(&keeps_mappings, false);
     atomic_store(&refused_waits, 0);
     atomic_store(&refuses_marks, false);
+    atomic_store(&spoils_who_goes_on, false);
+    atomic_store(&records_left, -1);
     planned_in = NULL;
     calls_under_lock = 0;
     end_slow_clock();
@@ -1109,6 +1115,14 @@ static void start_spoiler(struct world *w, CUstream stream, size_t pages)
     is_spoiled = true;
 }
 
+/* Of the thread that stands still, and goes on later. */
+static void start_spoiler_of_another(struct world *w, CUstream stream)
+{
+    start_spoiler(w, stream, 1);
+    is_spoiled = false;
+    atomic_store(&spoils_who_goes_on, true);
+}
+
 static void end_spoiler(void)
 {
     is_spoiled = false;
@@ -1121,6 +1135,8 @@ static void end_spoiler(void)
 
 void *__real_calloc(size_t, size_t);
 void *__wrap_calloc(size_t, size_t);
+void *__real_realloc(void *, size_t);
+void *__wrap_realloc(void *, size_t);
 void __real_free(void *);
 void __wrap_free(void *);
 
@@ -1163,13 +1179,27 @@ static void watch(void)
     longest_seen = longest + 1 > longest_seen ? longest + 1 : longest_seen;
 }
 
+static struct arena *_Atomic short_of_records; /* where the next may be refused */
+
+/* The simulator's are not under the plan lock. */
+static bool is_record_refused(void)
+{
+    return atomic_load(&records_left) >= 0 && malloc_thread_stream() &&
+           lock_is_taken(&atomic_load(&short_of_records)->plan_lock) && atomic_fetch_sub(&records_left, 1) == 0;
+}
+
+void *__wrap_realloc(void *p, size_t size)
+{
+    return is_record_refused() ? NULL : __real_realloc(p, size);
+}
+
 /* A plan's records are allocated before its memory is claimed, */
 void *__wrap_calloc(size_t n, size_t size)
 {
     free_beside();
     watch();
     make_spoiler(TAKE);
-    return __real_calloc(n, size);
+    return is_record_refused() ? NULL : __real_calloc(n, size);
 }
 
 /* and freed before the next plan is made. */
@@ -1220,6 +1250,82 @@ Test(builders, what_the_first_part_has_made_is_in_hand, .timeout = 60)
     give(&sc.w, p, sc.s);
     free_held(&sc);
     close_builders(&sc.w);
+}
+
+/* Others have a page of what the rest is moved from whenever it is claimed. At last all is in hand, as the part is. */
+Test(builders, the_rest_is_planned_with_the_part_and_what_is_kept, .timeout = 60)
+{
+    enum { TRIES = 2 };
+    static struct scattered sc;
+    struct malloc_thread b;
+    open_scattered(&sc);
+    uint64_t mapped = stats_of(&sc.w).mapped_bytes;
+    start_to_move(&sc, &b);
+    free_held_on(&sc, sc.s, 0, MISSING);
+    start_spoiler_of_another(&sc.w, sc.s);
+    let_go(AT_ALLOW);
+    pthread_join(b.thread, NULL);
+    end_spoiler();
+    cr_assert_eq(b.status, VPMM_SUCCESS);
+    cr_expect(spoiler.times == TRIES + 1 && spoiler.lines > 0, "%u plans were to be spoiled, %u not", spoiler.times,
+              spoiler.lines);
+    cr_expect_eq(stats_of(&sc.w).extents_remapped, MOVED + MISSING, "the part was not extended");
+    cr_expect_eq(stats_of(&sc.w).mapped_bytes - mapped, PAGE, "more was made than a page for who stood in line");
+    give(&sc.w, b.pointer, sc.s);
+    free_held_on(&sc, sc.s, MISSING, MOVED);
+    close_builders(&sc.w);
+}
+
+/* So many pages are freed between the parts; then a record of the plan of the rest is refused. False: none was left. */
+static bool refuse_record(int record, int freed, bool spoils)
+{
+    static struct scattered sc;
+    struct malloc_thread b;
+    open_scattered(&sc);
+    uint64_t mapped = stats_of(&sc.w).mapped_bytes;
+    atomic_store(&short_of_records, &sc.w.pool->arena);
+    start_to_move(&sc, &b);
+    free_held_on(&sc, sc.s, 0, freed);
+    if (spoils)
+        start_spoiler_of_another(&sc.w, sc.s);
+    atomic_store(&records_left, record);
+    let_go(AT_ALLOW);
+    pthread_join(b.thread, NULL);
+    if (spoils)
+        end_spoiler();
+    bool was_refused = atomic_exchange(&records_left, -1) < 0;
+    require(b.status == (was_refused ? VPMM_ERROR_HOST_MEMORY : VPMM_SUCCESS), "record %d: %s", record,
+            vpmm_status_name(b.status));
+    if (was_refused) { /* and nothing is in the way of the next */
+        expect_the_part_is_free(&sc);
+        b.pointer = take(&sc.w, MOVED + MISSING, sc.s);
+    }
+    size_t made = (size_t)(MISSING - freed + (spoils && !was_refused)); /* a page for who stood in line */
+    cr_expect_eq(stats_of(&sc.w).mapped_bytes - mapped, made * PAGE, "record %d", record);
+    give(&sc.w, b.pointer, sc.s);
+    free_held_on(&sc, sc.s, freed, MOVED);
+    close_builders(&sc.w);
+    return was_refused;
+}
+
+/* Some of the rest is moved, and some made. */
+Test(builders, each_record_of_the_rest_may_be_refused, .timeout = 60)
+{
+    enum { FREED = MISSING / 2 };
+    int records = 0;
+    while (refuse_record(records, FREED, false))
+        records++;
+    cr_expect_geq(records, FREED + 5, "%d were refused, where each page that moves has one", records);
+}
+
+/* So it is while what is kept becomes more, since plans are spoiled. */
+Test(builders, each_record_may_be_refused_while_the_rest_is_planned_again, .timeout = 60)
+{
+    enum { PLANS = 3 };
+    int records = 0;
+    while (refuse_record(records, MISSING, true))
+        records++;
+    cr_expect_geq(records, PLANS * MISSING, "%d were refused", records);
 }
 
 /* Others have the rest: twice what is asked for is in hand. */
@@ -1623,6 +1729,25 @@ Test(builders, the_rest_that_another_would_wait_for_is_left_to_it, .timeout = 60
     cr_expect_eq(stats_of(&sc.w).mapped_bytes, mapped, "more was made beside what could be waited for");
     cr_expect_eq(atomic_load(&strange_waits), 0, "a thread has made another one's stream wait");
     cr_expect_eq(stats_of(&sc.w).unwound_wait, 0, "what it would have to wait for was claimed for it");
+    close_builders(&sc.w);
+}
+
+/* A record of the rest is refused: who builds for another has not failed, and who is served moves it all by itself. */
+Test(builders, where_the_rest_for_another_fails_it_tries_itself, .timeout = 60)
+{
+    static struct scattered sc;
+    struct malloc_thread waiter[2];
+    open_scattered(&sc);
+    uint64_t mapped = stats_of(&sc.w).mapped_bytes;
+    serve_what_is_scattered(&sc, waiter);
+    free_held(&sc);
+    atomic_store(&short_of_records, &sc.w.pool->arena);
+    atomic_store(&records_left, 0);
+    let_go(AT_ALLOW);
+    for (int i = 0; i < 2; i++)
+        end(&waiter[i]);
+    cr_expect_lt(atomic_load(&records_left), 0, "none was refused");
+    cr_expect_eq(stats_of(&sc.w).mapped_bytes, mapped);
     close_builders(&sc.w);
 }
 
